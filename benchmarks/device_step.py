@@ -2,8 +2,9 @@
 is none: it takes a given time for a step and computes nothing, so no GPU is needed.
 
     python -m benchmarks.device_step [--rows 16 64] [--step-ms 0.6 3.5] [--steps 300] [--profile]
+    python -m benchmarks.device_step --mixed
 
-The driver's clock is the processor time of this thread, and the time that the host waits for the
+`--mixed`: beside the rows one long prompt after another is read, in chunks of 256 tokens. The driver's clock is the processor time of this thread, and the time that the host waits for the
 device. What a step takes beyond the device's own time is on the critical path. What the driver of
 NVIDIA costs the host (a copy, the launch of a graph) is not in it.
 """
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.host_step import decoding_loop
+from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
@@ -38,7 +40,9 @@ from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_ke
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.weights import random_weights
+from lmprog.runtime.loop import Loop
 from lmprog.runtime.steps import PlainSteps
+from lmprog.transport import LocalRuntimeChannel
 
 SHAPE = ModelShape(
     vocab_size=8192,
@@ -51,7 +55,12 @@ SHAPE = ModelShape(
     rope=Rope(),
     windows=(None,),
 )
-"""Launches are in a graph, so layers do not count."""
+"""Launches are in a graph, so layers do not count. A step with a chunk of a prompt is none: there
+the launches of one layer are the host's work, where a model has dozens.
+"""
+ONCE_A_STEP = "rope_append"
+CHUNK = 256
+PROMPT_WORDS = 3_000
 
 
 class TimedEvent:
@@ -68,13 +77,13 @@ class TimedGraph:
         self._driver = driver
 
     def replay(self) -> None:
-        driver = self._driver
-        driver.num_steps += 1
-        driver.free_at = max(driver.free_at, driver.now()) + driver.step_seconds
+        self._driver.begin_step()
 
 
 class TimedDriver:
-    """See `Driver`. A graph takes `step_seconds`, all else no time; host memory has `token`s."""
+    """See `Driver`. A step takes `step_seconds`, as a graph or launch by launch, all else no time;
+    host memory has `token`s.
+    """
 
     def __init__(self, step_seconds: float, token: int) -> None:
         self.device = torch.device("cpu")
@@ -83,6 +92,11 @@ class TimedDriver:
         self.free_at = self.waited = 0.0
         self.num_steps = 0
         self._token = token
+        self._is_capturing = False
+
+    def begin_step(self) -> None:
+        self.num_steps += 1
+        self.free_at = max(self.free_at, self.now()) + self.step_seconds
 
     def now(self) -> float:
         return time.thread_time() + self.waited
@@ -104,7 +118,9 @@ class TimedDriver:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
 
-    def launch(self, launch: Launch) -> None: ...
+    def launch(self, launch: Launch) -> None:
+        if launch.kernel == ONCE_A_STEP and not self._is_capturing:
+            self.begin_step()
 
     def compute(self, work: Callable[[], object]) -> None: ...
 
@@ -118,7 +134,9 @@ class TimedDriver:
     def join(self, mark: TimedEvent) -> None: ...
 
     def capture(self, work: Callable[[], None]) -> TimedGraph:
+        self._is_capturing = True
         work()
+        self._is_capturing = False
         return TimedGraph(self)
 
 
@@ -153,6 +171,33 @@ def engine_on(
     return DeviceEngine(driver, model, sampler), sampler
 
 
+class LongPrompts:
+    """A client that has one long prompt after another read, each of its own words."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._scheduler = loop.scheduler
+        assert isinstance(loop.channel, LocalRuntimeChannel)
+        self._client = loop.channel.connect()
+        self._client.send([wire.Hello(wire.PROTOCOL_VERSION)])
+        self._number = 0
+        self._asked_at = 0
+
+    def keep_reading(self) -> None:
+        """Before a turn: asks for another one where none is being read."""
+        steps = self._scheduler.stats.steps
+        if any(one.remaining > 1 for one in self._scheduler.running) or steps - self._asked_at < 3:
+            return
+        self._number, self._asked_at = self._number + 1, steps
+        prompt = f"{self._number}" + " word" * PROMPT_WORDS
+        self._client.send(
+            [
+                wire.Open(self._number),
+                wire.Append(self._number, (wire.TextPiece(prompt),)),
+                wire.Generate(self._number, self._number, wire.SamplingParams(max_tokens=1)),
+            ]
+        )
+
+
 @contextmanager
 def _profiled(profile: cProfile.Profile | None) -> Iterator[None]:
     if profile is not None:
@@ -168,13 +213,19 @@ def step_times(
     num_steps: int,
     is_ahead: bool = True,
     profile: cProfile.Profile | None = None,
+    is_mixed: bool = False,
 ) -> StepTimes:
-    """Of steps in which `num_rows` streamed gens decode one token each. A step that is planned with
-    everything known comes now and then, and is among them.
+    """Of steps in which `num_rows` streamed gens decode one token each, and if it `is_mixed` beside
+    chunks of a prompt. A step that is planned with everything known comes now and then, and is
+    among them.
     """
     drivers: list[TimedDriver] = []
     made: Any = partial(engine_on, drivers, step_ms / 1e3)
-    loop = decoding_loop(num_rows, 2 * num_steps, made)
+    changes: dict[str, Any] = {}
+    if is_mixed:
+        changes = {"max_rows": num_rows + 1, "max_chunk": CHUNK, "step_ms": 0}
+    loop = decoding_loop(num_rows, 2 * num_steps, made, **changes)
+    prompts = LongPrompts(loop) if is_mixed else None
     if not is_ahead:
         steps: Any = loop._steps
         loop._steps = PlainSteps(loop.scheduler, steps._engine, steps._sampler, steps.batches)
@@ -183,6 +234,8 @@ def step_times(
     began, steps_before = driver.now(), driver.num_steps
     with _profiled(profile):
         for _ in range(num_steps):
+            if prompts is not None:
+                prompts.keep_reading()
             before = time.thread_time()
             loop.step()
             host.append(1e3 * (time.thread_time() - before))
@@ -196,6 +249,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, nargs="+", default=[0.0, 0.6, 3.5])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--profile", action="store_true", help="where the time goes")
+    parser.add_argument("--mixed", action="store_true", help="beside chunks of prompts")
     given = parser.parse_args()
     print(
         "| rows | device, ms a step | host, ms | exposed, one ahead | exposed, one after the other |"
@@ -204,8 +258,8 @@ def main() -> None:
     for num_rows in given.rows:
         for step_ms in given.step_ms:
             profile = cProfile.Profile() if given.profile else None
-            ahead = step_times(num_rows, step_ms, given.steps, True, profile)
-            plain = step_times(num_rows, step_ms, given.steps, is_ahead=False)
+            ahead = step_times(num_rows, step_ms, given.steps, True, profile, given.mixed)
+            plain = step_times(num_rows, step_ms, given.steps, is_ahead=False, is_mixed=given.mixed)
             figures = f"{ahead.host:.3f} | {ahead.exposed:.3f} | {plain.exposed:.3f}"
             print(f"| {num_rows} | {step_ms} | {figures} |")
             if profile is not None:

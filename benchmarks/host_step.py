@@ -76,13 +76,16 @@ def nothing(_: SchedulerConfig, token: int) -> tuple[StepEngine[Any], StepSample
     return NoEngine(), OneToken(token)
 
 
-def decoding_loop(num_rows: int, max_tokens: int, make_engine: MakeEngine = nothing) -> Loop:
-    """A loop in whose next steps `num_rows` streamed gens decode one token each."""
+def decoding_loop(
+    num_rows: int, max_tokens: int, make_engine: MakeEngine = nothing, **changes: Any
+) -> Loop:
+    """A loop in whose next steps `num_rows` streamed gens decode one token each. `changes` are of
+    its scheduler's configuration.
+    """
     tokenizer = load_tokenizer(Path(lmprog.__file__).parent / "nano")
     # so many pages that every program has a place, whatever it is expected to grow to
-    config = SchedulerConfig(
-        num_pages=300 * num_rows + 1000, page_size=PAGE, max_rows=num_rows, speculation="off"
-    )
+    usual = {"num_pages": 300 * num_rows + 1000, "max_rows": num_rows, "speculation": "off"}
+    config = SchedulerConfig(page_size=PAGE, **{**usual, **changes})
     scheduler = Scheduler(config, CONTEXT)
     limits = CallLimits(tokenizer.vocab_size, scheduler.longest_sequence, scheduler.check_fits)
     calls = CallBuilder(tokenizer, limits, None, None, random.Random(0))

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from lmprog.errors import ModelError
-from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.errors import ModelError, Overloaded
+from lmprog.runtime.engine.batch import Batch, PagesFull, build_batch
 from lmprog.runtime.scheduling.ahead_planner import AheadPlan, CurrentRows
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, collect_requests
 from lmprog.runtime.scheduling.plan import Plan
@@ -133,9 +133,11 @@ class PlainSteps:
         if not plan.rows:
             return []
         try:
-            logits = self._engine.forward(self.batches.of(plan))
+            logits = forward_known(self._scheduler, self._engine, self.batches.of(plan))
             requests = collect_requests(plan)
             results = self._sampler.sample(logits, requests.samples, requests.scores)
+        except PagesFull as error:
+            return step_without_memory(self._scheduler, plan, error)
         except Exception as error:  # one step may fail; the runtime goes on
             log.exception(FAILED)
             return failed_step(self._scheduler, plan, error)
@@ -180,7 +182,10 @@ class StepsAhead:
                 return []
             current = list(range(len(plan.rows)))
             try:
-                step = self._sampled(CurrentRows.of(plan), self._forward(plan))
+                logits = forward_known(self._scheduler, self._engine, self.batches.of(plan))
+                step = self._sampled(CurrentRows.of(plan), logits)
+            except PagesFull as error:
+                return step_without_memory(self._scheduler, plan, error)
             except Exception as error:  # one step may fail; the runtime goes on
                 log.exception(FAILED)
                 return failed_step(self._scheduler, plan, error)
@@ -188,7 +193,10 @@ class StepsAhead:
         try:
             ahead = self._scheduler.plan_ahead(plan, current, requests)
             if ahead is not None:
-                logits = self._forward_ahead(ahead, step)
+                try:
+                    logits = self._forward_ahead(ahead, step)
+                except PagesFull:  # the next step is planned when this one's tokens are known
+                    ahead = None
             results = step.results.wait()
         except Exception as error:
             log.exception(FAILED)
@@ -200,13 +208,11 @@ class StepsAhead:
             progress += self._go_on(ahead.rows, logits)
         return progress
 
-    def _forward(self, plan: Plan) -> Any:
-        return self._engine.forward(self.batches.of(plan))
-
     def _forward_ahead(self, ahead: AheadPlan, before: BegunStep) -> Any:
-        self.num_ahead += 1
         batch = self.batches.of(ahead.rows.plan)
-        return self._engine.forward_after(batch, before.results, ahead.picks)
+        logits = self._engine.forward_after(batch, before.results, ahead.picks)
+        self.num_ahead += 1
+        return logits
 
     def _go_on(self, rows: CurrentRows, logits: Any) -> list[Progress]:
         """What is sampled next is asked for, now that all tokens before it are known."""
@@ -233,6 +239,29 @@ class StepsAhead:
             requests = requests.moved(logit_of)
         results = self._sampler.begin(logits, requests.samples, requests.scores)
         return BegunStep(rows, requests, results)
+
+
+def forward_known(scheduler: Scheduler, engine: StepEngine[Any], batch: Batch) -> Any:
+    """A batch whose tokens are known. Where its pages have no memory, others that nobody uses give
+    theirs up, more and more of them. Raises PagesFull where there are none.
+    """
+    num_evicted = 0
+    while True:
+        try:
+            return engine.forward(batch)
+        except PagesFull as error:
+            free = scheduler.reclaim(num_evicted)
+            if free is None:
+                raise
+            error.give_back(free)
+        num_evicted = max(1, 2 * num_evicted)
+
+
+def step_without_memory(scheduler: Scheduler, plan: Plan, error: PagesFull) -> list[Progress]:
+    """One call fails; the others of the step are computed again."""
+    log.warning("a step finds no memory for its pages, and one call is ended: %s", error)
+    said = "the memory for keys and values is taken by others; try again later."
+    return scheduler.fail_newest(plan, Overloaded(said, retry_after=1.0))
 
 
 def failed_step(scheduler: Scheduler, plan: Plan, error: Exception) -> list[Progress]:

@@ -8,7 +8,7 @@ import torch
 
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.device import flashinfer_cascade
+from lmprog.runtime.engine.device import flashinfer_reader
 from lmprog.runtime.engine.device.attention_choice import page_reader
 from lmprog.runtime.engine.device.flashinfer_cascade import FlashInferCascadeReader, cascade_levels
 from lmprog.runtime.engine.device.flashinfer_reader import PagedRows
@@ -18,7 +18,7 @@ from tests.cuda.trees import Row, batch_of, random_rows
 
 @pytest.fixture(autouse=True)
 def small_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flashinfer_cascade, "WORKSPACE_BYTES", 64)
+    monkeypatch.setattr(flashinfer_reader, "WORKSPACE_BYTES", 64)
 
 
 def slots(level: PagedRows, query: int, size: int) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
@@ -30,6 +31,7 @@ from lmprog.runtime.engine.model.shape import ModelShape, read_config, read_shap
 from lmprog.runtime.engine.model.weights import load_weights, weight_source
 from lmprog.runtime.engine.selection import select_engine
 from tests.model.checkpoints import Recipe
+from tests.model.quantized_layouts import FORMATS, rewrite
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 PIECE = 5_000
@@ -151,6 +153,51 @@ def test_the_host_holds_two_pieces_of_a_model_and_no_weight(folder: Path) -> Non
     with HostTensors() as loading_here:
         load_weights(folder, shape, torch.bfloat16)
     assert loading_here.made > num_bytes, "what the same costs where it is done on the host"
+
+
+class SeenCopies(EmulatedDriver):
+    """Counts what comes from pinned memory."""
+
+    def __init__(self, *keys: Any) -> None:
+        super().__init__(emulated_kernels(*keys))
+        self.pinned_bytes = 0
+        self._places: set[int] = set()
+
+    def pinned(self, num_bytes: int) -> torch.Tensor:
+        memory = super().pinned(num_bytes)
+        self._places.add(memory.untyped_storage().data_ptr())
+        return memory
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if source.untyped_storage().data_ptr() in self._places:
+            self.pinned_bytes += source.nbytes
+        super().copy(target, source)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_weights_that_become_small_go_through_pinned_memory_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    plain, folder, seen = tmp_path / "plain", tmp_path / "quantized", list[SeenCopies]()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    Recipe("Qwen2", {**sizes, "num_attention_heads": 2, "num_key_value_heads": 1}).make(plain)
+    changes: dict[str, Any] = {"quantize": "int8"}
+    if kind == "fp8":
+        rewrite(plain, folder, tmp_path / "meant", FORMATS["fp8"])
+        changes = {}
+
+    def open_driver(_: str, *keys: Any) -> SeenCopies:
+        seen.append(SeenCopies(*keys))
+        return seen[0]
+
+    monkeypatch.setattr(loading, "open_driver", open_driver)
+    config = RuntimeConfig(str(folder if changes == {} else plain), scheduler=SCHEDULER, **changes)
+    engine = loading.load_device_engine(config, "emulated")
+    assert engine.dtype == kind
+    source = load_file(Path(config.model) / "model.safetensors")
+    large = sum(one.nbytes for one in source.values() if one.ndim == 2 and one.nbytes > 4096)
+    assert 0.9 * large < seen[0].pinned_bytes < 2 * large
 
 
 # --- the pool's size

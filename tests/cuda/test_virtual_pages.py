@@ -14,6 +14,7 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.batch import PagesFull
 from lmprog.runtime.engine.device import loading
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
@@ -301,7 +302,7 @@ def test_a_step_that_finds_no_memory_fails_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(count, "limit", count.used)
     rig = virtual_rig(engine)
     rig.gen(range(10), 4)
-    with pytest.raises(DeviceMemoryFull):
+    with pytest.raises(PagesFull):
         rig.step()
     monkeypatch.setattr(count, "limit", None)
     assert answers(virtual_rig(engine), at_once=10) == alone()

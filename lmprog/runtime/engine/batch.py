@@ -7,6 +7,7 @@ Knows numpy and plans; knows no request, no text and no torch.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,15 @@ from numpy.typing import NDArray
 from lmprog.runtime.scheduling.plan import Plan
 
 Ints = NDArray[np.int32]
+
+
+class PagesFull(Exception):
+    """A batch's pages have no memory, because others have taken it; nothing of it was begun."""
+
+    def __init__(self, said: str, give_back: Callable[[Sequence[int]], None]) -> None:
+        super().__init__(said)
+        self.give_back = give_back
+        """Takes the memory of pages that nobody uses; it serves others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,18 +162,15 @@ class PageTables:
         sequence's own. The page that both would be in is taken back from the tree for it.
         """
         sequence, end = row[0], row[3]
-        num_shared = sequence.shared
-        if num_shared * self._page_size <= end:
+        beyond = sequence.shared * self._page_size - end
+        if beyond <= 0:
             return True
-        if sequence.node is None or num_shared * self._page_size - end >= self._page_size:
-            return False
-        return self._take_tail(sequence, end)
+        return beyond < self._page_size and self._take_tail(sequence, end)
 
     def is_known_beyond(self, row: Row) -> bool:
         """Whether the tree has more of the sequence's prompt than `row` computes."""
         sequence, end = row[0], row[3]
-        is_prompt = self._share and end < sequence.num_tokens_at_enqueue
-        return is_prompt and self.cached_prefix(sequence) > end
+        return end < sequence.num_tokens_at_enqueue and self.cached_prefix(sequence) > end
 
     def follow(self, row: Row, tokens: array[int], num_pages: int) -> Row:
         """The row after `row`, which may not be computed yet, in pages of the sequence's own;
@@ -240,10 +237,13 @@ class PageTables:
 
     def discard_row(self, row: Row) -> None:
         """The step failed: removes what this row inserted into the tree; resets the sequence."""
-        sequence = row.sequence
-        if sequence in self._inserted:
-            self._discard(sequence, row.start)
-        sequence.computed = 0
+        self.take_back(row)
+        row.sequence.computed = 0
+
+    def take_back(self, row: Row) -> None:
+        """Removes what this row, which is not computed, inserted into the tree."""
+        if row.sequence in self._inserted:
+            self._discard(row.sequence, row.start)
 
     def discard_path(self, sequence: Sequence) -> None:
         """The sequence's logits were not finite: removes its whole path from the tree, because the

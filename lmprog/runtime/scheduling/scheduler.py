@@ -25,7 +25,7 @@ from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.pins import Pins
 from lmprog.runtime.scheduling.plan import Plan
-from lmprog.runtime.scheduling.policy import AdmissionOrder
+from lmprog.runtime.scheduling.policy import AdmissionOrder, preemption_order
 from lmprog.runtime.scheduling.program_admission import Memory, ProgramAdmission
 from lmprog.runtime.scheduling.progress import Progress, apply_results
 from lmprog.runtime.scheduling.running_sequences import RunningSequences
@@ -251,6 +251,28 @@ class Scheduler:
             self.tables.discard_row(row)
         self._running.restart_discarded({row.sequence for row in plan.rows})
         return [Progress(row.sequence, ended=True, error=error) for row in plan.rows]
+
+    def reclaim(self, num_pages: int) -> list[int] | None:
+        """All free pages, after so many that nobody uses were evicted; None where there are none
+        to evict.
+        """
+        freed = self.tree.evict(num_pages)
+        self.stats.evicted_pages += freed
+        return None if num_pages and not freed else list(self.pages.free_pages())
+
+    def fail_newest(self, plan: Plan, error: LmprogError) -> list[Progress]:
+        """There is no memory for the step, which has not begun: of its sequences the one admitted
+        last fails, the others wait again, and nothing that they computed before is lost.
+        """
+        newest = max([row.sequence for row in plan.rows], key=preemption_order)
+        for row in plan.rows:
+            self.tables.take_back(row)
+        for row in plan.rows:
+            if row.sequence is not newest:
+                self._running.preempt(row.sequence)
+        self._running.restart_discarded({newest})
+        self.tables.settle()
+        return [Progress(newest, ended=True, error=error)]
 
     def _count(self, plan: Plan) -> None:
         self._work += 1.0 + plan.num_tokens

@@ -82,8 +82,10 @@ def token_adapters(batch: Batch) -> Ints:
     return np.repeat(batch.adapters, np.diff(batch.row_starts))
 
 
-def fused_adapter(adapter: Adapter, shape: ModelShape, read: Read) -> FusedLayers:
-    """The adapter in the form of the fused weights; `read` gives the base's norms."""
+def fused_adapter(adapter: Adapter, shape: ModelShape, read: Read | None) -> FusedLayers:
+    """The adapter in the form of the fused weights; `read` gives the base's norms, None where they
+    are not folded into its products.
+    """
     made = []
     for index, layer in enumerate(adapter.layers):
         products: dict[str, FusedLowRank] = {}

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.batch import Batch, PagesFull
 from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder, StepInputs
+from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
 from lmprog.runtime.engine.device.driver import DeviceGraph, Driver
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceResults, DeviceSampler
 from lmprog.runtime.engine.device.staging import Staging, StagingLayout
@@ -87,7 +88,9 @@ class DeviceEngine:
         self._feeding = Staging(driver, 1 << 12)
 
     def forward(self, batch: Batch) -> DeviceLogits:
-        """Starts the computation of the batch. Its keys and values are kept in its slots."""
+        """Starts the computation of the batch. Its keys and values are kept in its slots. Raises
+        PagesFull.
+        """
         return self._begin(batch, None)
 
     def forward_after(
@@ -103,6 +106,7 @@ class DeviceEngine:
 
     def _begin(self, batch: Batch, fed: FedTokens | None) -> DeviceLogits:
         with torch.inference_mode():
+            self._back(batch)
             if len(batch.copies):
                 self.attention.copy(torch.from_numpy(batch.copies))
             arrays = step_arrays(batch, self._plans.of(batch))
@@ -115,6 +119,13 @@ class DeviceEngine:
             else:
                 self._issue(arrays, StagingLayout.exact(arrays), fed)
         return DeviceLogits(self._decoder.logits(len(batch.logit_tokens)), len(batch.logit_tokens))
+
+    def _back(self, batch: Batch) -> None:
+        """Memory for the pages of a batch. Raises PagesFull."""
+        try:
+            self.attention.back(batch)
+        except DeviceMemoryFull as error:
+            raise PagesFull(str(error), self._give_back) from error
 
     def finish(self) -> None:
         """Returns when all steps are computed."""

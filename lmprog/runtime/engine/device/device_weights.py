@@ -24,6 +24,7 @@ from lmprog.runtime.engine.device.quantized_weight import (
     rounded,
 )
 from lmprog.runtime.engine.device.tree_attention import placed
+from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
 from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.derived_weights import Float8Weight
 from lmprog.runtime.engine.model.fusing import Read, layer_vectors, paired_rows
@@ -112,7 +113,11 @@ class WeightReading:
     """How weights are read and what they become."""
 
     read: Read
+    """Gives weights that are on the device already."""
     read_float8: ReadFloat8
+    """Gives what is still on the host ..."""
+    transfer: WeightTransfer
+    """... and goes to the device by this."""
     kind: WeightKind
     """int8 and int4: every product is rounded, as on the processor; fp8: what is stored so stays
     so, the rest is of the model's type."""
@@ -128,10 +133,10 @@ def quantized_weights(shape: ModelShape, reading: WeightReading, driver: Driver)
     norm = placed(driver, loader.vector("model.norm.weight"))
     embedding_name = "model.embed_tokens.weight"
     if not shape.tied_head:
-        embedding: Product = loader.vector(embedding_name).to(driver.device)
+        embedding: Product = loader.vector(embedding_name)
         return DeviceWeights(embedding, layers, norm, loader.product(["lm_head.weight"]))
     if reading.kind == "fp8":
-        embedding = loader.vector(embedding_name).to(driver.device)
+        embedding = loader.vector(embedding_name)
         return DeviceWeights(embedding, layers, norm, embedding.t())
     both = loader.product([embedding_name])
     return DeviceWeights(both, layers, norm, both)
@@ -187,18 +192,17 @@ class _Loader:
         if len(parts) == len(names) and len({one.group for one in parts}) == 1:
             ordered = zip(parts, names, strict=True)
             return self._placed([self._ordered(part, name) for part, name in ordered])
-        whole = torch.cat([self._plain(name) for name in names]).to(self._driver.device)
-        return whole.t().contiguous()
+        return torch.cat([self._plain(name) for name in names]).t().contiguous()
 
     def _rounded(self, name: str) -> QuantizedWeight:
-        weight = self._reading.read(name).to(self._driver.device)
-        return self._ordered(rounded(weight, self._reading.kind), name)
+        return self._ordered(rounded(self._reading.read(name), self._reading.kind), name)
 
     def _small(self, stored: Float8Weight) -> QuantizedWeight:
         inputs, group = stored.bits.shape[1], stored.group
         group = group if group < inputs else -(-inputs // CHUNK_BYTES) * CHUNK_BYTES
-        bits, scales = (torch.from_numpy(one.copy()) for one in (stored.bits, stored.scales))
-        return of_floats(bits, scales, group).to(self._driver.device)
+        sent = self._reading.transfer.sent
+        bits, scales = (sent(torch.from_numpy(one.copy())) for one in (stored.bits, stored.scales))
+        return of_floats(bits, scales, group)
 
     def _ordered(self, weight: QuantizedWeight, name: str) -> QuantizedWeight:
         order = self._order(name)
@@ -206,7 +210,7 @@ class _Loader:
 
     def _plain(self, name: str) -> Tensor:
         order, weight = self._order(name), self.vector(name)
-        return weight if order is None else weight[order.to(weight.device)]
+        return weight if order is None else weight[order]
 
     def _order(self, name: str) -> Tensor | None:
         return next((rows for end, rows in self._orders.items() if name.endswith(end)), None)

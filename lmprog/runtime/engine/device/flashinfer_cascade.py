@@ -9,21 +9,23 @@ kernels the wrapper takes, it decides itself. Knows its index arrays; knows noth
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.device.flashinfer_reader import (
-    WORKSPACE_BYTES,
     FlashInferPageReader,
     PagedRows,
     flashinfer,
     paged_rows,
+    plan_rules,
     refuse,
+    workspace,
 )
 
 _LEVELS = 2
@@ -123,12 +125,11 @@ class FlashInferCascadeReader:
         self._paged = None
         if self._windowed:
             self._paged = FlashInferPageReader(replace(shape, layers=self._windowed), device)
-        self._wrappers: dict[LayerAttention, Any] = {}
-        for layer in dict.fromkeys(one for one in shape.layers if one.window is None):
-            workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-            self._wrappers[layer] = flashinfer().MultiLevelCascadeAttentionWrapper(
-                _LEVELS, workspace, kv_layout="HND"
-            )
+        make = partial(flashinfer().MultiLevelCascadeAttentionWrapper, _LEVELS, kv_layout="HND")
+        unbounded = dict.fromkeys(one for one in shape.layers if one.window is None)
+        self._wrappers = {
+            layer: make(float_workspace_buffer=workspace(device)) for layer in unbounded
+        }
 
     def begin(self, batch: Batch) -> None:
         self._num_tokens = batch.num_tokens
@@ -141,15 +142,8 @@ class FlashInferCascadeReader:
                 paged_kv_indptr_arr=[torch.from_numpy(one.page_starts) for one in levels],
                 paged_kv_indices_arr=[torch.from_numpy(one.pages) for one in levels],
                 paged_kv_last_page_len=[torch.from_numpy(one.last_page_lens) for one in levels],
-                num_qo_heads=shape.num_heads,
-                num_kv_heads=shape.num_kv_heads,
                 head_dim=shape.head_dim,
-                page_size=batch.page_size,
-                causal=True,
-                sm_scale=layer.scale,
-                logits_soft_cap=layer.softcap,
-                q_data_type=shape.dtype,
-                kv_data_type=shape.dtype,
+                **plan_rules(shape, layer, batch.page_size),
             )
 
     def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:

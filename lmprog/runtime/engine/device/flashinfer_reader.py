@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -87,16 +88,12 @@ class FlashInferPageReader:
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         """Raises NotSupported where the package is missing or has no kernels for the type."""
         refuse("flashinfer", shape)
-        package = flashinfer()
         self._shape = shape
         self._num_tokens = 0
-        self._wrappers: dict[LayerAttention, Any] = {}
-        for layer in shape.layers:
-            if layer not in self._wrappers:
-                workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-                self._wrappers[layer] = package.BatchPrefillWithPagedKVCacheWrapper(
-                    workspace, kv_layout="HND", backend="fa2"
-                )
+        make = partial(
+            flashinfer().BatchPrefillWithPagedKVCacheWrapper, kv_layout="HND", backend="fa2"
+        )
+        self._wrappers = {layer: make(workspace(device)) for layer in dict.fromkeys(shape.layers)}
 
     def begin(self, batch: Batch) -> None:
         rows, shape = paged_rows(batch), self._shape
@@ -107,21 +104,33 @@ class FlashInferPageReader:
                 paged_kv_indptr=torch.from_numpy(rows.page_starts),
                 paged_kv_indices=torch.from_numpy(rows.pages),
                 paged_kv_last_page_len=torch.from_numpy(rows.last_page_lens),
-                num_qo_heads=shape.num_heads,
-                num_kv_heads=shape.num_kv_heads,
                 head_dim_qk=shape.head_dim,
-                page_size=batch.page_size,
-                causal=True,
-                sm_scale=layer.scale,
                 window_left=-1 if layer.window is None else layer.window - 1,
-                logits_soft_cap=layer.softcap,
-                q_data_type=shape.dtype,
-                kv_data_type=shape.dtype,
+                **plan_rules(shape, layer, batch.page_size),
             )
 
     def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
         count = self._num_tokens
         self._wrappers[self._shape.layers[layer]].run(q[:count], pages, out=out[:count])
+
+
+def workspace(device: torch.device) -> torch.Tensor:
+    """Memory for a wrapper of FlashInfer, which has its own."""
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
+def plan_rules(shape: AttentionShape, layer: LayerAttention, page_size: int) -> dict[str, Any]:
+    """What every `plan` of FlashInfer is told of a layer."""
+    return {
+        "num_qo_heads": shape.num_heads,
+        "num_kv_heads": shape.num_kv_heads,
+        "page_size": page_size,
+        "causal": True,
+        "sm_scale": layer.scale,
+        "logits_soft_cap": layer.softcap,
+        "q_data_type": shape.dtype,
+        "kv_data_type": shape.dtype,
+    }
 
 
 def flashinfer() -> ModuleType:

@@ -8,11 +8,15 @@ is never read by the host. Knows pages and handles; decides nothing.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
+from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
+
+log = logging.getLogger("lmprog")
 
 _MEASURED = 3
 """Pages stored and loaded when it is opened; the fastest counts."""
@@ -55,9 +59,15 @@ class HostStore:
         return self._num_loads
 
     def finished(self) -> list[LoadEnd]:
-        """The loads are begun here; whatever is begun afterwards finds their pages."""
+        """The loads are begun here; whatever is begun afterwards finds their pages. Nothing is
+        loaded where the device has no memory for them.
+        """
         loads, self._loads = self._loads, []
-        self._give([pair for _, pages in loads for pair in pages])
+        try:
+            self._give([pair for _, pages in loads for pair in pages])
+        except DeviceMemoryFull as error:
+            log.warning("pages of the host find no memory on the device: %s", error)
+            return [LoadEnd(ticket, 0) for ticket, _ in loads]
         return [LoadEnd(ticket, len(pages)) for ticket, pages in loads]
 
     def abandon(self, ticket: int) -> None:

@@ -15,7 +15,7 @@ import torch
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.engine.adapters.adapted_decoder import fused_adapter
-from lmprog.runtime.engine.adapters.adapter_list import load_adapters, refuse_adapters
+from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.device.attention_choice import (
     NAMES,
@@ -198,23 +198,22 @@ def load_device_engine(config: RuntimeConfig, device: str) -> DeviceEngine:
 
 
 def _adapters(config: RuntimeConfig, asked: AskedModel, driver: Driver) -> DeviceAdapters:
-    if asked.weight_kind is not None:
-        refuse_adapters(config, f"a device with weights of {asked.weight_kind}")
+    """Norms are not folded into small weights."""
     found = load_adapters(config, asked.shape)
-    read = weight_reader(asked.folder, asked.shape, DUMMY_SEED)
+    is_small = asked.weight_kind is not None
+    read = None if is_small else weight_reader(asked.folder, asked.shape, DUMMY_SEED)
     parts = [fused_adapter(one, asked.shape, read) for one in found]
     return DeviceAdapters(driver, parts, {one.name: one.digest for one in found})
 
 
 def _weights(asked: AskedModel, driver: Driver) -> DeviceWeights:
     folder, shape, dtype = asked.folder, asked.shape, asked.dtype
-    if asked.weight_kind is not None:
-        read_float8: ReadFloat8 = _no_float8 if folder is None else float8_reader(folder, shape)
-        read = weight_reader(folder, shape, DUMMY_SEED)
-        reading = WeightReading(read, read_float8, asked.weight_kind, dtype)
-        return quantized_weights(shape, reading, driver)
     transfer = WeightTransfer(driver)
     source = TransferredWeights(weight_source(folder, shape, DUMMY_SEED), transfer)
+    if asked.weight_kind is not None:
+        read_float8: ReadFloat8 = _no_float8 if folder is None else float8_reader(folder, shape)
+        reading = WeightReading(source.read, read_float8, transfer, asked.weight_kind, dtype)
+        return quantized_weights(shape, reading, driver)
     progress = None if folder is not None else False
     return device_weights(fused(shape, dtype, source.read, progress, transfer.kept), driver)
 

@@ -50,9 +50,6 @@ class QuantizedWeight:
         """These outputs, in this order."""
         return self._with(self.words[order], self.scales[order])
 
-    def to(self, device: torch.device) -> QuantizedWeight:
-        return self._with(self.words.to(device), self.scales.to(device))
-
     def _with(self, words: Tensor, scales: Tensor) -> QuantizedWeight:
         return QuantizedWeight(self.kind, words, scales, self.inputs, self.group)
 

@@ -151,7 +151,6 @@ class TreeAttention:
     def copy(self, copies: torch.Tensor) -> None:
         """Slots to slots in all layers, all sources before any target. # [copies, 2]"""
         self.join_pages()
-        self.pages.back((copies[:, 1] >> self._page_shift).numpy())
         count, shape = len(copies), self.shape
         run = shape.head_dim * shape.dtype.itemsize
         size = count * len(shape.layers) * 2 * shape.num_kv_heads * run
@@ -271,9 +270,14 @@ class TreeAttention:
         """Whether all of a step's work is in launches that read their arrays from the device."""
         return self._reader is None
 
-    def begin(self, batch: Batch) -> None:
-        """Before the first layer of a step. Raises DeviceMemoryFull."""
+    def back(self, batch: Batch) -> None:
+        """Memory for all pages that the step writes. Raises DeviceMemoryFull."""
         self.pages.back(batch.write_slots >> self._page_shift)
+        if len(batch.copies):
+            self.pages.back(batch.copies[:, 1] >> self._page_shift)
+
+    def begin(self, batch: Batch) -> None:
+        """Before the first layer of a step."""
         reader = self._reader
         if reader is not None:
             self.driver.compute(lambda: reader.begin(batch))

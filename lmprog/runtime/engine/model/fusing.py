@@ -74,13 +74,16 @@ def _kept(layer: LayerWeights, keep: Keep) -> LayerWeights:
 
 
 def fused_low_rank(
-    shape: ModelShape, read: Read, index: int, product: str, part: tuple[Tensor, Tensor]
+    shape: ModelShape, read: Read | None, index: int, product: str, part: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """What is added to a fused product of layer `index`, in its form: `part` is down [R, inputs],
-    up [outputs, R], as weights of the checkpoint are. # [inputs, R], [R, outputs]
+    up [outputs, R], as weights of the checkpoint are. `read` gives the norms that are folded into
+    products; None where they are not. # [inputs, R], [R, outputs]
     """
-    layer = _Layer(shape, torch.float32, read, f"model.layers.{index}.")
+    layer = _Layer(shape, torch.float32, read or _nothing, f"model.layers.{index}.")
     down, up = layer.low_rank(product, *part)
+    if read is not None:
+        down = layer.after_norm(product, down)
     return down.t().contiguous(), up.t().contiguous()
 
 
@@ -200,21 +203,25 @@ class _Layer:
         return MixtureWeights(router.t().contiguous().to(exact), gates, downs)
 
     def low_rank(self, product: str, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        """Both in the form that the products have: what goes in is folded into `down`, the order
-        of rows and what ends a half into `up`.
+        """Both in the form that the products have: the order of rows, and what ends a half, are in
+        `up`.
         """
         shape = self._shape
-        before, _, before_mlp, _ = _NORMS[shape.norms]
         match product:
             case "qkv":
                 q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
                 queries = self.paired(up[:q], shape.num_heads)
                 keys = self.paired(up[q : q + kv], shape.num_kv_heads)
-                return self._folded(down, before), torch.cat((queries, keys, up[q + kv :]))
+                return down, torch.cat((queries, keys, up[q + kv :]))
             case "gate_up":
-                return self._folded(down, before_mlp), up
+                return down, up
             case _:
                 return down, self._ending(up)
+
+    def after_norm(self, product: str, weight: Tensor) -> Tensor:
+        """`weight` with the norm of what goes into `product` folded in, where it has one."""
+        before, _, before_mlp, _ = _NORMS[self._shape.norms]
+        return self._folded(weight, {"qkv": before, "gate_up": before_mlp}.get(product))
 
     def _exact(self, name: str) -> Tensor:
         return self._read(self._prefix + name).float()
