@@ -88,11 +88,14 @@ def judged(folder: Path, tokens: list[int]) -> NDArray[np.float64]:
 
 
 def computed(model: str, tokens: list[int], **config: Any) -> NDArray[np.float64]:
-    """By the native engine, the whole prompt in one step. # [tokens, vocab]"""
+    """By the native engine, the whole prompt in one step; with keys and values as fp8 by torch,
+    which computes here what a device would. # [tokens, vocab]
+    """
     scheduler = SchedulerConfig(page_size=PAGE, num_pages=-(-len(tokens) // PAGE))
+    is_fp8 = config.get("kv_dtype") == "fp8"
+    config |= {"attention": "reference"} if is_fp8 else {"engine": "native"}
     engine = load_engine(
-        RuntimeConfig(model=model, engine="native", threads=1, scheduler=scheduler, **config),
-        keep=False,
+        RuntimeConfig(model=model, threads=1, scheduler=scheduler, **config), keep=False
     )
     every = np.arange(len(tokens), dtype=np.int32)
 

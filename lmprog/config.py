@@ -13,7 +13,7 @@ AdmissionName = Literal["programs", "unlimited"]
 SpeculationName = Literal["auto", "always", "off"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 KvPoolName = Literal["fixed", "virtual"]
-KvDtypeName = Literal["float32", "bfloat16", "float16", "int8"]
+KvDtypeName = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class RuntimeConfig:
     dtype: DtypeName | None = None
     kv_dtype: KvDtypeName | None = None
     """How keys and values are kept; int8: each token's of a head with a scale of its own, on the
-    processor only."""
+    processor only; fp8: as e4m3 floats with two scales a layer, on a device and in the reference
+    attention."""
     engine: Literal["native", "torch"] | None = None
     """None: native where a compiler is found and the architecture is known to it."""
     quantize: Literal["int8", "int4"] | None = None

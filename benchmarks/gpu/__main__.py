@@ -1,12 +1,13 @@
 """Times the kernels on a GPU and compares them with the model of a step.
 
-    python -m benchmarks.gpu [--device cuda:0] [--cascade] [--json FILE]
+    python -m benchmarks.gpu [--device cuda:0] [--cascade] [--fp8] [--json FILE]
 
 Copy bandwidth first; then, for each shape of the model, one layer of decode attention: with the
 prefix shared, and with each branch reading it for itself (the same kernels, the plan without
 sharing), and the same by FlashInfer where it is installed; `--cascade` adds its cascade, which may
-compile for half an hour on Hopper. Then the sampler. Times are medians of wall-clock over replays of a graph. Nothing of this
-has run on hardware yet: `--device emulated` runs it with tiny shapes, to show that it works.
+compile for half an hour on Hopper; `--fp8` keeps keys and values as e4m3 floats. Then the sampler.
+Times are medians of wall-clock over replays of a graph. Nothing of this has run on hardware yet:
+`--device emulated` runs it with tiny shapes, to show that it works.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from benchmarks.gpu.model import SHAPES, Hardware, Shape, fork, step
 from lmprog.errors import LmprogError
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.attention.float8 import Float8Scales
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName, page_reader
 from lmprog.runtime.engine.device.choice import chosen_device
@@ -91,7 +93,8 @@ def attention(
     """Seconds of one layer; FlashInfer's plan, made once a step, is not in it."""
     layer = LayerAttention(shape.dim**-0.5)
     heads = (shape.heads, shape.kv_heads, shape.dim, shape.dim)
-    described = AttentionShape((layer,), *heads, torch.bfloat16)
+    scales = Float8Scales((1.0,), (1.0,)) if key.kept_name else None
+    described = AttentionShape((layer,), *heads, torch.bfloat16, scales)
     pages = int(batch.pages.max()) + 1
     reader = page_reader(name, described, driver.device)
     tree = TreeAttention(Kernels(driver, key), described, pages, batch.page_size, 256, reader)
@@ -118,10 +121,12 @@ def sampler(driver: Driver, key: ModuleKey, rows: int, vocab: int) -> float:
     return statistics.median(found)
 
 
-def measure(device: str, has_cascade: bool = False) -> list[Timing]:
+def measure(device: str, has_cascade: bool = False, kept: str = "") -> list[Timing]:
+    """`kept` "e4m3": keys and values are such floats."""
     is_tiny = device == "emulated"
     shape = Shape(heads=4, kv_heads=2, dim=64) if is_tiny else Shape()
-    key, repeats = ModuleKey("bf16", shape.dim), 1 if is_tiny else 50
+    shape = replace(shape, kept_bytes=1 if kept else 2)
+    key, repeats = ModuleKey("bf16", shape.dim, kept), 1 if is_tiny else 50
     driver = open_driver(device, key)
     bandwidth = copy_bandwidth(driver, 1 << (16 if is_tiny else 30), repeats)
     rows = [Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan"))]
@@ -150,10 +155,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cascade", action="store_true")
+    parser.add_argument("--fp8", action="store_true", help="keys and values of 8 bits")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     try:
-        rows = measure(chosen_device(given.device), given.cascade)
+        kept = "e4m3" if given.fp8 else ""
+        rows = measure(chosen_device(given.device), given.cascade and not kept, kept)
     except LmprogError as error:
         print(error)
         return 1

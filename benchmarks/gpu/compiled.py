@@ -1,9 +1,10 @@
-"""Compiles every kernel for every architecture by nvcc; registers, shared memory, occupancy.
+"""Compiles every kernel for every architecture, by nvcc or by NVRTC, which compiles them for users;
+registers, shared memory, occupancy.
 
-    python -m benchmarks.gpu.compiled [--write]
+    python -m benchmarks.gpu.compiled [--by nvrtc] [--write]
 
 Fails where a kernel spills registers, needs a stack, or does not fit a multiprocessor. `--write`
-renews compiled.csv beside this file, which is checked in. Three minutes of processor time.
+renews the compiler's table beside this file, which is checked in. Five minutes of processor time.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from lmprog.native import kernels_folder
+from lmprog.runtime.engine.device import nvrtc
 from lmprog.runtime.engine.device.driver import MODULES, PRODUCT_MODULES, KernelsKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES
 
-TABLE = Path(__file__).with_name("compiled.csv")
+TABLES = {
+    "nvcc": Path(__file__).with_name("compiled.csv"),
+    "nvrtc": Path(__file__).with_name("compiled_nvrtc.csv"),
+}
+"""Made by nvcc 13.0 and NVRTC 13.5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +84,22 @@ def resident(architecture: str, threads: int, registers: int, shared: int) -> in
     return min(by_registers, by_shared, has.threads // threads, has.blocks)
 
 
-def compiled(key: KernelsKey, architecture: str, nvcc: str) -> Iterator[Compiled]:
-    """Every kernel of a module. Raises CalledProcessError where it does not compile."""
+def said_by_nvcc(key: KernelsKey, architecture: str) -> str:
+    """Raises CalledProcessError where a module does not compile."""
     with tempfile.TemporaryDirectory() as folder:
         source = str(kernels_folder() / "cuda" / key.source)
         options = ["-std=c++17", f"-arch=sm_{architecture}", "-cubin", "-Xptxas", "-v"]
-        command = [nvcc, *options, *key.defines, "-o", f"{folder}/out.cubin", source]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    shapes = kernel_shapes(key)
+        command = ["nvcc", *options, *key.defines, "-o", f"{folder}/out.cubin", source]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+COMPILERS = {"nvcc": said_by_nvcc, "nvrtc": nvrtc.account}
+"""What each says of a module for an architecture, in the same words."""
+
+
+def compiled(key: KernelsKey, architecture: str, compiler: str) -> Iterator[Compiled]:
+    """Every kernel of a module."""
+    shapes, said = kernel_shapes(key), COMPILERS[compiler](key, architecture)
     found = re.findall(
         r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
         r"(\d+) bytes spill loads.*?Used (\d+) registers",
@@ -111,19 +125,19 @@ def compiled(key: KernelsKey, architecture: str, nvcc: str) -> Iterator[Compiled
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="renew compiled.csv")
+    parser.add_argument("--by", choices=COMPILERS, default="nvcc")
+    parser.add_argument("--write", action="store_true", help="renew the compiler's table")
     given = parser.parse_args()
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
+    if given.by == "nvcc" and shutil.which("nvcc") is None:
         print("nvcc is not installed; the table that is checked in was made by CUDA 13.0")
         return 1
     keys: tuple[KernelsKey, ...] = (*MODULES, *PRODUCT_MODULES)
-    rows = [row for key in keys for arch in ARCHITECTURES for row in compiled(key, arch, nvcc)]
+    rows = [row for key in keys for arch in ARCHITECTURES for row in compiled(key, arch, given.by)]
     for row in rows:
         if row.kernel.startswith("tree_attention") or not row.is_sound:
             print(*astuple(row))
     if given.write:
-        with TABLE.open("w", newline="") as file:
+        with TABLES[given.by].open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow([field.name for field in fields(Compiled)])
             writer.writerows(astuple(row) for row in rows)

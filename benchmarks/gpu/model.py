@@ -27,6 +27,7 @@ class Hardware:
     cache_bytes_per_second: float = 5.5e12  # assumed, of the second-level cache
     operations_per_second: float = 450e12  # assumed, of attention on matrix units
     launch_seconds: float = 2e-6  # assumed, of a kernel in a graph
+    integers_per_second: float = 132 * 64 * 1.75e9  # of 32 bits, by the programming guide
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,33 @@ class Shape:
     heads: int = 32
     kv_heads: int = 8
     dim: int = 128
-    weight_bytes: float = 15e9
+    hidden: int = 4096
+    inner: int = 14336
+    vocab: int = 128_256
+    kept_bytes: int = 2
+    """Of a number of a key or value: 1 for e4m3 floats."""
 
     @property
     def position_bytes(self) -> int:
         """Keys and values of one position in one layer."""
-        return 2 * self.kv_heads * self.dim * 2
+        return 2 * self.kv_heads * self.dim * self.kept_bytes
+
+    @property
+    def products(self) -> list[tuple[int, int, int]]:
+        """How many of them there are, with so many outputs and inputs each."""
+        wide = self.heads * self.dim
+        return [
+            (self.layers, wide + 2 * self.kv_heads * self.dim, self.hidden),
+            (self.layers, self.hidden, wide),
+            (self.layers, 2 * self.inner, self.hidden),
+            (self.layers, self.hidden, self.inner),
+            (1, self.vocab, self.hidden),
+        ]
+
+    @property
+    def weight_bytes(self) -> float:
+        """In 16 bits; of embeddings next to nothing is read."""
+        return 2.0 * sum(count * outputs * inputs for count, outputs, inputs in self.products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +138,11 @@ def _tree(items: AttentionItems, once: int, shape: Shape, hardware: Hardware) ->
     counts = np.diff(items.part_starts)
     merged = int(counts[counts > 1].sum())
     partials = 2 * merged * shape.heads * (shape.dim + 1) * 4
+    # each of a large tile's four warps makes numbers of all bytes of its keys and values
+    made = int((runs * np.where(rows == 64, 4, 1)).sum()) * shape.position_bytes
+    integers = made * _CONVERSION if shape.kept_bytes == 1 else 0
     return max(
+        integers / hardware.integers_per_second,
         once / hardware.bytes_per_second,
         (read + partials) / hardware.cache_bytes_per_second,
         operations / hardware.operations_per_second,
@@ -133,8 +159,51 @@ def _distinct(batch: Batch) -> int:
     return int(filled[first].sum())
 
 
+_CONVERSION = 11 / 4
+"""Instructions on integers for a byte: eight to make numbers of a word, three to look for what is
+none (dev.cuh)."""
+_MOST_SMALL = 64
+"""Tokens that our products take (products.py); beyond, weights are unpacked for cuBLAS."""
+WEIGHTS = {"16 bits": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / 32}
+"""Bytes of a weight; scales of whole outputs are left out, as next to nothing."""
+
+
+def products(tokens: int, kind: str, shape: Shape, hardware: Hardware) -> float:
+    """Seconds of all products of a step with weights of that kind."""
+    return sum(
+        count * _product((outputs, inputs), tokens, kind, hardware)
+        for count, outputs, inputs in shape.products
+    )
+
+
+def _product(size: tuple[int, int], tokens: int, kind: str, hardware: Hardware) -> float:
+    """Of weights [outputs, inputs]: once from memory; what tiles read of weights and activations
+    from the cache, and what is unpacked there and back; whole tiles on the matrix units.
+    """
+    outputs, inputs = size
+    weights = outputs * inputs
+    stored = weights * WEIGHTS[kind]
+    # product.cuh: 32 outputs by 16 tokens, or 64 by 32; they read 16-bit activations
+    high, wide = (32, 16) if tokens <= 16 else (64, 32)
+    across = -(-tokens // wide)
+    launches, padded = 1, across * wide
+    if kind == "16 bits":
+        cached, padded = stored, tokens
+    elif tokens <= _MOST_SMALL:
+        cached = across * stored + across * wide * 2 * weights / high
+    else:
+        launches, padded = 2 * -(-2 * weights // (64 << 20)), tokens
+        cached = stored + 2 * 2 * weights
+    return launches * hardware.launch_seconds + max(
+        stored / hardware.bytes_per_second,
+        cached / hardware.cache_bytes_per_second,
+        2 * weights * padded / hardware.operations_per_second,
+    )
+
+
 SHAPES = [(16, 4096, 256), (64, 1024, 128), (64, 8192, 256), (256, 2048, 256), (256, 8192, 256)]
 UNSHARED = [(32, 0, 4096)]
+TOKENS = (1, 16, 64, 256)
 
 
 CACHES = (5.5e12, 8.0e12)
@@ -143,7 +212,24 @@ where a prefix has more branches than a tile has rows."""
 
 
 def main() -> None:
-    shape, slow, fast = Shape(), *(Hardware(cache_bytes_per_second=cache) for cache in CACHES)
+    for kept_bytes in (2, 1):
+        print(f"keys and values of {8 * kept_bytes} bits")
+        print_attention(Shape(kept_bytes=kept_bytes))
+    print("all products of a step, ms")
+    print("tokens | " + " ".join(f"{kind:>12}" for kind in WEIGHTS))
+    for tokens in TOKENS:
+        found = [
+            [
+                products(tokens, kind, Shape(), Hardware(cache_bytes_per_second=cache)) * 1e3
+                for cache in CACHES
+            ]
+            for kind in WEIGHTS
+        ]
+        print(f"{tokens:6} | " + " ".join(f"{low:6.2f}-{high:.2f} " for low, high in found))
+
+
+def print_attention(shape: Shape) -> None:
+    slow, fast = (Hardware(cache_bytes_per_second=cache) for cache in CACHES)
     print("branches prefix  own | paged ms  once ms  items ms   of limit | step ms paged -> items")
     for branches, prefix, own in [*SHAPES, *UNSHARED]:
         batch = fork(branches, prefix, own)

@@ -1,7 +1,8 @@
 // What each kernel is called with: one struct by value. lmprog/runtime/engine/device/kernels.py
 // declares the same ones.
 //
-// T is the type of activations, keys and values. Pointers first, then 32-bit numbers, so that no
+// T is the type of activations, K that of keys and values in pages: T, or e4m3 floats, which a layer's
+// scales turn into what they mean. Pointers first, then 32-bit numbers, so that no
 // padding is hidden.
 #pragma once
 #include "dev.cuh"
@@ -31,10 +32,10 @@ struct Item {
     i32 is_masked;    // 0: every query sees every position of [begin, end)
 };
 
-template <class T>
+template <class T, class K>
 struct TreeArgs {
     const T *q;            // [tokens][heads][dim]
-    const T *kv;           // one layer: [pages][2][kv_heads][page_size][dim]
+    const K *kv;           // one layer: [pages][2][kv_heads][page_size][dim]
     T *out;                // [tokens][heads][dim]
     float *partials;       // [partials][heads][dim], each divided by its sum of weights
     float *sums;           // [partials][heads]: base-2 logarithm of the sum of weights
@@ -50,9 +51,9 @@ struct TreeArgs {
     i32 page_shift;          // log2 of the page size
     i32 heads, kv_heads;
     i32 window;     // positions that a token may look back on, itself included; 0: all
-    float scale;    // of scores
+    float scale;    // of scores, with the scale of keys
     float softcap;  // 0: none
-    i32 unused;
+    float value_scale;  // of results; only where K is e4m3
 };
 
 template <class T>
@@ -64,11 +65,11 @@ struct MergeArgs {
     i32 unused;
 };
 
-template <class T>
+template <class T, class K>
 struct RopeArgs {
     const T *qkv;             // [tokens][heads + 2 * kv_heads][dim]
     T *q;                     // [tokens][heads][dim]
-    T *kv;                    // one layer of the pool
+    K *kv;                    // one layer of the pool
     const T *norm;            // [heads + kv_heads][dim], null: heads are not normalized
     const Pair *rotations;    // [positions][dim / 2]: cosine and sine
     const i32 *positions;     // [tokens]
@@ -77,6 +78,7 @@ struct RopeArgs {
     const i32 *counts;
     i32 heads, kv_heads, page_shift;
     float eps;
+    float key_factor, value_factor;  // one over the scales; only where K is e4m3
 };
 
 template <class T>

@@ -76,6 +76,21 @@ LM_DEV bf16 from_float<bf16>(float x) {
     r.bits = (u16)(pack<bf16>(x, 0.0f) & 0xffff);
     return r;
 }
+// Products of the two pairs of numbers in a word each.
+template <class T>
+LM_DEV u32 multiply_pairs(u32 a, u32 b);
+template <>
+LM_DEV u32 multiply_pairs<bf16>(u32 a, u32 b) {  // a * b - 0: there is no product alone before sm_90
+    u32 r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+    return r;
+}
+template <>
+LM_DEV u32 multiply_pairs<f16>(u32 a, u32 b) {
+    u32 r;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
 // Sums of the two pairs of numbers in a word each.
 template <class T>
 LM_DEV u32 add_pairs(u32 a, u32 b);
@@ -172,6 +187,13 @@ LM_DEV void load_matrices_transposed(u32 *r, u32 at) {
                  : "r"(shared_address(at))
                  : "memory");
 }
+// Two of them; lanes 0 to 15 give the addresses.
+LM_DEV void load_two_transposed(u32 *r, u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(at))
+                 : "memory");
+}
 // c [16, 8] += a [16, 16] * b [16, 8], sums in float.
 #define LM_MMA(type)                                                                    \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                 \
@@ -213,6 +235,53 @@ struct HalfOf<f16> {
 LM_DEV float from_e4m3(u32 bits) {
     return bits_float((bits & 127) << 20 | (bits & 128) << 24) * bits_float(0x7b800000u);
 }
+struct e4m3 {
+    u8 bits;
+};
+// 127 is no number; neither is it above.
+LM_DEV float to_float(e4m3 x) {
+    return (x.bits & 127) == 127 ? bits_float(0x7fc00000u) : from_e4m3(x.bits);
+}
+// The nearest e4m3, of two the even one; 448 beyond that, and 127 for what is no number.
+LM_DEV u32 e4m3_bits(float x) {
+    const u32 size = float_bits(x) & 0x7fffffffu, sign = float_bits(x) >> 24 & 128;
+    if (size > 0x7f800000u) return 127;
+    if (size < 0x3c800000u)  // below 2^-6: a float from 2^14 on has steps of 2^-9
+        return sign | (float_bits(bits_float(size) + 16384.0f) & 15);
+    const u32 rounded = ((size + 0x7ffffu + (size >> 20 & 1)) >> 20) - (120 << 3);
+    return sign | (rounded < 126 ? rounded : 126);
+}
+// Two neighbours, the first in the low byte.
+LM_DEV u16 pack_e4m3(float low, float high) {
+#if !defined(LM_EMULATED) && __CUDA_ARCH__ >= 890
+    u16 r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+    return r;
+#else
+    return (u16)(e4m3_bits(low) | e4m3_bits(high) << 8);
+#endif
+}
+// The e4m3 numbers in bytes 0 and 2 of `x` as numbers of 16 bits, which is exact; bytes 1 and 3
+// must be 0. Shifted to the places of T they are the number divided by a power of two, also where
+// it is subnormal. What is no number comes out as 480: see `NoNumbers`.
+template <class T>
+LM_DEV u32 e4m3_pair(u32 x) {
+    constexpr bool is_long = HalfOf<T>::has_long_fraction;
+    constexpr u32 power = is_long ? 0x5c005c00u : 0x7b807b80u;  // 2^8, 2^120
+    return multiply_pairs<T>((x & 0x007f007fu) << (is_long ? 7 : 4) | (x & 0x00800080u) << 8, power);
+}
+// Notes whether a word of e4m3 numbers had one that is none. Four at once, since checking each
+// where it is converted would cost as much as converting.
+struct NoNumbers {
+    u32 found = 0;
+    LM_DEV void look(u32 word) { found |= ((word & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; }
+    // To be added: not a number where any lane of the warp has found one, else 0.
+    LM_DEV float poison() const {
+        u32 any = found;
+        for (int mask = 16; mask > 0; mask >>= 1) any |= swap_lanes(any, mask);
+        return bits_float(any ? 0x7fc00000u : 0);
+    }
+};
 
 LM_DEV float minus_infinity() { return bits_float(0xff800000u); }
 LM_DEV int lane_id() { return thread_id() & 31; }

@@ -447,6 +447,13 @@ LM_DEV u32 pack(float low, float high) {
     return (u32)from_float<T>(low).bits | (u32)from_float<T>(high).bits << 16;
 }
 template <class T>
+LM_DEV u32 multiply_pairs(u32 a, u32 b) {
+    float products[2];
+    for (int i = 0; i < 2; i++)
+        products[i] = to_float(T{(u16)(a >> 16 * i)}) * to_float(T{(u16)(b >> 16 * i)});
+    return pack<T>(products[0], products[1]);
+}
+template <class T>
 LM_DEV u32 add_pairs(u32 a, u32 b) {
     float sums[2];
     for (int i = 0; i < 2; i++)
@@ -523,15 +530,18 @@ namespace emu {
 struct Words {
     u32 word[4];
 };
-template <bool transposed>
+template <bool transposed, int count = 4>
 inline void load_matrices(u32 *r, u32 at) {
-    check_shared(at, 16, 16);
-    shared_is_read(at, 16);
-    const Words row = get<Words>(block.base + at);
-    const Words found =
-        together<Words>(transposed ? 4 : 3, row, [](const u8(*in)[48], u8(*out)[16]) {
+    Words row = {};
+    if ((current->thread & 31) < 8 * count) {  // the addresses of other lanes are not looked at
+        check_shared(at, 16, 16);
+        shared_is_read(at, 16);
+        row = get<Words>(block.base + at);
+    }
+    const Words found = together<Words>(
+        count == 2 ? 6 : transposed ? 4 : 3, row, [](const u8(*in)[48], u8(*out)[16]) {
             for (int lane = 0; lane < 32; lane++)
-                for (int matrix = 0; matrix < 4; matrix++)
+                for (int matrix = 0; matrix < count; matrix++)
                     for (int e = 0; e < 2; e++) {
                         const int row = transposed ? (lane & 3) * 2 + e : lane >> 2;
                         const int column = transposed ? lane >> 2 : (lane & 3) * 2 + e;
@@ -539,7 +549,7 @@ inline void load_matrices(u32 *r, u32 at) {
                                2);
                     }
         });
-    memcpy(r, found.word, 16);
+    memcpy(r, found.word, 4 * count);
 }
 template <class T>
 inline void matrix_product(const u8 (*in)[48], u8 (*out)[16]) {
@@ -563,6 +573,7 @@ inline void matrix_product(const u8 (*in)[48], u8 (*out)[16]) {
 }  // namespace emu
 LM_DEV void load_matrices(u32 *r, u32 at) { emu::load_matrices<false>(r, at); }
 LM_DEV void load_matrices_transposed(u32 *r, u32 at) { emu::load_matrices<true>(r, at); }
+LM_DEV void load_two_transposed(u32 *r, u32 at) { emu::load_matrices<true, 2>(r, at); }
 template <class T>
 LM_DEV void multiply_add(float *c, const u32 *a, const u32 *b) {
     struct Given {

@@ -3,13 +3,24 @@
 // second slots of mirrored writes.
 //
 // One warp per head of a write. A pair is two neighbouring numbers (the loader orders weights so).
+// Where pages have e4m3 floats, keys and values are multiplied and rounded when they are written;
+// what is too large becomes the largest there is.
 #pragma once
 #include "args.cuh"
 
 constexpr int kRopeThreads = 128;
 
-template <class T, int dim>
-LM_DEV void rope_append(const RopeArgs<T> &args) {
+template <class T>
+LM_DEV void store_pair(T *to, Pair x) {
+    global_store(to, from_float<T>(x.x));
+    global_store(to + 1, from_float<T>(x.y));
+}
+LM_DEV void store_pair(e4m3 *to, Pair x) {
+    global_store(reinterpret_cast<u16 *>(to), pack_e4m3(x.x, x.y));
+}
+
+template <class T, class K, int dim>
+LM_DEV void rope_append(const RopeArgs<T, K> &args) {
     constexpr int pairs = dim / 2, own = pairs < 32 ? 1 : pairs / 32;
     const int lane = lane_id(), tokens = global_load(args.counts + kTokens),
               writes = global_load(args.counts + kWrites);
@@ -42,15 +53,16 @@ LM_DEV void rope_append(const RopeArgs<T> &args) {
                     x[i].y *= factor * to_float(global_load(weight + (lane + 32 * i) * 2 + 1));
                 }
         }
-        T *to;
-        if (head < args.heads) {
-            to = args.q + ((u64)token * args.heads + head) * dim;
-        } else {
+        const bool is_query = head < args.heads;
+        T *query = args.q + ((u64)token * args.heads + head) * dim;
+        K *kept = args.kv;
+        float factor = 1.0f;
+        if (!is_query) {
             const int slot = global_load(args.write_slots + write),
                       kv_head = (head - args.heads) % args.kv_heads;
             const u64 side = (u64)(slot >> args.page_shift) * 2 + (is_value ? 1 : 0);
-            to = args.kv +
-                 ((side * args.kv_heads + kv_head) * page_size + (slot & (page_size - 1))) * dim;
+            kept += ((side * args.kv_heads + kv_head) * page_size + (slot & (page_size - 1))) * dim;
+            if constexpr (sizeof(K) == 1) factor = is_value ? args.value_factor : args.key_factor;
         }
         const int position = global_load(args.positions + token);
         for (int i = 0; i < own; i++) {
@@ -61,8 +73,12 @@ LM_DEV void rope_append(const RopeArgs<T> &args) {
                 const Pair turn = global_load(args.rotations + (u64)position * pairs + pair);
                 y = {x[i].x * turn.x - x[i].y * turn.y, x[i].x * turn.y + x[i].y * turn.x};
             }
-            global_store(to + pair * 2, from_float<T>(y.x));
-            global_store(to + pair * 2 + 1, from_float<T>(y.y));
+            if (is_query)
+                store_pair(query + pair * 2, y);
+            else if constexpr (sizeof(K) == 1)
+                store_pair(kept + pair * 2, {y.x * factor, y.y * factor});
+            else
+                store_pair(kept + pair * 2, y);
         }
     }
 }

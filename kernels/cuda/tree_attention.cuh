@@ -1,5 +1,5 @@
-// Attention over a tree of pages, 16-bit keys and values: one pass over every run of keys for all
-// queries below it.
+// Attention over a tree of pages in 16 bits: one pass over every run of keys for all queries below
+// it.
 //
 // An item is a run of at most a few hundred positions and as many queries as fit a tile; a block
 // takes items of one kv head in turn. Two tiles share their arithmetic to the last bit, so that
@@ -9,15 +9,25 @@
 // through a ring of asynchronous copies, XOR-swizzled by 16 bytes; softmax is online, in base 2;
 // results leave as partials (already divided) with the base-2 logarithm of their weight, or
 // directly where there is one alone.
+//
+// Keys and values are kept as T or as e4m3 floats, which lie in shared memory as bytes and become
+// numbers of type T in registers. A matrix load moves bytes by twos and gives a thread four of a
+// row, or two of two rows; which of them are neighbours on the matrix units is free, as long as
+// queries, or the columns of the output, have the same order: bytes 0 and 2, then 1 and 3, which
+// need the fewest instructions.
 #pragma once
 #include "args.cuh"
 
-template <int dim>
+template <class K, int dim>
 struct TreeTile {
+    static constexpr bool is_bytes = sizeof(K) == 1;
     static constexpr int columns = dim > 128 ? 32 : 64;  // keys of a tile
     static constexpr int groups = columns / 16;          // keys are multiplied 16 at a time
-    static constexpr int stages = dim == 64 ? 4 : dim == 128 ? 3 : 2;
-    static constexpr u32 tile_bytes = columns * dim * 2;
+    static constexpr int stages = is_bytes || dim == 64 ? 4 : dim == 128 ? 3 : 2;
+    static constexpr int per_piece = 16 / sizeof(K);  // numbers in 16 bytes
+    static constexpr int pieces = dim / per_piece;    // of a key
+    static constexpr int steps = is_bytes ? 2 : 1;    // 16 numbers of a key: in one matrix load
+    static constexpr u32 tile_bytes = columns * dim * sizeof(K);
     static constexpr u32 ring_bytes = stages * 2 * tile_bytes;
     static constexpr bool keeps_queries =
         dim > 128;  // the 64-row tile keeps queries in shared memory, not in registers
@@ -28,10 +38,11 @@ struct TreeTile {
     static constexpr u32 large_bytes = ring_bytes + queries_bytes;
 };
 
-// Byte offset of 16-byte piece `piece` of row `row`, rows of `pieces` pieces.
+// Byte offset of 16-byte piece `piece` of row `row`, rows of `pieces` pieces. The same piece of
+// eight rows lies in different banks, also where two rows are as long as all banks.
 template <int pieces>
 LM_DEV u32 swizzled(int row, int piece) {
-    return (u32)(row * pieces + (piece ^ (row & 7))) * 16;
+    return (u32)(row * pieces + (piece ^ (pieces < 8 ? row >> 1 & 3 : row & 7))) * 16;
 }
 
 // Which positions a row may see: (after, upto]; none for rows beyond the item's queries.
@@ -39,23 +50,23 @@ struct Sight {
     int after, upto;
 };
 
-template <class T>
-LM_DEV int token_of(const TreeArgs<T> &args, const Item &item, int row, int group) {
+template <class Args>
+LM_DEV int token_of(const Args &args, const Item &item, int row, int group) {
     const int query = row / group;
     return query < item.num_queries ? global_load(args.queries + item.query_base + query) : -1;
 }
 
-template <class T>
-LM_DEV Sight sight_of(const TreeArgs<T> &args, int token) {
+template <class Args>
+LM_DEV Sight sight_of(const Args &args, int token) {
     if (token < 0) return {0, -1};
     const int position = global_load(args.positions + token);
     return {args.window > 0 ? position - args.window : -1, position};
 }
 
-template <class T, int dim, int threads>
-LM_DEV void load_tile(const TreeArgs<T> &args, const Item &item, int head, int tile, u32 keys) {
-    typedef TreeTile<dim> Tile;
-    constexpr int pieces = dim / 8;
+template <class T, class K, int dim, int threads>
+LM_DEV void load_tile(const TreeArgs<T, K> &args, const Item &item, int head, int tile, u32 keys) {
+    typedef TreeTile<K, dim> Tile;
+    constexpr int pieces = Tile::pieces;
     const int page_size = 1 << args.page_shift;
     const u64 half = (u64)args.kv_heads * page_size * dim;  // from keys to values of a page
 #pragma unroll(dim > 128 ? 1 : 4)
@@ -65,22 +76,35 @@ LM_DEV void load_tile(const TreeArgs<T> &args, const Item &item, int head, int t
         const bool is_there = position < item.end;
         const int at = is_there ? position : item.begin;
         const u64 page = (u64)global_load(args.pages + item.page_base + (at >> args.page_shift));
-        const T *from = args.kv + page * 2 * half +
-                        ((u64)head * page_size + (at & (page_size - 1))) * dim + piece * 8;
+        const K *from = args.kv + page * 2 * half +
+                        ((u64)head * page_size + (at & (page_size - 1))) * dim +
+                        piece * Tile::per_piece;
         copy_async(keys + swizzled<pieces>(row, piece), from, is_there);
         copy_async(keys + Tile::tile_bytes + swizzled<pieces>(row, piece), from + half, is_there);
     }
 }
 
-// Scores of 16 rows and the 16 keys from `column` on. # s[2][4]: two 8-column fragments
-template <class T, int dim>
-LM_DEV void score_group(float s[2][4], const u32 q[4], u32 keys, int column, int step) {
+// Scores of 16 rows and the 16 keys from `column` on, by 16 numbers from `step` on, or by 32 where
+// they are bytes. # s[2][4]: two 8-column fragments
+template <class T, class K, int dim>
+LM_DEV void score_group(float s[2][4], const u32 (*q)[4], u32 keys, int column, int step,
+                        NoNumbers &none) {
+    typedef TreeTile<K, dim> Tile;
     const int lane = lane_id();
     u32 b[4];
-    load_matrices(b, keys + swizzled<dim / 8>(column + (lane & 7) + ((lane >> 4) << 3),
-                                              step * 2 + ((lane >> 3) & 1)));
-    multiply_add<T>(s[0], q, b);
-    multiply_add<T>(s[1], q, b + 2);
+    load_matrices(b, keys + swizzled<Tile::pieces>(column + (lane & 7) + ((lane >> 4) << 3),
+                                                   step * 2 / Tile::steps + ((lane >> 3) & 1)));
+    if constexpr (Tile::is_bytes) {
+        for (int i = 0; i < 4; i++) {  // keys 8 * (i / 2) .. + 8, piece i % 2
+            const u32 pair[2] = {e4m3_pair<T>(b[i] & 0x00ff00ffu),
+                                 e4m3_pair<T>(b[i] >> 8 & 0x00ff00ffu)};
+            none.look(b[i]);
+            multiply_add<T>(s[i >> 1], q[i & 1], pair);
+        }
+    } else {
+        multiply_add<T>(s[0], q[0], b);
+        multiply_add<T>(s[1], q[0], b + 2);
+    }
 }
 
 // Scales, caps and masks the scores of a group, in base 2. `position`: of the group's first key.
@@ -130,31 +154,86 @@ LM_DEV void weigh_group(float s[2][4], const float base[2], float sum[2], u32 a[
     a[2] = pack<T>(s[1][0], s[1][1]), a[3] = pack<T>(s[1][2], s[1][3]);
 }
 
-// o[., 16 columns from 16 * `block`] += weights of 16 keys from `row` on times their values.
-template <class T, int dim>
-LM_DEV void add_values(float o[2][4], const u32 a[4], u32 values, int row, int block) {
+// o[., 16 columns from 16 * `block`] += weights of 16 keys from `row` on times their values. Of
+// bytes, o[0] has the even columns and o[1] the odd ones.
+template <class T, class K, int dim>
+LM_DEV void add_values(float o[2][4], const u32 a[4], u32 values, int row, int block,
+                       NoNumbers &none) {
+    typedef TreeTile<K, dim> Tile;
     const int lane = lane_id();
     u32 b[4];
-    load_matrices_transposed(
-        b, values + swizzled<dim / 8>(row + (lane & 15), block * 2 + (lane >> 4)));
+    if constexpr (Tile::is_bytes) {
+        load_two_transposed(b + 2, values + swizzled<Tile::pieces>(row + (lane & 15), block));
+        for (int i = 0; i < 2; i++) {  // keys 8 * i .. + 8
+            b[i] = e4m3_pair<T>(b[2 + i] & 0x00ff00ffu);
+            none.look(b[2 + i]);
+            b[2 + i] = e4m3_pair<T>(b[2 + i] >> 8 & 0x00ff00ffu);
+        }
+    } else {
+        load_matrices_transposed(
+            b, values + swizzled<Tile::pieces>(row + (lane & 15), block * 2 + (lane >> 4)));
+    }
     multiply_add<T>(o[0], a, b);
     multiply_add<T>(o[1], a, b + 2);
 }
 
+// Four neighbouring numbers of a query in the order in which bytes become pairs.
+LM_DEV void pair_up(u32 low, u32 high, u32 *first, u32 *second) {
+    *first = (low & 0xffff) | high << 16;
+    *second = low >> 16 | (high & 0xffff0000u);
+}
+
 // Queries of the warp's 16 rows as left sides, straight from global memory.
-template <class T, int dim>
-LM_DEV void load_queries(u32 q[dim / 16][4], const TreeArgs<T> &args, const int token[2],
+template <class T, class K, int dim>
+LM_DEV void load_queries(u32 q[dim / 16][4], const TreeArgs<T, K> &args, const int token[2],
                          const int at_head[2]) {
     for (int x = 0; x < 2; x++) {
         const T *row =
             args.q + ((u64)(token[x] < 0 ? 0 : token[x]) * args.heads + at_head[x]) * dim;
 #pragma unroll
         for (int k = 0; k < dim / 16; k++)
-            for (int half = 0; half < 2; half++) {
+            if constexpr (sizeof(K) == 1) {
                 const u32 *from =
-                    reinterpret_cast<const u32 *>(row + k * 16 + half * 8 + (lane_id() & 3) * 2);
-                q[k][half * 2 + x] = token[x] < 0 ? 0 : global_load(from);
+                    reinterpret_cast<const u32 *>(row + k * 16 + (lane_id() & 3) * 4);
+                const u32 low = token[x] < 0 ? 0 : global_load(from),
+                          high = token[x] < 0 ? 0 : global_load(from + 1);
+                pair_up(low, high, &q[k][x], &q[k][2 + x]);
+            } else {
+                for (int half = 0; half < 2; half++) {
+                    const u32 *from = reinterpret_cast<const u32 *>(row + k * 16 + half * 8 +
+                                                                    (lane_id() & 3) * 2);
+                    q[k][half * 2 + x] = token[x] < 0 ? 0 : global_load(from);
+                }
             }
+    }
+}
+
+// Queries of the 64-row tile to shared memory; they are there after a `copy_wait` and a barrier.
+template <class T, class K, int dim>
+LM_DEV void keep_queries(const TreeArgs<T, K> &args, const Item &item, int head, int group) {
+    typedef TreeTile<K, dim> Tile;
+    constexpr int pieces = dim / 8, together = Tile::is_bytes ? 2 : 1;
+    for (int i = thread_id(); i < 64 * pieces / together; i += Tile::large_threads) {
+        const int row = i / (pieces / together), piece = i % (pieces / together) * together,
+                  token = token_of(args, item, row, group);
+        const T *from =
+            args.q +
+            ((u64)(token < 0 ? 0 : token) * args.heads + head * group + row % group) * dim +
+            piece * 8;
+        const u32 to = Tile::ring_bytes + swizzled<pieces>(row, piece);
+        if constexpr (Tile::is_bytes) {
+            Quad in[2] = {}, out[2];
+            for (int half = 0; half < 2; half++) {
+                if (token >= 0) in[half] = global_load(reinterpret_cast<const Quad *>(from) + half);
+                for (int j = 0; j < 2; j++)
+                    pair_up(in[half].word[2 * j], in[half].word[2 * j + 1],
+                            &out[0].word[half * 2 + j], &out[1].word[half * 2 + j]);
+            }
+            shared_store(to, out[0]);
+            shared_store(Tile::ring_bytes + swizzled<pieces>(row, piece + 1), out[1]);
+        } else {
+            copy_async(to, from, token >= 0);
+        }
     }
 }
 
@@ -164,7 +243,8 @@ struct Target {
     T *out = nullptr;
     float *partial = nullptr, *sum = nullptr;
 
-    LM_DEV static Target of(const TreeArgs<T> &args, const Item &item, int token, int head,
+    template <class Args>
+    LM_DEV static Target of(const Args &args, const Item &item, int token, int head,
                             const Sight &sight) {
         Target target;
         if (token < 0 || sight.upto < item.first || sight.after >= item.end - 1)
@@ -186,12 +266,28 @@ struct Target {
         if (out) global_store(reinterpret_cast<u32 *>(out + column), pack<T>(x, y));
         if (partial) global_store(reinterpret_cast<Pair *>(partial + column), Pair{x, y});
     }
+    // This thread's columns of a block of 16, of row x.
+    template <class K>
+    LM_DEV void write_block(const TreeArgs<T, K> &args, int block, const float o[2][4], int x,
+                            float total) const {
+        const int own = lane_id() & 3;
+        float r[2][2];
+        for (int j = 0; j < 2; j++)
+            for (int e = 0; e < 2; e++) r[j][e] = divide(o[j][2 * x + e], total);
+        if constexpr (sizeof(K) == 1) {
+            for (int e = 0; e < 2; e++)
+                write(block * 16 + own * 4 + e * 2, r[0][e] * args.value_scale,
+                      r[1][e] * args.value_scale);
+        } else {
+            for (int j = 0; j < 2; j++) write(block * 16 + j * 8 + own * 2, r[j][0], r[j][1]);
+        }
+    }
 };
 
 // --- 16 rows
-template <class T, int dim>
-LM_DEV void attend_small(const TreeArgs<T> &args, const Item &item, int head) {
-    typedef TreeTile<dim> Tile;
+template <class T, class K, int dim>
+LM_DEV void attend_small(const TreeArgs<T, K> &args, const Item &item, int head) {
+    typedef TreeTile<K, dim> Tile;
     constexpr int slice =
         dim / 16 / Tile::groups;  // blocks of 16 output columns that this warp sums
     const u32 weights = Tile::ring_bytes, maxima = weights + 16 * Tile::columns * 2,
@@ -201,7 +297,7 @@ LM_DEV void attend_small(const TreeArgs<T> &args, const Item &item, int head) {
 
     for (int stage = 0; stage < Tile::stages - 1; stage++) {
         if (stage < num_tiles)
-            load_tile<T, dim, Tile::small_threads>(args, item, head, stage,
+            load_tile<T, K, dim, Tile::small_threads>(args, item, head, stage,
                                                    stage * 2 * Tile::tile_bytes);
         copy_commit();
     }
@@ -214,16 +310,17 @@ LM_DEV void attend_small(const TreeArgs<T> &args, const Item &item, int head) {
         sight[x] = sight_of(args, token[x]);
     }
     u32 q[dim / 16][4];
-    load_queries<T, dim>(q, args, token, at_head);
+    load_queries<T, K, dim>(q, args, token, at_head);
     float o[slice][2][4] = {}, maximum[2] = {minus_infinity(), minus_infinity()},
           sum[2] = {0.0f, 0.0f};
+    NoNumbers none;
 
     for (int tile = 0; tile < num_tiles; tile++) {
         copy_wait<Tile::stages - 2>();
         block_sync();
         const int next = tile + Tile::stages - 1;
         if (next < num_tiles)
-            load_tile<T, dim, Tile::small_threads>(args, item, head, next,
+            load_tile<T, K, dim, Tile::small_threads>(args, item, head, next,
                                                    next % Tile::stages * 2 * Tile::tile_bytes);
         copy_commit();
         const u32 keys = tile % Tile::stages * 2 * Tile::tile_bytes,
@@ -233,7 +330,8 @@ LM_DEV void attend_small(const TreeArgs<T> &args, const Item &item, int head) {
 
         float s[2][4] = {};
 #pragma unroll
-        for (int k = 0; k < dim / 16; k++) score_group<T, dim>(s, q[k], keys, warp * 16, k);
+        for (int k = 0; k < dim / 16; k += Tile::steps)
+            score_group<T, K, dim>(s, q + k, keys, warp * 16, k, none);
         finish_scores(s, sight, position + warp * 16, item.end, is_masked, args.scale,
                       args.softcap);
         for (int x = 0; x < 2; x++) {
@@ -274,8 +372,12 @@ LM_DEV void attend_small(const TreeArgs<T> &args, const Item &item, int head) {
                        (u32)(row * pieces + ((g * 2 + (lane >> 4)) ^ (row & (pieces - 1)))) * 16);
 #pragma unroll
             for (int i = 0; i < slice; i++)
-                add_values<T, dim>(o[i], a, values, g * 16, warp * slice + i);
+                add_values<T, K, dim>(o[i], a, values, g * 16, warp * slice + i, none);
         }
+    }
+    if constexpr (Tile::is_bytes) {
+        const float poison = none.poison();  // reaches all rows, by the sums of this warp
+        for (int x = 0; x < 2; x++) sum[x] += poison;
     }
     for (int x = 0; x < 2; x++) {
         sum[x] += swap_lanes(sum[x], 1);
@@ -291,35 +393,24 @@ LM_DEV void attend_small(const TreeArgs<T> &args, const Item &item, int head) {
             Target<T, dim>::of(args, item, token[x], at_head[x], sight[x]);
 #pragma unroll
         for (int i = 0; i < slice; i++)
-            for (int j = 0; j < 2; j++)
-                target.write(((warp * slice + i) * 2 + j) * 8 + (lane & 3) * 2,
-                             divide(o[i][j][2 * x], total), divide(o[i][j][2 * x + 1], total));
+            target.write_block(args, warp * slice + i, o[i], x, total);
         if (target.sum && warp == 0 && (lane & 3) == 0)
             global_store(target.sum, maximum[x] + log2_fast(total));
     }
 }
 
 // --- 64 rows
-template <class T, int dim>
-LM_DEV void attend_large(const TreeArgs<T> &args, const Item &item, int head) {
-    typedef TreeTile<dim> Tile;
+template <class T, class K, int dim>
+LM_DEV void attend_large(const TreeArgs<T, K> &args, const Item &item, int head) {
+    typedef TreeTile<K, dim> Tile;
     constexpr int pieces = dim / 8;
     const int lane = lane_id(), warp = warp_id(), group = args.heads / args.kv_heads;
     const int num_tiles = (item.end - item.begin + Tile::columns - 1) / Tile::columns;
 
-    if (Tile::keeps_queries)
-        for (int i = thread_id(); i < 64 * pieces; i += Tile::large_threads) {
-            const int row = i / pieces, piece = i % pieces,
-                      token = token_of(args, item, row, group);
-            const T *from =
-                args.q +
-                ((u64)(token < 0 ? 0 : token) * args.heads + head * group + row % group) * dim +
-                piece * 8;
-            copy_async(Tile::ring_bytes + swizzled<pieces>(row, piece), from, token >= 0);
-        }
+    if constexpr (Tile::keeps_queries) keep_queries<T, K, dim>(args, item, head, group);
     for (int stage = 0; stage < Tile::stages - 1; stage++) {
         if (stage < num_tiles)
-            load_tile<T, dim, Tile::large_threads>(args, item, head, stage,
+            load_tile<T, K, dim, Tile::large_threads>(args, item, head, stage,
                                                    stage * 2 * Tile::tile_bytes);
         copy_commit();
     }
@@ -331,17 +422,18 @@ LM_DEV void attend_large(const TreeArgs<T> &args, const Item &item, int head) {
         at_head[x] = head * group + row % group;
         sight[x] = sight_of(args, token[x]);
     }
-    u32 q[Tile::keeps_queries ? 1 : dim / 16][4];
-    if constexpr (!Tile::keeps_queries) load_queries<T, dim>(q, args, token, at_head);
+    u32 q[Tile::keeps_queries ? Tile::steps : dim / 16][4];
+    if constexpr (!Tile::keeps_queries) load_queries<T, K, dim>(q, args, token, at_head);
     float o[dim / 16][2][4] = {}, maximum[2] = {minus_infinity(), minus_infinity()},
                   sum[Tile::groups][2] = {};
+    NoNumbers none;
 
     for (int tile = 0; tile < num_tiles; tile++) {
         copy_wait<Tile::stages - 2>();
         block_sync();
         const int next = tile + Tile::stages - 1;
         if (next < num_tiles)
-            load_tile<T, dim, Tile::large_threads>(args, item, head, next,
+            load_tile<T, K, dim, Tile::large_threads>(args, item, head, next,
                                                    next % Tile::stages * 2 * Tile::tile_bytes);
         copy_commit();
         const u32 keys = tile % Tile::stages * 2 * Tile::tile_bytes,
@@ -351,13 +443,16 @@ LM_DEV void attend_large(const TreeArgs<T> &args, const Item &item, int head) {
 
         float s[Tile::groups][2][4] = {};
 #pragma unroll(Tile::keeps_queries ? 2 : dim / 16)
-        for (int k = 0; k < dim / 16; k++) {
+        for (int k = 0; k < dim / 16; k += Tile::steps) {
             if constexpr (Tile::keeps_queries)
-                load_matrices(q[0], Tile::ring_bytes + swizzled<pieces>(warp * 16 + (lane & 15),
-                                                                        k * 2 + (lane >> 4)));
+                for (int j = 0; j < Tile::steps; j++)
+                    load_matrices(q[j],
+                                  Tile::ring_bytes + swizzled<pieces>(warp * 16 + (lane & 15),
+                                                                      (k + j) * 2 + (lane >> 4)));
 #pragma unroll
             for (int g = 0; g < Tile::groups; g++)
-                score_group<T, dim>(s[g], q[Tile::keeps_queries ? 0 : k], keys, g * 16, k);
+                score_group<T, K, dim>(s[g], q + (Tile::keeps_queries ? 0 : k), keys, g * 16, k,
+                                       none);
         }
         float found[2] = {minus_infinity(), minus_infinity()}, base[2];
 #pragma unroll
@@ -381,9 +476,15 @@ LM_DEV void attend_large(const TreeArgs<T> &args, const Item &item, int head) {
             u32 a[4];
             weigh_group<T>(s[g], base, sum[g], a);
 #pragma unroll
-            for (int i = 0; i < dim / 16; i++) add_values<T, dim>(o[i], a, values, g * 16, i);
+            for (int i = 0; i < dim / 16; i++)
+                add_values<T, K, dim>(o[i], a, values, g * 16, i, none);
         }
     }
+    if constexpr (Tile::is_bytes) {
+        const float poison = none.poison();
+        for (int x = 0; x < 2; x++) sum[0][x] += poison;
+    }
+#pragma unroll
     for (int x = 0; x < 2; x++) {
         float total = 0.0f;
 #pragma unroll
@@ -397,24 +498,21 @@ LM_DEV void attend_large(const TreeArgs<T> &args, const Item &item, int head) {
         const Target<T, dim> target =
             Target<T, dim>::of(args, item, token[x], at_head[x], sight[x]);
 #pragma unroll
-        for (int i = 0; i < dim / 16; i++)
-            for (int j = 0; j < 2; j++)
-                target.write((i * 2 + j) * 8 + (lane & 3) * 2, divide(o[i][j][2 * x], total),
-                             divide(o[i][j][2 * x + 1], total));
+        for (int i = 0; i < dim / 16; i++) target.write_block(args, i, o[i], x, total);
         if (target.sum && (lane & 3) == 0) global_store(target.sum, maximum[x] + log2_fast(total));
     }
 }
 
 // Blocks take (item, kv head) pairs in turn; the heads of an item are neighbours.
-template <class T, int dim, bool is_large>
-LM_DEV void tree_attention(const TreeArgs<T> &args) {
+template <class T, class K, int dim, bool is_large>
+LM_DEV void tree_attention(const TreeArgs<T, K> &args) {
     const int total = global_load(args.counts + args.count_at) * args.kv_heads;
     for (int work = block_id(); work < total; work += num_blocks()) {
         const Item item = global_load(args.items + work / args.kv_heads);
         if constexpr (is_large)
-            attend_large<T, dim>(args, item, work % args.kv_heads);
+            attend_large<T, K, dim>(args, item, work % args.kv_heads);
         else
-            attend_small<T, dim>(args, item, work % args.kv_heads);
+            attend_small<T, K, dim>(args, item, work % args.kv_heads);
         copy_wait<0>();
         block_sync();  // the ring and the scratch memory are free for the next item
     }

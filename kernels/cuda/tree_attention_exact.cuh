@@ -16,10 +16,25 @@ struct ExactTile {
                          bytes = weights + 16 * (columns + 1) * 4;
 };
 
-template <int dim>
-LM_DEV void load_exact_tile(const TreeArgs<float> &args, const Item &item, int head, int tile) {
+// 16 bytes of a key or value as floats to shared memory.
+LM_DEV void load_exact_piece(u32 to, const float *from, bool is_there) {
+    copy_async(to, from, is_there);
+}
+LM_DEV void load_exact_piece(u32 to, const e4m3 *from, bool is_there) {
+    Quad bytes = {};
+    if (is_there) bytes = global_load(reinterpret_cast<const Quad *>(from));
+    for (int i = 0; i < 4; i++) {
+        Quad floats;
+        for (int e = 0; e < 4; e++)
+            floats.word[e] = float_bits(to_float(e4m3{(u8)(bytes.word[i] >> 8 * e)}));
+        shared_store(to + i * 16, floats);
+    }
+}
+
+template <class K, int dim>
+LM_DEV void load_exact_tile(const TreeArgs<float, K> &args, const Item &item, int head, int tile) {
     typedef ExactTile<dim> Tile;
-    constexpr int pieces = dim / 4;
+    constexpr int own = 16 / sizeof(K), pieces = dim / own;
     const int page_size = 1 << args.page_shift;
     const u64 half = (u64)args.kv_heads * page_size * dim;
     for (int i = thread_id(); i < Tile::columns * pieces; i += Tile::threads) {
@@ -28,16 +43,17 @@ LM_DEV void load_exact_tile(const TreeArgs<float> &args, const Item &item, int h
         const bool is_there = position < item.end;
         const int at = is_there ? position : item.begin;
         const u64 page = (u64)global_load(args.pages + item.page_base + (at >> args.page_shift));
-        const float *from = args.kv + page * 2 * half +
-                            ((u64)head * page_size + (at & (page_size - 1))) * dim + piece * 4;
-        copy_async(Tile::keys + row * Tile::row_bytes + piece * 16, from, is_there);
-        copy_async(Tile::values + row * Tile::row_bytes + piece * 16, from + half, is_there);
+        const K *from = args.kv + page * 2 * half +
+                        ((u64)head * page_size + (at & (page_size - 1))) * dim + piece * own;
+        const u32 to = row * Tile::row_bytes + piece * own * 4;
+        load_exact_piece(Tile::keys + to, from, is_there);
+        load_exact_piece(Tile::values + to, from + half, is_there);
     }
     copy_commit();
 }
 
-template <int dim>
-LM_DEV void attend_exact(const TreeArgs<float> &args, const Item &item, int head) {
+template <class K, int dim>
+LM_DEV void attend_exact(const TreeArgs<float, K> &args, const Item &item, int head) {
     typedef ExactTile<dim> Tile;
     constexpr int own = dim / 8;  // output columns of a thread, in runs of `run`
     constexpr int run = own < 4 ? own : 4;
@@ -55,7 +71,7 @@ LM_DEV void attend_exact(const TreeArgs<float> &args, const Item &item, int head
     const int num_tiles = (item.end - item.begin + Tile::columns - 1) / Tile::columns;
     for (int tile = 0; tile < num_tiles; tile++) {
         block_sync();  // the last tile is read
-        load_exact_tile<dim>(args, item, head, tile);
+        load_exact_tile<K, dim>(args, item, head, tile);
         copy_wait<0>();
         block_sync();
         float s[4], found = minus_infinity(), base;
@@ -99,17 +115,20 @@ LM_DEV void attend_exact(const TreeArgs<float> &args, const Item &item, int head
     const Target<float, dim> target = Target<float, dim>::of(args, item, token, at_head, sight);
     float *to = target.out ? target.out : target.partial;
     if (to)
-        for (int i = 0; i < own; i++)
-            global_store(to + (part + i / run * 8) * run + i % run, divide(o[i], sum));
+        for (int i = 0; i < own; i++) {
+            float result = divide(o[i], sum);
+            if constexpr (sizeof(K) == 1) result *= args.value_scale;
+            global_store(to + (part + i / run * 8) * run + i % run, result);
+        }
     if (target.sum && part == 0) global_store(target.sum, maximum + log2_fast(sum));
 }
 
-template <int dim>
-LM_DEV void tree_attention_exact(const TreeArgs<float> &args) {
+template <class K, int dim>
+LM_DEV void tree_attention_exact(const TreeArgs<float, K> &args) {
     const int total = global_load(args.counts + args.count_at) * args.kv_heads;
     for (int work = block_id(); work < total; work += num_blocks()) {
         const Item item = global_load(args.items + work / args.kv_heads);
-        attend_exact<dim>(args, item, work % args.kv_heads);
+        attend_exact<K, dim>(args, item, work % args.kv_heads);
         block_sync();
     }
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lmprog.runtime.engine.attention import LayerAttention
+from lmprog.runtime.engine.attention.float8 import e4m3
 from lmprog.runtime.engine.attention.reference import attend
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.driver import Driver
@@ -14,6 +15,8 @@ from lmprog.runtime.engine.device.items import AttentionItems, Tiling, plan_item
 from lmprog.runtime.engine.device.kernels import Count, Kernels, MergeArgs, TreeArgs, address
 
 TYPES = {"float": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+KEY_SCALE, VALUE_SCALE = 1 / 128, 0.3
+"""Of e4m3 floats; with the first some keys are beyond the largest of them."""
 TOLERANCE = {"float": 4e-6, "bf16": 1e-2, "f16": 1.5e-3}
 
 
@@ -57,9 +60,17 @@ class TreeStep:
         rng = torch.Generator().manual_seed(seed)
         num_pages = int(batch.pages.max()) + 1
         size = (num_pages, 2, heads.kv_heads, batch.page_size, self.dim)
-        self.kv = placed(kernels.driver, torch.randn(size, generator=rng).to(self.dtype))
+        kv = torch.randn(size, generator=rng).to(self.dtype)
+        if kernels.key.kept_name:
+            kv = torch.stack((e4m3(kv[:, 0], KEY_SCALE), e4m3(kv[:, 1], VALUE_SCALE)), 1)
+        self.kv = placed(kernels.driver, kv)
         queries = torch.randn(len(batch.positions), heads.heads, self.dim, generator=rng) * 2
         self.q = placed(kernels.driver, queries.to(self.dtype))
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """Of keys and of values."""
+        return (KEY_SCALE, VALUE_SCALE) if self.kernels.key.kept_name else (1.0, 1.0)
 
     def tiling(self, fold: int | None = 1) -> Tiling:
         exact = self.kernels.key.is_exact
@@ -113,8 +124,9 @@ class TreeStep:
                 heads=heads.heads,
                 kv_heads=heads.kv_heads,
                 window=layer.window or 0,
-                scale=layer.scale,
+                scale=layer.scale * self.scales[0],
                 softcap=layer.softcap or 0.0,
+                value_scale=self.scales[1],
             )
             self.kernels.launch(f"tree_attention_{name}", args)
         merging = MergeArgs(
@@ -141,6 +153,7 @@ class TreeStep:
             length = int(batch.kv_lens[row])
             keys, values = (  # [kv_len, kv_heads, dim]
                 kv[pages, side].transpose(1, 2).reshape(-1, self.heads.kv_heads, self.dim)[:length]
+                * self.scales[side]
                 for side in (0, 1)
             )
             positions = torch.tensor(batch.positions[first:last]).long()

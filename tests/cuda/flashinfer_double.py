@@ -27,6 +27,7 @@ class PagedPrefillDouble:
         assert asked["kv_layout"] == "HND"
         assert asked["float_workspace_buffer"].dtype == torch.uint8
         self._plan: dict[str, Any] = {}
+        self._scales = (1.0, 1.0)
 
     def plan(self, *given: Any, **named: Any) -> None:
         plan = bound(WRAPPER, "plan", given, named)
@@ -50,6 +51,9 @@ class PagedPrefillDouble:
             plan["page_size"],
             plan["head_dim_qk"],
         )
+        is_exact = cache.dtype == q.dtype
+        assert is_exact == ("k_scale" not in asked) == ("v_scale" not in asked)
+        self._scales = (asked.get("k_scale", 1.0), asked.get("v_scale", 1.0))
         starts, tables = plan["qo_indptr"].tolist(), plan["paged_kv_indptr"].tolist()
         for row, last_len in enumerate(plan["paged_kv_last_page_len"].tolist()):
             pages = plan["paged_kv_indices"][tables[row] : tables[row + 1]].long()
@@ -62,7 +66,8 @@ class PagedPrefillDouble:
         """pages [pages, 2, kv_heads, page_size, dim]"""
         plan = self._plan
         keys, values = (
-            pages[:, which].transpose(1, 2).flatten(0, 1)[:length].double() for which in (0, 1)
+            pages[:, which].transpose(1, 2).flatten(0, 1)[:length].double() * self._scales[which]
+            for which in (0, 1)
         )
         group = plan["num_qo_heads"] // plan["num_kv_heads"]
         result = torch.empty_like(q, dtype=torch.float64)

@@ -8,7 +8,7 @@ Fault = tuple[str, str, str]
 _TREE, _SAMPLE, _PLAN = "tree_attention.cuh", "mask_sample.cuh", "items.py"
 _SMALL_WAIT = (
     "        copy_wait<Tile::stages - 2>();\n        block_sync();\n        const "
-    "int next = tile + Tile::stages - 1;\n        if (next < num_tiles) load_tile<T, dim, "
+    "int next = tile + Tile::stages - 1;\n        if (next < num_tiles) load_tile<T, K, dim, "
     "Tile::small_threads>"
 )
 _LARGE_WAIT = _SMALL_WAIT.replace("small_threads", "large_threads")
@@ -20,11 +20,11 @@ ATTENTION: dict[str, Fault] = {
     "large tile: wait one group too few": (_TREE, _LARGE_WAIT, _LARGE_WAIT.replace("stages - 2>", "stages - 1>")),
     "next tile lands on the one in use": (
         _TREE,
-        "load_tile<T, dim, Tile::large_threads>(args, item, head, next, next % Tile::stages",
-        "load_tile<T, dim, Tile::large_threads>(args, item, head, next, tile % Tile::stages",
+        "load_tile<T, K, dim, Tile::large_threads>(args, item, head, next, next % Tile::stages",
+        "load_tile<T, K, dim, Tile::large_threads>(args, item, head, next, tile % Tile::stages",
     ),
-    "wrong column of a matrix load": (_TREE, "step * 2 + ((lane >> 3) & 1)", "step * 2 + " "((lane >> 4) & 1)"),
-    "wrong row of a transposed load": (_TREE, "swizzled<dim / 8>(row + (lane & 15)", "swizzled<dim / 8>(row + (lane & 7)"),
+    "wrong column of a matrix load": (_TREE, "Tile::steps + ((lane >> 3) & 1)", "Tile::steps + " "((lane >> 4) & 1)"),
+    "wrong row of a transposed load": (_TREE, "swizzled<Tile::pieces>(row + (lane & 15), block * 2", "swizzled<Tile::pieces>(row + (lane & 7), block * 2"),
     "no causal mask": (_TREE, " || at > seen.upto", ""),
     "no window": (_TREE, " || at <= seen.after) s[j][e]", ") s[j][e]"),
     "window one too long": (_TREE, "? position - args.window : -1", "? position - " "args.window - 1 : -1"),
@@ -104,4 +104,16 @@ PRODUCTS: dict[str, Fault] = {
     "product: floats of 8 bits without their sign": (_DEVICE, "(bits & 127) << 20 | (bits & 128) << 24", "(bits & 127) << 20"),
     "unpacked: pieces of 4 bits in the order of bytes": (_PRODUCT, "const int quarter = kind == kInt4 ? within % 32 / 8 : within / 16;", "const int quarter = kind == kInt4 ? within % 64 / 16 : within / 16;"),
     "unpacked: the first outputs for every tile": (_PRODUCT, "weight_row(args, args.first + row) + chunk * 64 + quarter * 16 + run * words * 4);\n        u32", "weight_row(args, row) + chunk * 64 + quarter * 16 + run * words * 4);\n        u32"),
+}  # fmt: skip
+
+_ROPE = "rope_append.cuh"
+FLOAT8: dict[str, Fault] = {
+    "bytes: values divided by the scale of keys": (_ROPE, "is_value ? args.value_factor : args.key_factor", "args.key_factor"),
+    "bytes: nothing is bounded": (_DEVICE, "(rounded < 126 ? rounded : 126)", "rounded"),
+    "bytes: what is no number becomes one": (_DEVICE, "if (size > 0x7f800000u) return 127;", ""),
+    "bytes: read without their sign": (_DEVICE, "| (x & 0x00800080u) << 8, power", ", power"),
+    "bytes: neighbours of a query in the order of words": (_TREE, "*first = (low & 0xffff) | high << 16;\n    *second = low >> 16 | (high & 0xffff0000u);", "*first = low;\n    *second = high;"),
+    "bytes: columns in the order of 16 bits": (_TREE, "write(block * 16 + own * 4 + e * 2,", "write(block * 16 + e * 8 + own * 2,"),
+    "bytes: values read without their scale": (_TREE, "r[1][e] * args.value_scale", "r[1][e]"),
+    "bytes: no number unseen among values": (_TREE, "none.look(b[2 + i]);", ""),
 }  # fmt: skip

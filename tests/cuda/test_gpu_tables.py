@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,9 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu_benchmark
 from benchmarks.gpu import model
-from benchmarks.gpu.compiled import TABLE, Compiled, compiled, resident
+from benchmarks.gpu.compiled import TABLES, Compiled, compiled, resident
 from lmprog.errors import NotSupported
-from lmprog.native import compiler
+from lmprog.native import compiler as host_compiler
 from lmprog.runtime.engine.device import nvrtc
 from lmprog.runtime.engine.device.driver import MODULES, PRODUCT_MODULES, ModuleKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
@@ -23,16 +24,17 @@ from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES, architecture_of
 NUMBERS = ("registers", "stack", "spills", "shared", "threads", "blocks")
 
 
-def table() -> list[Compiled]:
-    with TABLE.open() as file:
+def table(compiler: str) -> list[Compiled]:
+    with TABLES[compiler].open() as file:
         return [
             Compiled(**{name: int(x) if name in NUMBERS else x for name, x in row.items()})
             for row in csv.DictReader(file)
         ]
 
 
-def test_the_table_has_every_kernel_for_every_architecture_and_none_spills() -> None:
-    rows = {(row.module, row.architecture, row.kernel): row for row in table()}
+@pytest.mark.parametrize("compiler", TABLES)
+def test_the_table_has_every_kernel_for_every_architecture_and_none_spills(compiler: str) -> None:
+    rows = {(row.module, row.architecture, row.kernel): row for row in table(compiler)}
     for key in (*MODULES, *PRODUCT_MODULES):
         for architecture in ARCHITECTURES:
             for name, shape in kernel_shapes(key).items():
@@ -64,7 +66,34 @@ def test_the_model_is_bounded_by_its_limits() -> None:
     assert alone.once == alone.tree == alone.paged
 
 
-@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_keys_of_8_bits_are_half_of_the_bytes_and_bounded_by_making_numbers_of_them() -> None:
+    hardware = model.Hardware()
+    wide, small = (model.Shape(kept_bytes=size) for size in (2, 1))
+    alone, shared = model.fork(4, 0, 512), model.fork(64, 2048, 64)
+    for batch in (alone, shared):
+        of_16, of_8 = (model.step(batch, shape, hardware) for shape in (wide, small))
+        assert of_8.paged == pytest.approx(of_16.paged / 2)
+        assert of_8.once <= of_8.tree
+    assert model.step(alone, small, hardware).tree == model.step(alone, small, hardware).once
+    freely = replace(hardware, integers_per_second=1e18)
+    assert model.step(shared, small, freely).tree < model.step(shared, small, hardware).tree
+
+
+def test_products_are_bounded_by_what_they_read() -> None:
+    shape, hardware = model.Shape(), model.Hardware()
+    least = shape.weight_bytes / hardware.bytes_per_second
+    found = {
+        kind: [model.products(tokens, kind, shape, hardware) for tokens in (1, 32, 64, 2048)]
+        for kind in model.WEIGHTS
+    }
+    for kind, bytes_each in model.WEIGHTS.items():
+        assert found[kind] == sorted(found[kind])
+        assert found[kind][0] >= least * bytes_each / 2
+    assert found["int4"][0] < found["int8"][0] == found["fp8"][0] < found["16 bits"][0]
+    assert found["int8"][3] > found["16 bits"][3], "unpacking is not free"
+
+
+@pytest.mark.skipif(host_compiler() is None, reason="no C++ compiler")
 def test_the_benchmark_runs_on_the_emulator(tmp_path: Path) -> None:
     """Its figures mean nothing there; that it can be run on a GPU one day is what is shown."""
     assert gpu_benchmark.main(["--device", "emulated", "--json", str(tmp_path / "out.json")]) == 0

@@ -17,6 +17,7 @@ import torch
 
 from lmprog.native import compiler, kernels_folder
 from lmprog.runtime.engine.attention import LayerAttention
+from lmprog.runtime.engine.attention.float8 import e4m3
 from lmprog.runtime.engine.device import items
 from lmprog.runtime.engine.device.driver import KernelsKey, ModuleKey, ProductKey
 from lmprog.runtime.engine.device.emulated_driver import (
@@ -31,15 +32,17 @@ from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error, placed
-from tests.cuda.planted import ATTENTION, PLAN, PRODUCTS, SAMPLING, Fault
+from tests.cuda.planted import ATTENTION, FLOAT8, PLAN, PRODUCTS, SAMPLING, Fault
 from tests.cuda.test_items import read_once
 from tests.cuda.test_products import error as product_error
 from tests.cuda.test_products import inputs_of, multiplied, small_weight
 from tests.cuda.trees import Row, batch_of, fork, random_rows
+from tests.cuda.writing import written
 from tests.sampler.plain import mask_of
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 KEY = ModuleKey("bf16", 64)
+FLOAT8_KEY = ModuleKey("bf16", 64, "e4m3")
 
 
 def patched(fault: Fault, text: str) -> str:
@@ -61,18 +64,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def kernels_with(
-    fault: Fault | None, folder: Path, seed: int, products: ProductKey | None = None
+    fault: Fault | None,
+    folder: Path,
+    seed: int,
+    products: ProductKey | None = None,
+    own: ModuleKey = KEY,
 ) -> Kernels:
-    """Those of `KEY`, or `products` alone."""
+    """Those of `own`, or `products` alone."""
     sources = folder / "cuda"
     if not sources.exists():
         shutil.copytree(kernels_folder() / "cuda", sources)
         if fault is not None:
             path = sources / fault[0]
             path.write_text(patched(fault, path.read_text()))
-    key: KernelsKey = products or KEY
+    key: KernelsKey = products or own
     driver = EmulatedDriver(emulated_kernels(key, sources=sources, optimize="-O0"), seed)
-    return Kernels(driver, KEY, products)
+    return Kernels(driver, own, products)
 
 
 def attention_is_right(kernels: Kernels) -> None:
@@ -100,6 +107,27 @@ def products_are_right(kernels: Kernels) -> None:
             got = multiplied(kernels, weight, x, tokens)
             assert product_error(got[:tokens], x[:tokens], weight) < 6e-3
             assert rows > 64 or bool(got[tokens:].isnan().all())
+
+
+def float8_is_right(kernels: Kernels) -> None:
+    """Numbers of all sizes are written; both tiles read them; what is no number is not lost."""
+    sizes = 2.0 ** torch.arange(-12, 12)[:, None, None]
+    drawn = torch.randn(24, 1, 64, generator=torch.Generator().manual_seed(0)) * sizes
+    drawn[3, 0, :5] = torch.tensor([17.0, 19.0, 500.0, -1e9, torch.nan])
+    drawn = drawn.bfloat16()
+    scales = (1.0, 0.3)
+    pages = written(kernels, drawn.nan_to_num(0.0), drawn, scales)
+    for side, given in enumerate((drawn.nan_to_num(0.0), drawn)):
+        wanted = e4m3(given, scales[side])
+        assert torch.equal(pages[side].float().nan_to_num(1e9), wanted.float().nan_to_num(1e9))
+    rows = [*fork(48, 20, 9, 16), Row(0, 40, (100, 101, 102))]
+    step, layer = TreeStep(kernels, batch_of(rows, 16), Heads(4, 1)), LayerAttention(0.125)
+    assert error(step.run(layer), step.expected(layer)) < TOLERANCE["bf16"]
+    for side in (0, 1):
+        before = step.kv.clone()
+        step.kv.view(torch.uint8)[1, side, 0, 2, 40] = 0x7F
+        assert bool(step.run(layer)[:20].isnan().flatten(1).any(1).all())
+        step.kv.copy_(before)
 
 
 def sampling_is_right(kernels: Kernels) -> None:
@@ -148,6 +176,7 @@ def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
         attention_is_right(kernels)
         sampling_is_right(kernels)
     products_are_right(kernels_with(None, tmp_path, 0, ProductKey("bf16")))
+    float8_is_right(kernels_with(None, tmp_path, 0, own=FLOAT8_KEY))
 
 
 @needs_compiler
@@ -175,6 +204,15 @@ def test_a_fault_in_products_is_found(tmp_path: Path, name: str) -> None:
     kernels = kernels_with(PRODUCTS[name], tmp_path, 0, ProductKey("bf16"))
     with pytest.raises((AssertionError, KernelFault)):
         products_are_right(kernels)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", FLOAT8)
+def test_a_fault_in_pages_of_bytes_is_found(tmp_path: Path, name: str) -> None:
+    kernels = kernels_with(FLOAT8[name], tmp_path, 0, own=FLOAT8_KEY)
+    with pytest.raises((AssertionError, KernelFault)):
+        float8_is_right(kernels)
 
 
 def plan_is_right(planner: ModuleType) -> None:
@@ -205,4 +243,5 @@ def test_a_fault_in_the_plan_is_found(tmp_path: Path, name: str) -> None:
 
 def test_there_are_many_faults() -> None:
     plan_is_right(items)
-    assert len(ATTENTION) + len(SAMPLING) + len(PLAN) + len(PRODUCTS) >= 65
+    kinds = (ATTENTION, SAMPLING, PLAN, PRODUCTS, FLOAT8)
+    assert sum(map(len, kinds)) >= 76

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lmprog.runtime.engine.attention import LayerAttention
-from lmprog.runtime.engine.device.driver import MODULES, Launch, ModuleKey
+from lmprog.runtime.engine.device.driver import Launch, ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver
 from lmprog.runtime.engine.device.items import Tiling, plan_items
 from lmprog.runtime.engine.device.kernels import Kernels
 from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error
-from tests.cuda.conftest import MakeKernels
+from tests.cuda.conftest import TRIED_MODULES, MakeKernels
 from tests.cuda.trees import Row, batch_of, fork, random_rows
 
 HEADS = [Heads(4, 2), Heads(3, 3), Heads(8, 1), Heads(6, 2), Heads(32, 1)]
@@ -42,11 +42,11 @@ def test_random_trees_agree_with_float64(kernels_of: MakeKernels, seed: int) -> 
     assert error(got, step.expected(layer)) < TOLERANCE[type_name]
 
 
-@pytest.mark.parametrize("key", MODULES, ids=str)
+@pytest.mark.parametrize("key", TRIED_MODULES, ids=lambda key: key.name)
 def test_every_module_agrees_with_float64_on_both_tiles(
     kernels_of: MakeKernels, key: ModuleKey
 ) -> None:
-    kernels = kernels_of(key.type_name, key.head_dim)
+    kernels = kernels_of(key.type_name, key.head_dim, kept=key.kept_name)
     rows = [*fork(80, 20, 9, 16), Row(0, 70, tuple(range(100, 105)))]
     step = TreeStep(kernels, batch_of(rows, 16), Heads(4, 1))
     layer = LayerAttention(key.head_dim**-0.5)
@@ -56,19 +56,23 @@ def test_every_module_agrees_with_float64_on_both_tiles(
     assert error(step.run(layer, items), step.expected(layer)) < TOLERANCE[key.type_name]
 
 
-@pytest.mark.parametrize(("type_name", "dim"), [("bf16", 64), ("f16", 256), ("float", 64)])
+@pytest.mark.parametrize(
+    ("type_name", "dim", "kept"),
+    [("bf16", 64, ""), ("f16", 256, ""), ("float", 64, ""), ("bf16", 64, "e4m3")],
+)
 def test_a_query_gets_the_same_bits_alone_and_in_company(
-    kernels_of: MakeKernels, type_name: str, dim: int
+    kernels_of: MakeKernels, type_name: str, dim: int, kept: str
 ) -> None:
     """Whether 24 branches share a tile of 64 rows or one decodes alone: the tiles do the same
     arithmetic.
     """
     rows = fork(272, 24, 20, 16)
-    step = TreeStep(kernels_of(type_name, dim), batch_of(rows, 16), Heads(4, 2))
+    step = TreeStep(kernels_of(type_name, dim, kept=kept), batch_of(rows, 16), Heads(4, 2))
     layer = LayerAttention(dim**-0.5)
     tiling = Tiling(2, large_rows=None if type_name == "float" else 64, fold=None)
     together = step.run(layer, plan_items(step.batch, tiling))
-    alone = TreeStep(kernels_of(type_name, dim, seed=9), batch_of(rows[:1], 16), Heads(4, 2))
+    company = kernels_of(type_name, dim, 9, kept)
+    alone = TreeStep(company, batch_of(rows[:1], 16), Heads(4, 2))
     alone.kv, alone.q = step.kv, step.q
     alone.kernels = step.kernels
     assert torch.equal(alone.run(layer, plan_items(alone.batch, tiling))[:1], together[:1])

@@ -67,6 +67,14 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
             value=config.attention,
             allowed="native, reference",
         )
+    if config.kv_dtype == "fp8" and config.attention != "reference":
+        raise InvalidParameter(
+            "kv_dtype = 'fp8' is of a device; on the processor keys and values of 8 bits are int8, "
+            "and the reference attention alone (attention = 'reference') computes what fp8 gives",
+            name="kv_dtype",
+            value=config.kv_dtype,
+            allowed="float32, bfloat16, float16, int8",
+        )
     folder = locate(config.model)
     reason = _why_not_native(config, folder)
     if reason is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from lmprog.runtime.engine.attention import (
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.machine import default_threads
 from lmprog.runtime.engine.model.decoder import Decoder
+from lmprog.runtime.engine.model.kv_scales import kept_scales
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
@@ -40,8 +41,8 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-KV_DTYPES = DTYPES | {"int8": torch.int8}
-"""What keys and values are kept as."""
+_KV_DTYPES = DTYPES | {"int8": torch.int8}
+"""What keys and values are kept as, without a scale or each with its own."""
 _ALONE_PRODUCTS = 400_000_000
 """Multiplications of weights up to which one thread does a step: more of them gain nothing there,
 and lose much where other processes want the cores, since each product then waits for the slowest
@@ -144,15 +145,22 @@ def load_torch_engine(config: RuntimeConfig, folder: Path | None) -> TorchEngine
         threads = Threads(
             config.threads, loaded.num_weights, loaded.num_weights * loaded.dtype.itemsize
         )
-        shape = loaded.model.attention_shape(
-            KV_DTYPES[config.kv_dtype] if config.kv_dtype else loaded.dtype
-        )
+        shape = attention_shape(loaded, config.kv_dtype)
         page_size = config.scheduler.page_size
         pages = num_pages(
             config, loaded.context_len, page_bytes(config.attention, shape, page_size)
         )
         attention = make_attention(config.attention, shape, pages, page_size, threads.most)
     return TorchEngine(loaded, attention, shape, pages, threads)
+
+
+def attention_shape(loaded: Loaded, kv_dtype: str | None) -> AttentionShape:
+    """With keys and values kept as `kv_dtype` says; None: as the model's type."""
+    if kv_dtype != "fp8":
+        kept = loaded.dtype if kv_dtype is None else _KV_DTYPES[kv_dtype]
+        return loaded.model.attention_shape(kept)
+    shape = loaded.model.attention_shape(loaded.dtype)
+    return replace(shape, float8=kept_scales(loaded.location, len(shape.layers)))
 
 
 def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:

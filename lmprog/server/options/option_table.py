@@ -78,8 +78,8 @@ _HELP: Mapping[str, str] = {
     "emulated",
     "dtype": "of weights and activations; "
     "default: the checkpoint's own, where this machine supports it",
-    "kv_dtype": "of cached keys and values (int8: each with a scale, on the processor only); "
-    "default: dtype",
+    "kv_dtype": "of cached keys and values (int8: each with a scale, on the processor; fp8: with a "
+    "layer's scales, on a device); default: dtype",
     "engine": "what computes the model; default: native where a compiler is found and the "
     "architecture is known",
     "quantize": "round weights to 8 or 4 bits (native engine, or a device)",

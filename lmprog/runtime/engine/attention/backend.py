@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from lmprog.runtime.engine.attention.float8 import Float8Scales
 from lmprog.runtime.engine.batch import Batch
 
 
@@ -37,7 +38,15 @@ class AttentionShape:
     head_dim: int
     v_head_dim: int
     dtype: torch.dtype
-    """The type keys and values are kept in."""
+    """The type keys and values are kept in, but for `float8`. On a device activations have it too.
+    """
+    float8: Float8Scales | None = None
+    """Keys and values are kept as e4m3 floats, with these scales."""
+
+    @property
+    def kept(self) -> torch.dtype:
+        """Of a key's and a value's numbers in memory."""
+        return self.dtype if self.float8 is None else torch.float8_e4m3fn
 
 
 class AttentionBackend(Protocol):

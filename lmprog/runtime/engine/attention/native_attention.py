@@ -248,10 +248,10 @@ def _opened() -> ctypes.CDLL:
 
 def _c_shape(shape: AttentionShape, page_size: int) -> _Shape:
     kept = torch.float32 if shape.dtype == torch.float16 else shape.dtype
-    if kept not in _KEPT:
+    if kept not in _KEPT or shape.float8 is not None:
         raise NotSupported(
             "native attention keeps keys and values in float32, bfloat16 or int8, not in "
-            f"{shape.dtype}"
+            f"{shape.kept}"
         )
     return _Shape(
         num_heads=shape.num_heads,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
+from lmprog.runtime.engine.attention.float8 import in_float8
 from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.kv_pool import KvPool
 from lmprog.runtime.engine.region import aligned
@@ -65,6 +66,8 @@ class ReferenceAttention:
         tokens, slots = self._indices(batch.write_tokens), self._indices(batch.write_slots)
         if self.shape.dtype == torch.int8:
             k, v = in_bytes(k), in_bytes(v)
+        elif (scales := self.shape.float8) is not None:
+            k, v = in_float8(k, scales.keys[layer]), in_float8(v, scales.values[layer])
         keys[slots] = k[tokens].to(keys.dtype)
         values[slots] = v[tokens].to(values.dtype)
 
@@ -89,8 +92,8 @@ class ReferenceAttention:
 
 
 def _kept(shape: AttentionShape) -> torch.dtype:
-    """What memory holds: for int8 the numbers that bytes and scales mean."""
-    return torch.float32 if shape.dtype == torch.int8 else shape.dtype
+    """What memory holds: of 8 bits the numbers that they and their scales mean."""
+    return torch.float32 if shape.kept.itemsize == 1 else shape.dtype
 
 
 def in_bytes(x: torch.Tensor) -> torch.Tensor:

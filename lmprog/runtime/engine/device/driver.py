@@ -39,10 +39,12 @@ class ModuleKey:
 
     type_name: str
     head_dim: int
+    kept_name: str = ""
+    """How keys and values are kept; "": as `type_name` says."""
 
     @property
     def name(self) -> str:
-        return f"{self.type_name}{self.head_dim}"
+        return f"{self.type_name}{self.head_dim}" + (f"-{self.kept_name}" if self.kept_name else "")
 
     @property
     def source(self) -> str:
@@ -57,6 +59,7 @@ class ModuleKey:
     def defines(self) -> tuple[str, ...]:
         return (
             f"-DLM_TYPE={self.type_name}",
+            f"-DLM_KV={self.kept_name or self.type_name}",
             f"-DLM_DIM={self.head_dim}",
             f"-DLM_EXACT={int(self.is_exact)}",
         )
@@ -85,7 +88,13 @@ class ProductKey:
 TYPE_NAMES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
 HEAD_DIMS = {"float": (32, 64, 128, 256), "bf16": (64, 128, 256), "f16": (64, 128, 256)}
 """The instantiations there are. Another head size is a number here."""
-MODULES = tuple(ModuleKey(name, dim) for name, dims in HEAD_DIMS.items() for dim in dims)
+KEPT_NAMES = ("", "e4m3")
+MODULES = tuple(
+    ModuleKey(name, dim, kept)
+    for kept in KEPT_NAMES
+    for name, dims in HEAD_DIMS.items()
+    for dim in dims
+)
 PRODUCT_MODULES = tuple(ProductKey(name) for name in HEAD_DIMS)
 
 

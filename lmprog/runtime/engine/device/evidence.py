@@ -18,6 +18,7 @@ import torch
 
 from lmprog.native import cache_folder, kernels_folder
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.attention.float8 import Float8Scales, in_float8
 from lmprog.runtime.engine.attention.reference import attend
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.driver import TYPE_NAMES, Driver, ModuleKey
@@ -31,6 +32,8 @@ log = logging.getLogger("lmprog")
 
 _TOLERANCE = {"float": 1e-4, "bf16": 2e-2, "f16": 3e-3}
 """Of a token's relative error; several times what the emulator shows."""
+_SCALES = Float8Scales((1 / 128,), (0.3,))
+"""With the first some normally distributed numbers are beyond the largest e4m3 float."""
 _PAGE = 16
 _TREES = 40
 
@@ -82,7 +85,8 @@ def gathered(
             softcap=[None, 15.0][seed % 2],
         )
         heads = [(4, 2), (8, 1), (3, 3)][seed % 3]
-        shape = AttentionShape((layer,), *heads, key.head_dim, key.head_dim, dtype)
+        scales = _SCALES if key.kept_name else None
+        shape = AttentionShape((layer,), *heads, key.head_dim, key.head_dim, dtype, scales)
         error = tree_error(driver, key, shape, seed, reader_of)
         if not error <= worst:  # also where it is nan
             worst = error
@@ -109,7 +113,7 @@ def tree_error(
     # The pages are filled through the write kernel, by a batch that brings every slot once.
     slots = num_pages * _PAGE
     filling = torch.randn(slots, heads + 2 * kv_heads, dim, generator=values).to(shape.dtype)
-    pool = _filled(driver, attention, filling, num_pages)
+    pool = _filled(driver, attention, filling)
     queries = (2 * torch.randn(batch.num_tokens, heads, dim, generator=values)).to(shape.dtype)
     staging = Staging(driver, 1 << 16)
     at = staging.send(step_arrays(batch, StepPlans(attention.rules).of(batch)))
@@ -124,12 +128,12 @@ def tree_error(
         first, last = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
         pages = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]].astype(np.int64)
         position = np.arange(lengths[row])
-        own = pool[torch.from_numpy(pages[position // _PAGE] * _PAGE + position % _PAGE)].double()
+        own = pool[torch.from_numpy(pages[position // _PAGE] * _PAGE + position % _PAGE)]
         at_positions = torch.from_numpy(batch.positions[first:last].astype(np.int64))
         wanted = attend(
             queries[first:last].double(),
-            own[:, heads : heads + kv_heads],
-            own[:, heads + kv_heads :],
+            own[:, :kv_heads],
+            own[:, kv_heads:],
             at_positions,
             shape.layers[0],
         )
@@ -140,10 +144,10 @@ def tree_error(
     return worst
 
 
-def _filled(
-    driver: Driver, attention: TreeAttention, filling: torch.Tensor, num_pages: int
-) -> torch.Tensor:
-    """Writes keys and values of every slot, unturned; what was written, by slot."""
+def _filled(driver: Driver, attention: TreeAttention, filling: torch.Tensor) -> torch.Tensor:
+    """Writes keys and values of every slot, unturned; the numbers that stand there now, by slot.
+    # [slots, 2 * kv_heads, dim] float64
+    """
     slots, _, dim = filling.shape
     turns = torch.zeros(1, dim // 2, 2)
     turns[..., 0] = 1.0  # an angle of 0
@@ -164,7 +168,12 @@ def _filled(
     at = staging.send(arrays)
     attention.append(0, at, qkv, q, RopeGiven(rotations, None, 0.0))
     driver.event().wait()
-    return filling
+    shape = attention.shape
+    keys, values = filling[:, shape.num_heads :].chunk(2, 1)
+    if shape.float8 is not None:
+        keys = in_float8(keys, shape.float8.keys[0])
+        values = in_float8(values, shape.float8.values[0])
+    return torch.cat((keys, values), 1).double()
 
 
 def _tree(rng: np.random.Generator) -> Batch:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.device.flashinfer_reader import (
@@ -119,6 +120,11 @@ class FlashInferCascadeReader:
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         """Raises NotSupported where the package is missing or has no kernels for the type."""
         refuse("cascade", shape)
+        if shape.float8 is not None:
+            raise NotSupported(
+                "attention = 'cascade' takes no scales of keys and values, which kv_dtype = 'fp8' "
+                "has; flashinfer does"
+            )
         self._shape = shape
         self._num_tokens = 0
         self._windowed = tuple(layer for layer in shape.layers if layer.window is not None)

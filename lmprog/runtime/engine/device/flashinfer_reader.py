@@ -110,8 +110,11 @@ class FlashInferPageReader:
             )
 
     def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-        count = self._num_tokens
-        self._wrappers[self._shape.layers[layer]].run(q[:count], pages, out=out[:count])
+        count, scales = self._num_tokens, self._shape.float8
+        named: dict[str, Any] = {"out": out[:count]}
+        if scales is not None:
+            named |= {"k_scale": scales.keys[layer], "v_scale": scales.values[layer]}
+        self._wrappers[self._shape.layers[layer]].run(q[:count], pages, **named)
 
 
 def workspace(device: torch.device) -> torch.Tensor:
@@ -129,7 +132,7 @@ def plan_rules(shape: AttentionShape, layer: LayerAttention, page_size: int) -> 
         "sm_scale": layer.scale,
         "logits_soft_cap": layer.softcap,
         "q_data_type": shape.dtype,
-        "kv_data_type": shape.dtype,
+        "kv_data_type": shape.kept,
     }
 
 

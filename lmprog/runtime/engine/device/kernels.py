@@ -53,15 +53,15 @@ def _struct(name: str, pointers: str, numbers: str, floats: str = "") -> type[ct
 TreeArgs = _struct(
     "TreeArgs",
     "q kv out partials sums items counts pages queries positions part_starts first_parts",
-    "count_at page_shift heads kv_heads window scale softcap unused",
-    floats="scale softcap",
+    "count_at page_shift heads kv_heads window scale softcap value_scale",
+    floats="scale softcap value_scale",
 )
 MergeArgs = _struct("MergeArgs", "partials sums out counts part_starts", "heads unused")
 RopeArgs = _struct(
     "RopeArgs",
     "qkv q kv norm rotations positions write_tokens write_slots counts",
-    "heads kv_heads page_shift eps",
-    floats="eps",
+    "heads kv_heads page_shift eps key_factor value_factor",
+    floats="eps key_factor value_factor",
 )
 NormArgs = _struct(
     "NormArgs", "x added weight out counts", "hidden count_at eps factor", floats="eps factor"
@@ -123,8 +123,9 @@ def kernel_shapes(key: KernelsKey) -> dict[str, KernelShape]:
         shared = (16 + 2 * columns) * row + 16 * (columns + 1) * 4
         return {"tree_attention_small": KernelShape(128, shared, 2), **shapes}
     columns = 32 if dim > 128 else 64
-    stages = {64: 4, 128: 3}.get(dim, 2)
-    ring = stages * 2 * columns * dim * 2
+    is_bytes = key.kept_name == "e4m3"
+    stages = 4 if is_bytes else {64: 4, 128: 3}.get(dim, 2)
+    ring = stages * 2 * columns * dim * (1 if is_bytes else 2)
     queries = 64 * dim * 2 if dim > 128 else 0
     groups = columns // 16
     return {

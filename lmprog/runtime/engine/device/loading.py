@@ -17,6 +17,7 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.engine.adapters.adapted_decoder import fused_adapter
 from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.attention.float8 import Float8Scales
 from lmprog.runtime.engine.device.attention_choice import (
     NAMES,
     DeviceAttentionName,
@@ -48,6 +49,7 @@ from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
 from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
 from lmprog.runtime.engine.model.fusing import fused
+from lmprog.runtime.engine.model.kv_scales import kept_scales
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
@@ -83,6 +85,8 @@ class AskedModel:
     """None: whichever is right."""
     weight_kind: WeightKind | None = None
     """None: weights are of `dtype`."""
+    float8: Float8Scales | None = None
+    """None: keys and values are kept as `dtype`."""
 
     @property
     def attention(self) -> AttentionShape:
@@ -95,6 +99,7 @@ class AskedModel:
             head_dim=shape.head_dim,
             v_head_dim=shape.head_dim,
             dtype=self.dtype,
+            float8=self.float8,
         )
 
 
@@ -259,8 +264,11 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
             value=config.engine,
         )
     name = config.dtype or own
-    if config.kv_dtype not in (None, name):
-        raise NotSupported(f"on a device keys and values are kept in the model's type, {name}")
+    if config.kv_dtype not in (None, name, "fp8"):
+        raise NotSupported(
+            f"kv_dtype = {config.kv_dtype!r}: on a device keys and values are kept in the model's "
+            f"type, {name}, or as fp8"
+        )
     return AskedModel(
         folder,
         shape,
@@ -268,6 +276,7 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
         context_length(config, shape.context_len),
         config.attention,
         _weight_kind(config, folder),
+        kept_scales(folder, len(shape.windows)) if config.kv_dtype == "fp8" else None,
     )
 
 

@@ -29,7 +29,7 @@ def architecture_of(major: int, minor: int) -> str:
 def compiled(key: KernelsKey, architecture: str) -> bytes:
     """The cubin of a module. Raises NotSupported, with what the compiler said."""
     nvrtc = _nvrtc()
-    options = (f"-arch=sm_{architecture}", "-std=c++17", "-default-device", *key.defines)
+    options = _options(key, architecture)
     sources = _sources()
     major, minor = _checked(nvrtc, nvrtc.nvrtcVersion())
     digest = hashlib.sha256(f"{major}.{minor}|{key.source}|{options}".encode())
@@ -38,12 +38,22 @@ def compiled(key: KernelsKey, architecture: str) -> bytes:
     target = cache_folder() / "cubin" / f"{key.name}-{digest.hexdigest()[:24]}"
     if target.exists():
         return target.read_bytes()
-    cubin = _compile(nvrtc, sources, key.source, options)
+    cubin, _ = _compile(nvrtc, sources, key.source, options)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as scratch:
         scratch.write(cubin)
     os.replace(scratch.name, target)  # atomic: two processes may compile at once
     return cubin
+
+
+def account(key: KernelsKey, architecture: str) -> str:
+    """What NVRTC says of a module's registers, stack and spills; nothing is kept."""
+    options = (*_options(key, architecture), "--ptxas-options=-v")
+    return _compile(_nvrtc(), _sources(), key.source, options)[1]
+
+
+def _options(key: KernelsKey, architecture: str) -> tuple[str, ...]:
+    return (f"-arch=sm_{architecture}", "-std=c++17", "-default-device", *key.defines)
 
 
 def _nvrtc() -> Any:
@@ -70,7 +80,10 @@ def _checked(nvrtc: Any, result: tuple[Any, ...]) -> Any:
     return rest[0] if len(rest) == 1 else rest
 
 
-def _compile(nvrtc: Any, sources: dict[str, str], main: str, options: tuple[str, ...]) -> bytes:
+def _compile(
+    nvrtc: Any, sources: dict[str, str], main: str, options: tuple[str, ...]
+) -> tuple[bytes, str]:
+    """The cubin, and what the compiler said."""
     headers = {name: text for name, text in sources.items() if name != main}
     program = _checked(
         nvrtc,
@@ -85,12 +98,13 @@ def _compile(nvrtc: Any, sources: dict[str, str], main: str, options: tuple[str,
     try:
         given = [option.encode() for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
+        log = b" " * _checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
+        _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+        said = log.decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            said = b" " * _checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
-            _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, said))
-            raise NotSupported(f"the kernels cannot be compiled: {said.decode(errors='replace')}")
+            raise NotSupported(f"the kernels cannot be compiled: {said}")
         cubin: bytes = b" " * _checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
         _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
-        return cubin
+        return cubin, said
     finally:
         nvrtc.nvrtcDestroyProgram(program)

@@ -27,8 +27,8 @@ class PageReader(Protocol):
     def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
         """Causal attention of every row over its own pages, the step's tokens included.
 
-        pages [pages, 2, kv_heads, page_size, dim], keys before values; q and out [tokens, heads,
-        dim], perhaps longer than the step.
+        pages [pages, 2, kv_heads, page_size, dim], keys before values, as they are kept; q and out
+        [tokens, heads, dim], perhaps longer than the step.
         """
         ...
 
@@ -53,6 +53,9 @@ class ReferencePageReader:
             at = torch.from_numpy(table[:used].astype(np.int64)).to(pages.device)
             own = pages[at].permute(1, 0, 3, 2, 4).flatten(1, 2)  # [2, slots, kv_heads, dim]
             keys, values = own[:, : int(batch.kv_lens[row])]
+            if (scales := self._shape.float8) is not None:
+                keys = keys.float() * scales.keys[layer]
+                values = values.float() * scales.values[layer]
             positions = torch.from_numpy(batch.positions[first:last].astype(np.int64))
             out[first:last] = attend(
                 q[first:last], keys, values, positions.to(pages.device), self._shape.layers[layer]

@@ -23,6 +23,12 @@ from lmprog.runtime.engine.selection import select_engine
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.wire import SamplingParams
 
+_TRIED = (
+    ModuleKey("float", 64),
+    ModuleKey("bf16", 64),
+    ModuleKey("f16", 128),
+    ModuleKey("bf16", 128, "e4m3"),
+)
 _TREES = 40
 _PROMPT = "What is the capital of France?"
 _NEW_TOKENS = 16
@@ -57,11 +63,12 @@ def gpu_line() -> str:
 
 def _kernels(device: str) -> Iterator[GpuFinding]:
     trees = 3 if device == "emulated" else _TREES
-    for key in (ModuleKey("float", 64), ModuleKey("bf16", 64), ModuleKey("f16", 128)):
+    for key in _TRIED:
         driver: Driver = open_driver(device, key)
         found = gathered(driver, key, trees)
         what = f"{trees} random trees, the worst token {found.worst:.1e} from float64"
-        name = f"{key.type_name}/{key.head_dim}"
+        kept = f", keys and values {key.kept_name}" if key.kept_name else ""
+        name = f"{key.type_name}/{key.head_dim}{kept}"
         yield GpuFinding("ok" if found.is_right else "fail", name, what)
 
 

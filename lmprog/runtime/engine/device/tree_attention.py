@@ -55,7 +55,11 @@ def module_key(shape: AttentionShape) -> ModuleKey:
     most = 16 if name == "float" else 64
     if group > most:
         raise NotSupported(f"{group} query heads a key/value head are more than a tile of {most}")
-    return ModuleKey(name, shape.head_dim)
+    return ModuleKey(name, shape.head_dim, _kept_name(shape))
+
+
+def _kept_name(shape: AttentionShape) -> str:
+    return "" if shape.float8 is None else "e4m3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class TreeAttention:
         """
         if page_size & (page_size - 1):
             raise NotSupported(f"pages of {page_size} slots: on a device it is a power of two")
+        assert kernels.key.kept_name == _kept_name(shape), "kernels of another kind of pages"
         self.shape = shape
         self._reader = reader
         self._kernels = kernels
@@ -141,18 +146,19 @@ class TreeAttention:
     def page_bytes(shape: AttentionShape, page_size: int) -> int:
         """Memory of one page over all layers."""
         numbers = 2 * shape.num_kv_heads * page_size * shape.head_dim
-        return len(shape.layers) * numbers * shape.dtype.itemsize
+        return len(shape.layers) * numbers * shape.kept.itemsize
 
     def fill(self, value: float) -> None:
         """Every key and value: a pool whose content does not matter, for measuring."""
         self.pages.back(np.arange(self._num_pages, dtype=np.int32))
-        self._pool.view(self.shape.dtype).fill_(value)
+        filling = torch.tensor([value]).to(self.shape.kept).view(torch.uint8)
+        self._pool.view(-1, len(filling)).copy_(filling)
 
     def copy(self, copies: torch.Tensor) -> None:
         """Slots to slots in all layers, all sources before any target. # [copies, 2]"""
         self.join_pages()
         count, shape = len(copies), self.shape
-        run = shape.head_dim * shape.dtype.itemsize
+        run = shape.head_dim * shape.kept.itemsize
         size = count * len(shape.layers) * 2 * shape.num_kv_heads * run
         if self._copied.numel() < size:
             self.driver.event().wait()  # the old one may be in use
@@ -230,7 +236,7 @@ class TreeAttention:
             pages=self.pages.pages_per_layer,
             kv_heads=shape.num_kv_heads,
             page_shift=self._page_shift,
-            bytes=shape.head_dim * shape.dtype.itemsize,
+            bytes=shape.head_dim * shape.kept.itemsize,
             is_gather=is_gather,
         )
         self._kernels.launch("kv_copy", args)
@@ -248,6 +254,7 @@ class TreeAttention:
         """
         self._join_layer(layer)
         shape = self.shape
+        key_scale, value_scale = self._scales(layer)
         args = RopeArgs(
             qkv=address(qkv),
             q=address(q),
@@ -262,6 +269,8 @@ class TreeAttention:
             kv_heads=shape.num_kv_heads,
             page_shift=self._page_shift,
             eps=given.eps,
+            key_factor=1.0 / key_scale,
+            value_factor=1.0 / value_scale,
         )
         self._kernels.launch("rope_append", args)
 
@@ -300,12 +309,18 @@ class TreeAttention:
         """# [pages, 2, kv_heads, page_size, dim]"""
         own = self._pool[layer * self._layer_bytes : (layer + 1) * self._layer_bytes]
         sizes = (self.pages.pages_per_layer, 2, self.shape.num_kv_heads, 1 << self._page_shift)
-        return own.view(self.shape.dtype).view(*sizes, self.shape.head_dim)
+        return own.view(self.shape.kept).view(*sizes, self.shape.head_dim)
+
+    def _scales(self, layer: int) -> tuple[float, float]:
+        """Of keys and of values."""
+        scales = self.shape.float8
+        return (1.0, 1.0) if scales is None else (scales.keys[layer], scales.values[layer])
 
     def _attend_by_tree(
         self, layer: int, at: Mapping[str, int], q: torch.Tensor, out: torch.Tensor
     ) -> None:
         shape, own = self.shape, self.shape.layers[layer]
+        key_scale, value_scale = self._scales(layer)
         plan = self.rules.windows.index(own.window)
         kinds = {"small": Count.SMALL_ITEMS, "large": Count.LARGE_ITEMS}
         for kind, count in kinds.items():
@@ -329,8 +344,9 @@ class TreeAttention:
                 heads=shape.num_heads,
                 kv_heads=shape.num_kv_heads,
                 window=own.window or 0,
-                scale=own.scale,
+                scale=own.scale * key_scale,
                 softcap=own.softcap or 0.0,
+                value_scale=value_scale,
             )
             self._kernels.launch(f"tree_attention_{kind}", args)
         merging = MergeArgs(

@@ -172,6 +172,10 @@ def check_ranks(config: RuntimeConfig) -> None:
     of_processors = (None, "native", "reference")
     if config.device in ("cpu", "auto") and config.attention not in of_processors:
         raise _refused("attention", config.attention, f"{only}: attention is native or reference")
+    has_device = config.device not in ("cpu", "auto")
+    if config.kv_dtype == "fp8" and not has_device and config.attention != "reference":
+        says = f"{only}: kv_dtype = 'fp8' is of devices and of attention = 'reference'"
+        raise _refused("kv_dtype", config.kv_dtype, says)
     rank_device(config, config.tp - 1 if config.tp_ranks == "local" else 0)
 
 

@@ -39,7 +39,13 @@ from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
 from lmprog.runtime.engine.sharded.shard import Shard, shardable_shape
 from lmprog.runtime.engine.sharded.sharded_decoder import ShardedDecoder, shard_weights
 from lmprog.runtime.engine.sharded.sharded_device import DevicePart
-from lmprog.runtime.engine.torch_engine import DTYPES, KV_DTYPES, Loaded, Threads, TorchEngine
+from lmprog.runtime.engine.torch_engine import (
+    DTYPES,
+    Loaded,
+    Threads,
+    TorchEngine,
+    attention_shape,
+)
 
 log = logging.getLogger("lmprog")
 
@@ -165,7 +171,7 @@ class _Part:
             weights = shard_weights(shard, dtype, _source(folder, shard.shape))
             model = ShardedDecoder(shard, weights, agreed.context_len, group)
         self._loaded = Loaded(model, folder, agreed.context_len, dtype, weights.num_weights)
-        self._attention = model.attention_shape(KV_DTYPES[agreed.kv_dtype])
+        self._attention = attention_shape(self._loaded, agreed.kv_dtype)
 
     def num_pages(self) -> int:
         """For which this machine has memory, with all of its ranks."""
