@@ -1,9 +1,9 @@
 // What each kernel is called with: one struct by value. lmprog/runtime/engine/device/kernels.py
 // declares the same ones.
 //
-// T is the type of activations, K that of keys and values in pages: T, or e4m3 floats, which a layer's
-// scales turn into what they mean. Pointers first, then 32-bit numbers, so that no
-// padding is hidden.
+// T is the type of activations, K that of keys and values in pages: T, or e4m3 floats, which a
+// layer's scales turn into what they mean. Pointers first, then 32-bit numbers, so that no padding
+// is hidden.
 #pragma once
 #include "dev.cuh"
 

@@ -80,7 +80,7 @@ LM_DEV bf16 from_float<bf16>(float x) {
 template <class T>
 LM_DEV u32 multiply_pairs(u32 a, u32 b);
 template <>
-LM_DEV u32 multiply_pairs<bf16>(u32 a, u32 b) {  // a * b - 0: there is no product alone before sm_90
+LM_DEV u32 multiply_pairs<bf16>(u32 a, u32 b) {  // a * b - 0: no product alone before sm_90
     u32 r;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
     return r;
@@ -268,7 +268,8 @@ template <class T>
 LM_DEV u32 e4m3_pair(u32 x) {
     constexpr bool is_long = HalfOf<T>::has_long_fraction;
     constexpr u32 power = is_long ? 0x5c005c00u : 0x7b807b80u;  // 2^8, 2^120
-    return multiply_pairs<T>((x & 0x007f007fu) << (is_long ? 7 : 4) | (x & 0x00800080u) << 8, power);
+    const u32 sizes = (x & 0x007f007fu) << (is_long ? 7 : 4);
+    return multiply_pairs<T>(sizes | (x & 0x00800080u) << 8, power);
 }
 // Notes whether a word of e4m3 numbers had one that is none. Four at once, since checking each
 // where it is converted would cost as much as converting.

@@ -1,5 +1,5 @@
-// All kernels of one model: LM_TYPE (bf16, f16, float), LM_KV (how keys and values are kept: LM_TYPE
-// or e4m3) and LM_DIM (head size) say which. One compilation, one cubin.
+// All kernels of one model: LM_TYPE (bf16, f16, float), LM_KV (how keys and values are kept: as
+// LM_TYPE or e4m3) and LM_DIM (head size) say which. One compilation, one cubin.
 #ifdef LM_EMULATED
 #include "dev.cuh"
 #endif

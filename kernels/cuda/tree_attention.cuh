@@ -30,7 +30,7 @@ struct TreeTile {
     static constexpr u32 tile_bytes = columns * dim * sizeof(K);
     static constexpr u32 ring_bytes = stages * 2 * tile_bytes;
     static constexpr bool keeps_queries =
-        dim > 128;  // the 64-row tile keeps queries in shared memory, not in registers
+        dim > (is_bytes ? 64 : 128);  // the 64-row tile has queries in shared memory, not registers
     static constexpr u32 queries_bytes = keeps_queries ? 64 * dim * 2 : 0;
     static constexpr int small_threads = groups * 32, large_threads = 128;
     static constexpr u32 small_bytes =

@@ -111,7 +111,7 @@ FLOAT8: dict[str, Fault] = {
     "bytes: values divided by the scale of keys": (_ROPE, "is_value ? args.value_factor : args.key_factor", "args.key_factor"),
     "bytes: nothing is bounded": (_DEVICE, "(rounded < 126 ? rounded : 126)", "rounded"),
     "bytes: what is no number becomes one": (_DEVICE, "if (size > 0x7f800000u) return 127;", ""),
-    "bytes: read without their sign": (_DEVICE, "| (x & 0x00800080u) << 8, power", ", power"),
+    "bytes: read without their sign": (_DEVICE, "sizes | (x & 0x00800080u) << 8", "sizes"),
     "bytes: neighbours of a query in the order of words": (_TREE, "*first = (low & 0xffff) | high << 16;\n    *second = low >> 16 | (high & 0xffff0000u);", "*first = low;\n    *second = high;"),
     "bytes: columns in the order of 16 bits": (_TREE, "write(block * 16 + own * 4 + e * 2,", "write(block * 16 + e * 8 + own * 2,"),
     "bytes: values read without their scale": (_TREE, "r[1][e] * args.value_scale", "r[1][e]"),

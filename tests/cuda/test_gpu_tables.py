@@ -13,11 +13,11 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu_benchmark
 from benchmarks.gpu import model
-from benchmarks.gpu.compiled import TABLES, Compiled, compiled, resident
+from benchmarks.gpu.compiled import RECORDED, TABLES, Compiled, compiled, resident
 from lmprog.errors import NotSupported
 from lmprog.native import compiler as host_compiler
 from lmprog.runtime.engine.device import nvrtc
-from lmprog.runtime.engine.device.driver import MODULES, PRODUCT_MODULES, ModuleKey
+from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES, architecture_of
 
@@ -35,7 +35,7 @@ def table(compiler: str) -> list[Compiled]:
 @pytest.mark.parametrize("compiler", TABLES)
 def test_the_table_has_every_kernel_for_every_architecture_and_none_spills(compiler: str) -> None:
     rows = {(row.module, row.architecture, row.kernel): row for row in table(compiler)}
-    for key in (*MODULES, *PRODUCT_MODULES):
+    for key in RECORDED[compiler]:
         for architecture in ARCHITECTURES:
             for name, shape in kernel_shapes(key).items():
                 row = rows.pop((key.name, architecture, name))

@@ -126,7 +126,7 @@ def kernel_shapes(key: KernelsKey) -> dict[str, KernelShape]:
     is_bytes = key.kept_name == "e4m3"
     stages = 4 if is_bytes else {64: 4, 128: 3}.get(dim, 2)
     ring = stages * 2 * columns * dim * (1 if is_bytes else 2)
-    queries = 64 * dim * 2 if dim > 128 else 0
+    queries = 64 * dim * 2 if dim > (64 if is_bytes else 128) else 0
     groups = columns // 16
     return {
         "tree_attention_small": KernelShape(
