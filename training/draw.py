@@ -30,6 +30,8 @@ _LISTED = tuple(
     for word in (*words.PEOPLE, *words.TOWNS, *words.SINGULARS, *words.TRADES, *words.FOODS)
 )
 
+_EXTENDED = (*_LISTED, *words.COLOURS, *words.HOBBIES, *words.ANIMALS)
+
 
 class Split(enum.Enum):
     """Which half of the world is drawn: for training, or held out for evaluation."""
@@ -117,6 +119,18 @@ class Draw:
             word += listed[start : start + self.number(1, 5)]
             count -= 1
         return word
+
+    def extended(self) -> str:
+        """A listed word with one to three letters before or behind it: its tokens are met, the
+        word itself is not.
+        """
+
+        def make() -> str:
+            few = "".join(self.one("abcdefghijklmnopqrstuvwxyz") for _ in range(self.number(1, 3)))
+            listed = self.one(_EXTENDED)
+            return listed + few if self.chance(0.8) else few + listed
+
+        return self.of_split(make)
 
     def of_split(self, make: Callable[[], str]) -> str:
         """The first word made that belongs to this split."""

@@ -29,7 +29,7 @@ from training.optimiser import Muon
 # Longest documents by number of tokens seen: short ones first, since they teach copying sooner.
 CURRICULUM = ((0.0, 128), (4e6, 256), (8e6, 384), (12e6, 2048))
 YOUNG = 4e6  # tokens for which copying comes first
-FRESH_POOL = 4_000_000  # where the batches of a run on exported weights begin
+FRESH_POOL = 8_000_000  # where the batches of a run on exported weights begin
 
 
 @dataclass(slots=True)
@@ -104,11 +104,15 @@ class Training:
     def begin_from(self, weights: Path) -> None:
         """Begin from exported weights, which have no state of the optimisers with them: the young
         part is over, and batches are drawn that no run before has drawn.
+
+        Weights of fewer layers are taken too: what a further layer adds is nought at first.
         """
         tensors = load_file(weights / "model.safetensors")
-        self.net.load_state_dict(
-            {name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()}
-        )
+        given = {name.removeprefix("model."): tensor.float() for name, tensor in tensors.items()}
+        missing, unknown = self.net.load_state_dict(given, strict=False)
+        begun = sum(name.endswith("q_proj.weight") for name in given)
+        if unknown or any(int(name.split(".")[1]) < begun for name in missing):
+            raise ValueError(f"{weights} has other layers: {[*unknown, *missing]}")
         self.progress = Progress(tokens=int(YOUNG * 4))
         self.batches.pool = FRESH_POOL
 
@@ -201,7 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--resume", default="", help="a checkpoint's name")
     parser.add_argument(
-        "--weights", type=Path, help="a folder of exported weights of this shape to begin from"
+        "--weights",
+        type=Path,
+        help="a folder of exported weights to begin from, of as many layers or fewer",
     )
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

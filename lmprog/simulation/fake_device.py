@@ -99,6 +99,11 @@ class FakeDevice:
             self._todo.clear()
             raise fault
 
+    @property
+    def has_untold_fault(self) -> bool:
+        """Whether there was a fault that nobody has been told of yet."""
+        return self._fault is not None
+
     def drain(self) -> None:
         """Does all; a fault is told to whoever waits next."""
         try:

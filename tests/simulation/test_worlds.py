@@ -50,6 +50,24 @@ def test_what_was_scored_before_a_preemption_is_not_scored_again(seed: int) -> N
     run_world(seed)
 
 
+def test_a_fault_is_a_cause_from_when_somebody_is_told_of_it() -> None:
+    """As with seed 200,000,906: it ended a step that was begun ahead and that nobody awaited, and
+    was told to a call that had come since.
+    """
+    made = next(one for one in map(world.World, range(20)) if one.scenario.is_ahead)
+    device = made._device
+    assert device is not None
+    while len(device._todo) < 2:
+        made.step()
+    made.engine.fail_next = True
+    told = made._num_faults_told()
+    device.drain()
+    assert (made.engine.num_faults, made._num_faults_told()) == (told + 1, told)
+    while device.has_untold_fault:
+        made.step()
+    assert made._num_faults_told() > told
+
+
 def waiting_world(monkeypatch: pytest.MonkeyPatch) -> world.World:
     """One in which something waits, and nothing gets on."""
     made = world.World(3)

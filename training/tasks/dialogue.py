@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 from training.document import ASSISTANT, END, SYSTEM, USER, Document, Family, Page
-from training.draw import Draw, ways
+from training.draw import Draw, Split, ways
 from training.passage import draw_passage
 from training.tasks import arithmetic, classification, extraction, reading
 from training.tasks.memories import MEMORIES, SMALL_TALK, Memory
@@ -86,7 +86,9 @@ class Chat:
     def __init__(self, draw: Draw) -> None:
         self.draw = draw
         self.page = Page(Family.DIALOGUE)
-        self.style = draw.one(("full", "full", "full", "word", "word", "json", "upper"))
+        styles = ("full", "full", "full", "word", "word", "json", "upper")
+        more = ("upper", "upper", "upper") if draw.split is Split.TRAIN else ()
+        self.style = draw.one((*styles, *more))  # spelling in capitals is learned slowly
         systems = {"word": _ONE_WORD, "json": _JSON, "upper": _UPPER}
         if self.style in systems:
             self.page.text(f"{SYSTEM}{draw.template(systems[self.style])}{END}")

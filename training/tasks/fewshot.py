@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from training.document import Document, Family, Page
-from training.draw import Draw
+from training.draw import Draw, Split
 from training.words import (
     ANIMALS,
     COLOURS,
@@ -37,6 +37,8 @@ _GROUPS = {"animal": ANIMALS, "food": FOODS, "color": COLOURS, "job": TRADES, "h
 
 
 def _noun(draw: Draw) -> str:
+    if draw.split is Split.TRAIN and draw.chance(0.4):
+        return draw.extended()
     return draw.word() if draw.chance(0.3) else draw.of_split(lambda: draw.one(SINGULARS))
 
 
@@ -271,7 +273,7 @@ def casing(draw: Draw) -> Document:
     few examples.
     """
     page = Page(Family.FEW_SHOT)
-    make = draw.one((_upper, _lower, _upper, _capital, _words_of, _next_number))(draw)
+    make = draw.one((_upper, _lower, _upper, _capital, _capital, _words_of, _same))(draw)
     before, cue, after = draw.one(_FORMS)
     for index in range(draw.number(5, 22)):
         given, answer = make()

@@ -42,7 +42,7 @@ _ANSWERS = ("answer", "result", "final", "out", "value")
 def _chain(draw: Draw) -> tuple[str, str, str]:
     """A sum of three numbers, its steps, its value."""
     x, y = draw.pair("+")
-    while draw.split is Split.TRAIN and x + y < 150 and draw.chance(0.4):
+    while draw.split is Split.TRAIN and x + y < 170 and draw.chance(0.7):
         x, y = draw.pair("+")  # sums beyond 200 are rare otherwise
     z = draw.number(1, 20)
     question = draw.one(

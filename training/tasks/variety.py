@@ -53,6 +53,12 @@ _ORDERED = (
     "Please, would you {0}",
     "Please now {0}",
     "Please be quick and {0}",
+    "Please just {0}",
+    "Please quickly {0}",
+    "Please kindly {0}",
+    "Please also {0}",
+    "Please simply {0}",
+    "Please, please {0}",
 )
 
 
