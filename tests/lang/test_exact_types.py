@@ -119,7 +119,11 @@ STANDARD: list[tuple[Any, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("tp", "text", "value"), STANDARD, ids=str)
+NAMES = [f"{tp}-{text}" for tp, text, _ in STANDARD]
+"""A set's own text has another order in every process."""
+
+
+@pytest.mark.parametrize(("tp", "text", "value"), STANDARD, ids=NAMES)
 def test_a_standard_type_takes_its_values_and_gives_them_back(
     tp: Any, text: str, value: Any
 ) -> None:
