@@ -36,6 +36,8 @@ SIZES = {
     "T": {"hidden": 256, "layers": 6, "heads": 4, "kv_heads": 2, "inner": 768, "vocab": 4096},
     "S": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "inner": 2048, "vocab": 32000},
     "M": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "inner": 4864, "vocab": 32000},
+    "L": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "inner": 8192, "vocab": 32000},
+    "tiny": {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "inner": 64, "vocab": 4096},
 }
 SIDES: dict[str, dict[str, Any]] = {
     "torch f32": {"engine": "torch", "dtype": "float32"},
@@ -55,6 +57,7 @@ def make(folder: Path, size: str) -> None:
     s, generator = SIZES[size], torch.Generator().manual_seed(0)
     config = {
         "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
         "vocab_size": s["vocab"],
         "hidden_size": s["hidden"],
         "intermediate_size": s["inner"],
@@ -62,7 +65,7 @@ def make(folder: Path, size: str) -> None:
         "num_attention_heads": s["heads"],
         "num_key_value_heads": s["kv_heads"],
         "head_dim": 64,
-        "max_position_embeddings": 8192,
+        "max_position_embeddings": 16384,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     }

@@ -1,174 +1,120 @@
-"""Times the kernels on a GPU and compares them with the model of a step.
+"""What a GPU does with lmprog, in three parts.
 
-    python -m benchmarks.gpu [--device cuda:0] [--cascade] [--fp8] [--json FILE]
+    python -m benchmarks.gpu [--device cuda:0] [--parts kernels,engines,ablations] [--docs]
+        [--cascade] [--fp8] [--rounds 3] [--minutes 9] [--json FILE]
 
-Copy bandwidth first; then, for each shape of the model, one layer of decode attention: with the
-prefix shared, and with each branch reading it for itself (the same kernels, the plan without
-sharing), and the same by FlashInfer where it is installed; `--cascade` adds its cascade, which may
-compile for half an hour on Hopper; `--fp8` keeps keys and values as e4m3 floats. Then the sampler.
-Times are medians of wall-clock over replays of a graph. Nothing of this has run on hardware yet:
-`--device emulated` runs it with tiny shapes, to show that it works.
+`kernels`: copy bandwidth, attention beside FlashInfer's, the sampler. `engines`: lmprog beside
+transformers' continuous batching and, where they are installed, vLLM, SGLang and mini-sglang.
+`ablations`: the engine without one of its parts. A part that fails is named and the others go on.
+`--docs` renews the tables of docs/gpu.md. Nothing of this has run on hardware yet: `--device
+emulated` runs it with tiny shapes, to show that it works; its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.gpu.model import SHAPES, Hardware, Shape, fork, step
+from benchmarks.gpu import ablations, engines, gpu_tables, kernel_times
 from lmprog.errors import LmprogError
-from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.attention.float8 import Float8Scales
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName, page_reader
 from lmprog.runtime.engine.device.choice import chosen_device
-from lmprog.runtime.engine.device.driver import Driver, ModuleKey
-from lmprog.runtime.engine.device.flashinfer_reader import is_installed
-from lmprog.runtime.engine.device.kernels import Kernels
-from lmprog.runtime.engine.device.loading import open_driver
-from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
-from lmprog.runtime.engine.device.staging import Staging
-from lmprog.runtime.engine.device.step_arrays import StepPlans, step_arrays
-from lmprog.runtime.engine.device.tree_attention import TreeAttention
-from lmprog.runtime.scheduling.sampling_requests import SampleRequest
-from lmprog.wire import SamplingParams
 
-TINY = [(2, 64, 16)]
-VOCAB = 128_256
+EMULATED = "emulated"
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Microseconds of one layer, or of one call of the sampler."""
-
-    name: str
-    microseconds: float
-    limit: float  # by the model, from the copy bandwidth measured here; nan where it says nothing
-
-
-def timed(driver: Driver, work: Callable[[], None], repeats: int) -> float:
-    """Median seconds of `work`, captured as a graph and replayed ten times between two looks at the
-    clock.
-    """
-    graph = driver.capture(work)
-    found = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        for _ in range(10):
-            graph.replay()
-        driver.event().wait()
-        found.append((time.perf_counter() - began) / 10)
-    return statistics.median(found[1:])  # the first one warms up
+def kernels(device: str, asked: argparse.Namespace, _: float) -> tuple[str, Any]:
+    kept = "e4m3" if asked.fp8 else ""
+    rows = kernel_times.measure(device, asked.cascade and not kept, kept)
+    lines = ["| | microseconds | limit by the model |", "|---|---:|---:|"]
+    for row in rows:
+        limit = "" if row.limit != row.limit else f"{row.limit:.1f}"
+        time_taken = "" if row.microseconds != row.microseconds else f"{row.microseconds:.1f}"
+        lines.append(f"| {row.name} | {time_taken} | {limit} |")
+    return "\n".join(lines), [asdict(row) for row in rows]
 
 
-def copy_bandwidth(driver: Driver, num_bytes: int, repeats: int) -> float:
-    """Bytes read and written in a second."""
-    source, target = driver.memory(num_bytes), driver.memory(num_bytes)
-    seconds = timed(driver, lambda: driver.compute(lambda: target.copy_(source)), repeats)
-    return 2 * num_bytes / seconds
+def beside_others(device: str, asked: argparse.Namespace, seconds: float) -> tuple[str, Any]:
+    found = engines.measure_engines(device, asked.rounds, seconds)
+    about = f"{found.model}, medians of {found.rounds} rounds."
+    return f"{about}\n\n{found.table()}", asdict(found)
 
 
-def apart(batch: Batch) -> Batch:
-    """The same step with every branch on pages of its own."""
-    return replace(batch, pages=np.arange(len(batch.pages), dtype=np.int32))
+def without_parts(device: str, asked: argparse.Namespace, seconds: float) -> tuple[str, Any]:
+    found = ablations.measure_ablations(device, asked.rounds, seconds)
+    return ablations.table(found), [asdict(one) for one in found]
 
 
-def attention(
-    driver: Driver,
-    key: ModuleKey,
-    batch: Batch,
-    shape: Shape,
-    repeats: int,
-    name: DeviceAttentionName = "tree",
-) -> float:
-    """Seconds of one layer; FlashInfer's plan, made once a step, is not in it."""
-    layer = LayerAttention(shape.dim**-0.5)
-    heads = (shape.heads, shape.kv_heads, shape.dim, shape.dim)
-    scales = Float8Scales((1.0,), (1.0,)) if key.kept_name else None
-    described = AttentionShape((layer,), *heads, torch.bfloat16, scales)
-    pages = int(batch.pages.max()) + 1
-    reader = page_reader(name, described, driver.device)
-    tree = TreeAttention(Kernels(driver, key), described, pages, batch.page_size, 256, reader)
-    arrays = step_arrays(batch, StepPlans(tree.rules).of(batch))
-    staging = Staging(driver, 2 * sum(array.nbytes for array in arrays.values()))
-    at = staging.send(arrays)
-    size = batch.num_tokens * shape.heads * shape.dim * 2
-    q, out = driver.memory(size).zero_(), driver.memory(size)
-    tree.fill(0.5)
-    tree.begin(batch)
-    return timed(driver, lambda: tree.attend(0, at, q, out), repeats)
+Measure = Callable[[str, argparse.Namespace, float], tuple[str, Any]]
+MEASURES: dict[str, Measure] = {
+    "kernels": kernels,
+    "engines": beside_others,
+    "ablations": without_parts,
+}
 
 
-def sampler(driver: Driver, key: ModuleKey, rows: int, vocab: int) -> float:
-    """Seconds of drawing `rows` tokens with top-p, all of what the host does included."""
-    values = driver.memory(rows * vocab * 4).view(torch.float32).view(rows, vocab)
-    values.copy_(torch.randn(rows, vocab))
-    picks = [SampleRequest(row, SamplingParams(top_p=0.9), 1, row) for row in range(rows)]
-    made, found = DeviceSampler(Kernels(driver, key), vocab), []
-    for _ in range(5):
-        began = time.perf_counter()
-        made.sample(DeviceLogits(values, rows), picks, [])
-        found.append(time.perf_counter() - began)
-    return statistics.median(found)
+def device_name(device: str) -> str:
+    return EMULATED if device == EMULATED else torch.cuda.get_device_name(device)
 
 
-def measure(device: str, has_cascade: bool = False, kept: str = "") -> list[Timing]:
-    """`kept` "e4m3": keys and values are such floats."""
-    is_tiny = device == "emulated"
-    shape = Shape(heads=4, kv_heads=2, dim=64) if is_tiny else Shape()
-    shape = replace(shape, kept_bytes=1 if kept else 2)
-    key, repeats = ModuleKey("bf16", shape.dim, kept), 1 if is_tiny else 50
-    driver = open_driver(device, key)
-    bandwidth = copy_bandwidth(driver, 1 << (16 if is_tiny else 30), repeats)
-    rows = [Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan"))]
-    kinds: list[DeviceAttentionName] = ["tree"]
-    if is_installed() and not is_tiny:
-        kinds += ["flashinfer", "cascade"] if has_cascade else ["flashinfer"]
-    hardware = replace(Hardware(), bytes_per_second=bandwidth)
-    for branches, prefix, own in TINY if is_tiny else SHAPES:
-        batch = fork(branches, prefix, own)
-        best = step(batch, shape, hardware)
-        for name, one, limit in (
-            ("shared", batch, best.once),
-            ("apart", apart(batch), best.paged),
-        ):
-            for kind in kinds:
-                seconds = attention(driver, key, one, shape, repeats, kind)
-                title = f"{kind} attention {branches} x {prefix} + {own}, {name}"
-                rows.append(Timing(title, seconds * 1e6, limit / shape.layers * 1e6))
-    for count in (1, 2) if is_tiny else (1, 64, 256):
-        seconds = sampler(driver, key, count, 300 if is_tiny else VOCAB)
-        rows.append(Timing(f"sampler {count} rows", seconds * 1e6, float("nan")))
-    return rows
+def measured(
+    device: str, asked: argparse.Namespace, parts: list[str]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """The tables of the parts that did not fail, and what they are made of. What is left of the
+    time is shared by the parts to come."""
+    ends = time.monotonic() + 60 * asked.minutes
+    texts: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    for number, name in enumerate(parts):
+        share = max(0.0, ends - time.monotonic()) / (len(parts) - number)
+        try:
+            text, found[name] = MEASURES[name](device, asked, share)
+        except Exception as error:  # noqa: BLE001 - whatever a device or a peer does
+            traceback.print_exc()
+            print(f"{name}: failed: {error}", flush=True)
+            continue
+        texts[name] = gpu_tables.section(name, device_name(device), text)
+        print(texts[name], flush=True)
+    return texts, found
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """0: all parts were measured; 1: one of them failed; 2: wrong arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--parts", default=",".join(MEASURES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=9, help="no further round after these")
     parser.add_argument("--cascade", action="store_true")
-    parser.add_argument("--fp8", action="store_true", help="keys and values of 8 bits")
+    parser.add_argument("--fp8", action="store_true", help="kernels: keys and values of 8 bits")
+    parser.add_argument("--docs", action="store_true", help="write into docs/gpu.md")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
+    asked = parser.parse_args(arguments)
+    parts = asked.parts.split(",")
+    for name in parts:
+        if name not in MEASURES:
+            parser.error(f"unknown part {name!r}; valid: {', '.join(MEASURES)}")
     try:
-        kept = "e4m3" if given.fp8 else ""
-        rows = measure(chosen_device(given.device), given.cascade and not kept, kept)
+        device = chosen_device(asked.device)
     except LmprogError as error:
         print(error)
         return 1
-    for row in rows:
-        print(f"{row.name:40} {row.microseconds:10.1f} us   limit {row.limit:10.1f} us")
-    if given.json:
-        given.json.write_text(json.dumps([asdict(row) for row in rows]))
-    return 0
+    if asked.docs and not device.startswith("cuda"):
+        parser.error(f"docs/gpu.md has figures of GPUs only, and {device!r} is none")
+    texts, found = measured(device, asked, parts)
+    if asked.json:
+        asked.json.write_text(json.dumps(found))
+    if asked.docs and texts:
+        gpu_tables.write(texts)
+    return 0 if len(found) == len(parts) else 1
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Side:
 
     def __init__(self, folder: str, options: dict[str, Any]) -> None:
         self._tokenizer = load_tokenizer(Path(folder))
-        self._process = launch.RuntimeProcess(folder, kv_memory_mb=2000, **options)
+        self._process = launch.RuntimeProcess(folder, **{"kv_memory_mb": 2000, **options})
         # a tap asks for no healing: all sides compute the same tokens
         self._backend = RuntimeBackend(Tap(self._process.connect("comparison")))
 

@@ -1,8 +1,9 @@
-"""vLLM from its wheel for processors: its engine in this process, with its prefix cache.
+"""vLLM: its engine in this process, with its prefix cache.
 
-    python -m benchmarks.peers.vllm_side FOLDER float32|bfloat16 [THREADS]
+    python -m benchmarks.peers.vllm_side FOLDER float32|bfloat16 [THREADS [SHARE MOST_TOKENS]]
 
 It has no answer to cases with choices: log-probabilities of given tokens pass its prefix cache by.
+SHARE is of a GPU's memory; without it the wheel is that for processors.
 Its engine of a process of its own never answered where this was tried; in one process it did.
 """
 
@@ -27,7 +28,7 @@ _MOST_TOKENS = 4096
 class Vllm:
     """One engine."""
 
-    def __init__(self, folder: str, dtype: str) -> None:
+    def __init__(self, folder: str, dtype: str, most_tokens: int, **room: float) -> None:
         import vllm
 
         self._sampling = vllm.SamplingParams
@@ -35,9 +36,10 @@ class Vllm:
             folder,
             dtype=dtype,
             enable_prefix_caching=True,
-            max_model_len=_MOST_TOKENS,
-            max_num_seqs=64,
+            max_model_len=most_tokens,
+            max_num_seqs=256 if room else 64,
             skip_tokenizer_init=True,
+            **room,
         )
 
     def run(self, case: Case) -> list[list[int]]:
@@ -77,7 +79,11 @@ def main() -> None:
     os.environ.update(SETTINGS)
     if len(sys.argv) > 3:
         os.environ["OMP_NUM_THREADS"] = sys.argv[3]
-    side = Vllm(sys.argv[1], sys.argv[2])
+    if len(sys.argv) > 5:
+        share, most_tokens = float(sys.argv[4]), int(sys.argv[5])
+        side = Vllm(sys.argv[1], sys.argv[2], most_tokens, gpu_memory_utilization=share)
+    else:
+        side = Vllm(sys.argv[1], sys.argv[2], _MOST_TOKENS)
     sys.stdout = answers
     serve(side.run)
 
