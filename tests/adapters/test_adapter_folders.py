@@ -219,12 +219,12 @@ def test_adapters_are_given_as_name_and_folder(given: str) -> None:
     assert adapter_folders(mapped) == {"x": Path("a=b"), "y": Path("c")}
 
 
-def test_what_computes_no_adapters_refuses_them_by_name(good: Path) -> None:
+def test_what_computes_no_adapters_refuses_them_by_name(good: Path, tmp_path: Path) -> None:
     lora = (f"x={good}",)
-    with pytest.raises(
-        InvalidParameter, match="a device with weights of int8 computes no adapters"
-    ):
-        select_engine(RuntimeConfig(device="emulated", dtype="float32", quantize="int8", lora=lora))
+    foreign = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}
+    (tmp_path / "config.json").write_text(json.dumps(foreign))
+    with pytest.raises(InvalidParameter, match="the way through transformers computes no adapters"):
+        select_engine(RuntimeConfig(model=str(tmp_path), lora=lora))
     with pytest.raises(InvalidParameter, match="no adapters over several ranks"):
         check_ranks(RuntimeConfig(tp=2, lora=lora))
     with pytest.raises(ModelError, match="the adapter 'x' is no folder"):
