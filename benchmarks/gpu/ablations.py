@@ -77,6 +77,7 @@ VARIANTS = {
     "attention reference": Variant({"attention": "reference"}),
     "fp8 keys and values": Variant({"kv_dtype": "fp8"}),
     "virtual pool": Variant({"kv_pool": "virtual"}),
+    "pages of 64 tokens": Variant({"page_size": 64}),
 }
 
 

@@ -1,6 +1,6 @@
 """The kernels on a GPU, compared with FlashInfer's and with the model of a step.
 
-Copy bandwidth first; then, for each shape of the model, one layer of decode attention: with the
+Copy bandwidth and the rate of products first; then, for each shape of the model, one layer of decode attention: with the
 prefix shared, and with each branch reading it for itself (the same kernels, the plan without
 sharing), and the same by FlashInfer where it is installed; `--cascade` adds its cascade, which may
 compile for half an hour on Hopper; `--fp8` keeps keys and values as e4m3 floats. Then the sampler.
@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -68,6 +69,16 @@ def copy_bandwidth(driver: Driver, num_bytes: int, repeats: int) -> float:
     return 2 * num_bytes / seconds
 
 
+def product_rate(driver: Driver, size: int, repeats: int) -> float:
+    """Floating-point operations a second of torch's product of two square matrices in bfloat16."""
+    num_bytes = 2 * size * size
+    a, b, out = (
+        driver.memory(num_bytes).zero_().view(torch.bfloat16).view(size, size) for _ in range(3)
+    )
+    work = partial(driver.compute, partial(torch.mm, a, b, out=out))
+    return 2 * size**3 / timed(driver, work, repeats)
+
+
 def apart(batch: Batch) -> Batch:
     """The same step with every branch on pages of its own."""
     return replace(batch, pages=np.arange(len(batch.pages), dtype=np.int32))
@@ -120,7 +131,11 @@ def measure(device: str, has_cascade: bool = False, kept: str = "") -> list[Timi
     key, repeats = ModuleKey("bf16", shape.dim, kept), 1 if is_tiny else 50
     driver = open_driver(device, key)
     bandwidth = copy_bandwidth(driver, 1 << (16 if is_tiny else 30), repeats)
-    rows = [Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan"))]
+    products = product_rate(driver, 64 if is_tiny else 8192, repeats)
+    rows = [
+        Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan")),
+        Timing(f"products {products / 1e12:.0f} TFLOP/s", float("nan"), float("nan")),
+    ]
     kinds: list[DeviceAttentionName] = ["tree"]
     if is_installed() and not is_tiny:
         kinds += ["flashinfer", "cascade"] if has_cascade else ["flashinfer"]
