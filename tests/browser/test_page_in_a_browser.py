@@ -21,6 +21,7 @@ HOSTILE = (
 )
 OPEN = "#open-rows > ol > li"
 TABS = ("chat", "json", "select", "fork")
+PHASES = ("decode", "prefill", "waiting")
 
 
 def test_an_empty_runtime_says_what_to_do(window: Window) -> None:
@@ -64,9 +65,11 @@ def test_what_runs_is_shown_while_it_runs_and_can_be_stopped(window: Window) -> 
         window.fill("#panel-fork input[name=max_tokens]", "1500")
         window.submit("fork")
         window.until(lambda: window.count(OPEN) == 1, "a row")
-        assert window.text(f"{OPEN} .phase") in ("decode", "prefill", "waiting")
+        # a row is there from when the request came: until its calls are seen, it says "queued"
+        window.until(lambda: window.text(f"{OPEN} .phase") in PHASES, "how far it is")
         assert "/ui/play" in window.text(f"{OPEN} .name")
-        assert "5 branches" in window.text(f"{OPEN} .name"), "the prompt's and four forks"
+        forked = "5 branches"  # the prompt's and four forks
+        window.until(lambda: forked in window.text(f"{OPEN} .name"), forked)
         window.until(lambda: window.count("#plot .ghost") == 4, "what is being written")
         window.until(lambda: window.count("#plot .hot") > 0, "what is in use")
         window.until(lambda: window.text("#busy") == "4", "the figure")
