@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import queue
 from array import array
 from pathlib import Path
 from typing import cast
@@ -15,7 +16,11 @@ from lmprog.radix import PageAllocator
 from lmprog.runtime.engine.batch import build_batch
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.engine.native.memory_ahead import TOKENS_AHEAD, MemoryAhead
+from lmprog.runtime.engine.native.memory_ahead import (
+    TOKENS_AHEAD,
+    TOKENS_AT_REST,
+    MemoryAhead,
+)
 from lmprog.runtime.engine.native.page_memory import NativePageMemory
 from lmprog.runtime.engine.region import Region
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
@@ -137,7 +142,7 @@ def test_pages_populated_ahead_are_in_memory_and_keep_their_contents() -> None:
 
 def test_memory_is_asked_for_ahead_of_the_highest_page_and_again_after_it_went_back() -> None:
     asked: list[tuple[int, int]] = []
-    ahead = MemoryAhead(lambda *pages: asked.append(pages) is None, num_pages=100, page_size=64)
+    ahead = MemoryAhead(lambda *pages: asked.append(pages) is None, 100, 64, pause_seconds=9999)
     for page in [0, 3, 7]:  # half of the 16 pages that 1,024 tokens take
         ahead.reach(page)
     ahead.restart()
@@ -149,6 +154,34 @@ def test_memory_is_asked_for_ahead_of_the_highest_page_and_again_after_it_went_b
     ahead.restart()
     ahead.close()
     assert asked[2:] == [(0, 100)]
+
+
+def test_in_a_pause_more_memory_is_asked_for_in_small_stretches() -> None:
+    asked: queue.Queue[tuple[int, int]] = queue.Queue()
+    ahead = MemoryAhead(lambda *pages: asked.put(pages) is None, 800, 64, pause_seconds=0.0)
+    ahead.reach(1)
+    assert asked.get(timeout=60) == (0, 18)  # 1,024 tokens beyond the page, while the step goes on
+    with pytest.raises(queue.Empty):
+        asked.get(timeout=0.05)
+    ahead.step_ended()
+    goal = 2 + TOKENS_AT_REST // 64
+    stretches = [(first, min(first + 4, goal)) for first in range(18, goal, 4)]
+    assert [asked.get(timeout=60) for _ in stretches] == stretches
+    ahead.restart()
+    with pytest.raises(queue.Empty):  # what was given back stays so until there is a step
+        asked.get(timeout=0.05)
+    ahead.close()
+
+
+def test_in_a_pause_no_more_than_an_eighth_of_all_is_asked_for() -> None:
+    asked: queue.Queue[tuple[int, int]] = queue.Queue()
+    ahead = MemoryAhead(lambda *pages: asked.put(pages) is None, 160, 64, pause_seconds=0.0)
+    ahead.reach(9)
+    ahead.step_ended()
+    found = [asked.get(timeout=60) for _ in range(2)]
+    ahead.close()
+    assert found == [(0, 26), (26, 30)]
+    assert asked.empty()
 
 
 def test_a_system_that_cannot_is_asked_once() -> None:
@@ -185,3 +218,14 @@ def test_a_step_asks_for_the_memory_of_the_pages_after_its_own() -> None:
     wanted = pages.page_bytes * min(TOKENS_AHEAD // page_size, engine.num_pages)
     assert wanted > 1 << 20
     assert resident() - before > 0.9 * wanted
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_memory_whose_thread_has_failed() -> None:
+    def failing(first: int, last: int) -> bool:
+        raise OSError("told to fail")
+
+    ahead = MemoryAhead(failing, num_pages=100, page_size=64)
+    ahead.reach(0)
+    ahead.restart()
+    ahead.close()

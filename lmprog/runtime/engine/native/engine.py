@@ -147,7 +147,10 @@ class NativeEngine:
                 byref(step.rows), batch.page_size, step.rows.order, step.rows.common
             )
         to, stride = c_void_p(self._logits.ctypes.data), self._logits.shape[1]
-        if self._library.lmprog_engine_step(self._handle, byref(step), to, stride):
+        is_refused = self._library.lmprog_engine_step(self._handle, byref(step), to, stride)
+        if self._ahead is not None:
+            self._ahead.step_ended()
+        if is_refused:
             what = "a token, a position, a logit or an adapter"
             raise ValueError(f"the batch names {what} that is out of range")
         return self._logits[:wanted, : self.vocab_size]
