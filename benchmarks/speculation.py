@@ -10,8 +10,9 @@ and the next token of the answer gets the greatest one; drafts know nothing of t
 that of a model that does its task, and costs are those of this one.
 
 Each mode has one runtime for a workload, which goes on learning what drafts are worth; its first
-round is not counted. With --fresh it has a new one in each round, and all of them count. How times
-are compared is told in `draft_rounds`.
+round is not counted. With --fresh it has a new one in each round, and all of them count. With --again
+there is a second runtime without drafts: what its times differ by is chance. How times are compared is
+told in `draft_rounds`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from training.document import Family
 from training.items import draw_items
 
 MODES = ("off", "always", "auto")
+AGAIN = "off again"
+"""A second runtime without drafts."""
 LETTER = """Dear Mr Hollis,
 
 thank you for your letter of 12 March. I write to confirm that the delivery of forty oak chairs to the
@@ -124,7 +127,7 @@ class Script:
 
 
 def opened(model: str, mode: str) -> OwnLoop:
-    return OwnLoop(model, speculation=mode, kv_memory_mb=64)
+    return OwnLoop(model, speculation="off" if mode == AGAIN else mode, kv_memory_mb=64)
 
 
 class Asked:
@@ -168,26 +171,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--fresh", action="store_true", help="a new runtime in each round")
+    parser.add_argument("--again", action="store_true", help="a second runtime without drafts")
     parser.add_argument("--only", default="", help="workloads whose names have this in them")
     chosen = parser.parse_args()
+    modes = (*MODES, AGAIN) if chosen.again else MODES
     print(head("workload", "at once"))
     for task in tasks(chosen.calls):
         for at_once in chosen.at_once if chosen.only in task.name else ():
-            report(task, at_once, chosen.model, chosen.rounds, is_fresh=chosen.fresh)
+            found = rounds_of(task, at_once, chosen.model, modes, chosen.rounds, chosen.fresh)
+            for line in compared(found):
+                print(f"| {task.name} | {at_once} | {line.cells()}", flush=True)
 
 
-def report(task: Task, at_once: int, model: str, rounds: int, *, is_fresh: bool) -> None:
-    """A line for each mode."""
-    found: dict[str, list[Round]] = {mode: [] for mode in MODES}
-    owns = {} if is_fresh else {mode: opened(model, mode) for mode in MODES}
+def rounds_of(
+    task: Task, at_once: int, model: str, modes: tuple[str, ...], rounds: int, is_fresh: bool
+) -> dict[str, list[Round]]:
+    """The rounds of each mode, asked in turn."""
+    found: dict[str, list[Round]] = {mode: [] for mode in modes}
+    owns = {} if is_fresh else {mode: opened(model, mode) for mode in modes}
     for number in range(rounds + (not is_fresh)):
         for mode in in_turn(found, number):
             own = owns.get(mode) or opened(model, mode)
             one = one_round(own, model, task, at_once, f"{number}")
             if number or is_fresh:
                 found[mode].append(one)
-    for line in compared(found):
-        print(f"| {task.name} | {at_once} | {line.cells()}", flush=True)
+    return found
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ CALL_MUTANTS = [
         "",
     ),
     Mutant(
-        "a fork shares its parent's tokens",
+        "what a fork gains is its parent's too",
         "branch",
         _PROGRAMS + "branch.py",
-        "parent.tokens[:], parent.num_settled\n",
-        "parent.tokens, parent.num_settled\n",
+        "        self.tokens = self.tokens + encoded\n",
+        "        self.tokens += encoded\n",
     ),
     Mutant(
         "gained text begins too early",

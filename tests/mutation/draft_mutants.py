@@ -73,16 +73,30 @@ DRAFT_MUTANTS = [
     Mutant(
         "drafts that are wrong are tried for ever",
         "scheduling",
-        _SCHEDULING + "draft_worth.py",
-        "return chance if num_accepted == num_drafted else chance * (1.0 - lesson)",
-        "return chance",
+        _SCHEDULING + "draft_chances.py",
+        "(1.0 - (1.0 - self.value) * kept**num_right) * kept**num_wrong",
+        "1.0 - (1.0 - self.value) * kept**num_right",
     ),
     Mutant(
         "what a draft costs does not matter",
         "scheduling",
+        _SCHEDULING + "draft_chances.py",
+        "most = int(log(least / gain) / log(chance)) if gain > least else 0",
+        "most = count",
+    ),
+    Mutant(
+        "rows that gain nothing do not matter",
+        "scheduling",
         _SCHEDULING + "draft_worth.py",
-        "    while count < MOST and gain >= least:",
-        "    while count < MOST:",
+        "        return UNEVEN + (1.0 - UNEVEN) * self._of(kind).evenness",
+        "        return 1.0",
+    ),
+    Mutant(
+        "a trial may lose any time",
+        "scheduling",
+        _SCHEDULING + "draft_worth.py",
+        "        return max(1, int(credit / ratio)) if ratio * MOST > credit else MOST",
+        "        return MOST",
     ),
 ]
 """In the order of a step: what is drafted, sampled, accepted, and learned."""

@@ -11,8 +11,8 @@ ROOMS = {
     "scheduling": "tests/runtime/test_client_shares.py tests/runtime/test_admission_order.py "
     "tests/runtime/test_short_memory.py "
     "tests/runtime/test_namespaces.py tests/runtime/test_scheduler.py "
-    "tests/runtime/test_draft_worth.py tests/runtime/test_speculation.py "
-    "tests/runtime/test_draft_model.py",
+    "tests/runtime/test_draft_chances.py tests/runtime/test_draft_worth.py "
+    "tests/runtime/test_speculation.py tests/runtime/test_draft_model.py",
     "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_forced_tokens.py "
     "tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
     "tests/runtime/test_streamed_logprobs.py tests/runtime/test_usage.py",

@@ -10,25 +10,21 @@ import pytest
 
 from lmprog.config import SchedulerConfig, SpeculationName
 from lmprog.runtime.scheduling import drafting
+from lmprog.runtime.scheduling.draft_chances import MOST
 from lmprog.runtime.scheduling.draft_worth import (
     ALLOWED,
-    AT_FIRST,
+    ALONE,
     COMPARED,
-    EVIDENCE,
     FIRST_RATIO,
     KEPT,
-    MOST,
     MOST_CREDIT,
-    SHORTEST,
+    OUTLIER,
     STAKE,
     STALE,
+    UNEVEN,
     DraftAccounts,
-    DraftChances,
     DraftCosts,
-    DraftKind,
     StepKind,
-    after_draft,
-    most_worth,
 )
 from lmprog.runtime.scheduling.drafts import Guess
 from lmprog.runtime.scheduling.plan import Row
@@ -69,9 +65,25 @@ def test_costs_of_many_rows_are_not_those_of_one() -> None:
     one, many = StepKind(1, True), StepKind(16, True)
     assert costs.ratio(one) == pytest.approx(1 / 11, abs=0.05)
     assert costs.ratio(many) == pytest.approx(16 / 26, abs=0.05)
-    assert costs.ratio(one) < costs.least(one) < 1.5 * costs.ratio(one)
-    assert costs.least(many) > 1.5 * costs.ratio(many), "others go on more slowly"
     assert costs.ratio(StepKind(16, False)) == FIRST_RATIO, "masks cost something, too"
+
+
+def test_steps_with_more_drafted_tokens_tell_better_what_one_costs() -> None:
+    """One of 64 beside many of one, which other work makes three times as dear."""
+    costs, kind = DraftCosts(), StepKind(8, True)
+    costs.observe_plain(kind, 8.0)
+    costs.observe(kind, 64, 8.0 + 64 * 0.4)
+    for _ in range(12):
+        costs.observe(kind, 1, 8.0 + 3 * 0.4)
+    assert costs.ratio(kind) == pytest.approx(0.4, abs=0.05)
+
+
+def test_a_step_that_took_much_longer_than_it_should_was_disturbed() -> None:
+    costs, kind = DraftCosts(), StepKind(8, True)
+    for _ in range(20):
+        costs.observe_plain(kind, 8.0)
+        assert costs.observe(kind, 16, 16.0) <= 2.1
+    assert costs.observe(kind, 16, 800.0) == pytest.approx(2.0 * OUTLIER, rel=0.05)
 
 
 def test_a_machine_that_was_busy_with_something_else_is_not_the_drafts_fault() -> None:
@@ -112,53 +124,6 @@ def test_a_cost_measured_long_ago_is_doubted() -> None:
     for _ in range(1_500):
         costs.observe_plain(kind, 1.0)
     assert costs.ratio(kind) == pytest.approx(FIRST_RATIO, abs=0.05)
-
-
-# --- what is right
-
-
-def test_more_is_drafted_the_likelier_it_is_right_and_the_less_it_costs() -> None:
-    assert [most_worth(chance, 0.3) for chance in (0.2, 0.3, 0.6, 0.9, 1.0)] == [0, 1, 2, 11, MOST]
-    assert [most_worth(0.6, least) for least in (0.61, 0.6, 0.1, 0.0)] == [0, 1, 4, MOST]
-
-
-def test_a_chance_follows_what_happened() -> None:
-    assert after_draft(AT_FIRST, 3, 3) > after_draft(AT_FIRST, 1, 1) > AT_FIRST
-    assert after_draft(AT_FIRST, 0, 5) < AT_FIRST
-    assert after_draft(AT_FIRST, 0, 5) == after_draft(AT_FIRST, 0, 1), "only the first one counts"
-    assert after_draft(AT_FIRST, 2, 5) < after_draft(AT_FIRST, 2, 2)
-
-
-def test_what_was_learned_of_a_kind_holds_for_the_next_request() -> None:
-    chances, short, long = DraftChances(), DraftKind.of(True, 3), DraftKind.of(True, 12)
-    assert chances.of(short) == chances.of(long) == AT_FIRST
-    for _ in range(12):
-        chances.learn(short, 0, 2)
-        chances.learn(long, 6, 6)
-    assert chances.of(short) < 0.15
-    assert chances.of(long) > 0.9
-    assert chances.evidence_worth(True, least=0.5) == [4, EVIDENCE[-1]]
-    assert chances.of(DraftKind.of(False, 3)) == AT_FIRST, "constrained ones are of another kind"
-
-
-def test_the_first_outcomes_of_a_kind_count_most() -> None:
-    chances, kind = DraftChances(), DraftKind.of(False, SHORTEST)
-    chances.learn(kind, 0, 1)
-    first = AT_FIRST - chances.of(kind)
-    for _ in range(60):
-        chances.learn(kind, 1, 1)
-    before = chances.of(kind)
-    chances.learn(kind, 0, 1)
-    assert (before - chances.of(kind)) / before < first / AT_FIRST / 2
-
-
-def test_a_kind_that_was_wrong_is_tried_again_seldom() -> None:
-    chances, kind, num_tried = DraftChances(), DraftKind.of(True, SHORTEST), 0
-    for _ in range(10_000):
-        if SHORTEST in chances.evidence_worth(True, least=0.3):
-            num_tried += 1
-            chances.learn(kind, 0, 1)
-    assert 20 < num_tried < 300
 
 
 # --- whether it pays
@@ -208,14 +173,46 @@ def test_where_drafts_save_time_nothing_pauses() -> None:
     assert num_drafted == 500 - 500 // (COMPARED + 1), "but for a few to compare with"
 
 
-def test_beside_other_rows_a_right_token_saves_less_than_a_row_costs() -> None:
-    """A quarter of a step, if nobody else went on more slowly: half of that counts."""
-    assert Steps(1.2).run(DraftAccounts(), 500) < 100
-    assert Steps(1.1).run(DraftAccounts(), 500) > 400
-    accounts, alone = DraftAccounts(), StepKind(1, True)
-    for _ in range(100):
-        accounts.book(alone, 1, 1.6)
-    assert accounts.is_open(alone)
+def test_a_right_token_saves_less_where_some_rows_go_on_slowly() -> None:
+    """Of a row's part of a step: all of it, a half, or what was found between the two."""
+    kind = StepKind(4, True)
+    for paces, saved in (([6.0] * 4, 1.0), ([6.0, 6.0, 6.0, 0.0], UNEVEN), ([2.0, 1.0] * 2, 5 / 6)):
+        accounts = DraftAccounts()
+        for _ in range(100):
+            accounts.see_paces(kind, paces)
+        assert accounts.saved_by_one(kind) == pytest.approx(saved, abs=0.01)
+        assert accounts.saved_by_one(StepKind(1, True)) == ALONE
+        assert UNEVEN < accounts.saved_by_one(StepKind(64, True)) < 1.0, "not known yet"
+
+
+def test_where_rows_gain_alike_drafts_that_cost_half_of_a_row_pay() -> None:
+    """And where one of them gains nothing, they do not."""
+    kind = StepKind(4, True)
+    for paces, pays in (([3.0] * 4, True), ([4.0, 4.0, 4.0, 0.0], False)):
+        accounts = DraftAccounts()
+        for _ in range(60):
+            accounts.see_paces(kind, paces)
+            accounts.book(kind, 12, 1.0 + 16 * 0.5 / 4)
+        assert accounts.is_open(kind) == pays
+
+
+def test_a_trial_stakes_no_more_than_it_may_lose() -> None:
+    """Each row tries so many tokens that all of them together, if none is right, take what is
+    left; what they save lets the next steps try more.
+    """
+    accounts, kind, ratio, tried = DraftAccounts(), StepKind(8, True), 0.5, []
+    for _ in range(12):
+        tried.append(accounts.most_each(kind, ratio))
+        accounts.book(kind, 8 * tried[-1], 1.0 + tried[-1] * ratio)
+    assert tried[0] == STAKE / ratio
+    assert tried == sorted(tried)
+    assert tried[-1] == MOST
+    accounts, lost = DraftAccounts(), 0.0
+    while accounts.is_open(kind):
+        num_steps = 1.0 + accounts.most_each(kind, ratio) * ratio
+        accounts.book(kind, 0, num_steps)
+        lost += num_steps - 1.0
+    assert lost <= STAKE
 
 
 def test_what_was_saved_does_not_pay_for_endless_losses() -> None:
@@ -255,8 +252,8 @@ def drafted_in(mode: SpeculationName, right: float, length: int = 150) -> Rig:
 
 
 def test_drafts_that_are_wrong_are_given_up_and_tried_again_seldom() -> None:
-    stats = drafted_in("auto", right=0.0).scheduler.stats
-    assert 3 <= stats.drafted_tokens <= 30
+    stats = drafted_in("auto", right=0.0, length=900).scheduler.stats
+    assert 3 <= stats.drafted_tokens <= 60
     assert stats.accepted_tokens == 0
     assert drafted_in("always", right=0.0).scheduler.stats.drafted_tokens > 400
 
@@ -313,7 +310,7 @@ def test_nothing_is_looked_for_and_little_noted_while_drafts_pause(
 def test_drafts_that_are_right_are_made_longer() -> None:
     stats = drafted_in("auto", right=1.0).scheduler.stats
     assert stats.accepted_tokens == stats.drafted_tokens
-    assert stats.steps < 150 / 3
+    assert stats.steps < 150 / 2
 
 
 def test_nothing_is_drafted_where_that_is_off() -> None:

@@ -11,7 +11,7 @@ import pytest
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.engine.sampler import TorchSampler
-from lmprog.runtime.scheduling.draft_worth import SHORTEST
+from lmprog.runtime.scheduling.draft_chances import SHORTEST
 from lmprog.runtime.scheduling.drafts import Guess
 from lmprog.runtime.scheduling.prompt_lookup import LONGEST, continuation
 from lmprog.simulation import plain_sampler

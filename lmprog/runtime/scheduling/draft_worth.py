@@ -1,39 +1,28 @@
-"""How many tokens are worth drafting: by how often drafts of a kind were right, and by what drafted
-tokens cost on this machine; and whether drafting saves time at all, by what steps with drafts
-brought in what time. All of it is measured while running, and shared by all requests of a runtime:
-a request of few tokens has none to learn from.
+"""What drafts cost and what they save: how much longer a step lasts with drafted tokens, on this
+machine; what of a row a right one saves; and whether drafting saves time at all, by what steps with
+drafts brought in what time. All of it is measured while running.
 
-Knows counts and seconds; has no clock of its own.
+Knows counts and seconds; has no clock of its own. How likely drafts are right is `draft_chances`'
+matter.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-MOST = 16
-"""Tokens drafted at a time."""
-AT_FIRST = 0.6
-"""Chance that a drafted token of some kind is right, before any was tried."""
-FIRST_LESSONS = 3
-"""So many outcomes `AT_FIRST` counts for."""
-SHARED_LESSON = 1 / 16
-"""Of a kind's chance, what one drafted token's outcome makes, at least."""
-DOUBT = 1 / 2048
-"""Of the distance to 1, what a kind's chance rises by where it is too low for a draft, to be tried
-again.
-"""
-LESSON = 0.25
-"""Of a sequence's own chance, what one drafted token's outcome makes."""
-FORGOTTEN = 1 / 64
-"""Of the distance to 1, what it rises by where it is too low for a draft."""
+from lmprog.runtime.scheduling.draft_chances import MOST
+
 FIRST_RATIO = 0.25
 """What a drafted token costs as a part of a row, before any was measured."""
 RATIO_DOUBT = 1 / 256
 """Of the distance to `FIRST_RATIO`, what a step without drafts goes back, to be measured again."""
-NEWEST = 0.2
-"""Of a measured ratio, what the newest step makes."""
+KEPT_OF_RATIO = 0.9
+"""Weight of the steps that it was measured by at each new one."""
+FIRST_SQUARES = 4.0
+"""What `FIRST_RATIO` counts for: as much as one step with two drafted tokens."""
 OUTLIER = 2.0
 """A step that took so many times what it should is taken for one that took that."""
 KEPT = 7
@@ -43,18 +32,24 @@ STALE = 256
 COMPARED = 16
 """After so many steps with drafts one is made without, to compare with."""
 ALONE = 0.75
-"""Of a step of one row, what a right token saves: where that is only as much as drafts cost, these
-are not worth it.
+"""Of a step of one row, what a right token saves: a step among others without drafts is quicker
+than one among those with, by which it is measured.
 """
 UNEVEN = 0.5
-"""Of a row of a step, what it saves beside other rows: some of them go on more slowly, and the
-steps that are left for these cost little less.
+"""Of a row of a step, what a right token saves where some rows go on as slowly as without drafts:
+the steps that are left for these cost little less.
 """
+EVENNESS_AT_FIRST = 0.5
+"""What the least advanced row gains, as a part of the mean of all, before any was measured."""
+EVENNESS_LESSON = 0.1
+"""Of that, what the newest step with drafts makes."""
 ALLOWED = 0.015
 """Of the time of steps without drafts, what trying them again may lose."""
-STAKE = 1.0
-"""Steps without drafts whose time a trial may lose."""
-MOST_CREDIT = 8.0
+STAKE = 2.0
+"""Steps without drafts whose time a trial may lose: fewer let each row try one token, which cannot
+pay for what a step with drafts costs at all.
+"""
+MOST_CREDIT = 16.0
 """Of these, how many drafts that have saved more than that may lose before they are given up."""
 
 
@@ -64,83 +59,6 @@ class StepKind(NamedTuple):
     num_rows: int
     is_plain: bool
     """No row has a mask, penalties or a prompt to score."""
-
-
-WRITTEN = 0
-"""The evidence of a draft that a model wrote ..."""
-ASKED = 1
-"""... that of text that a constraint asks for ..."""
-SHORTEST = 2
-"""... and the least of any other: so many tokens stood before in the text, and went on so."""
-EVIDENCE = (WRITTEN, ASKED, SHORTEST, 2 * SHORTEST, 4 * SHORTEST)
-"""Drafts with as much and not as much as the next are one kind."""
-
-
-class DraftKind(NamedTuple):
-    """Drafts whose outcomes are alike, whatever requests they are of."""
-
-    is_plain: bool
-    """The request has nothing that masks or forces tokens."""
-    evidence: int
-    """One of `EVIDENCE`."""
-
-    @staticmethod
-    def of(is_plain: bool, evidence: int) -> DraftKind:
-        return DraftKind(is_plain, EVIDENCE[min(evidence.bit_length(), len(EVIDENCE) - 1)])
-
-
-def after_draft(
-    chance: float, num_accepted: int, num_drafted: int, lesson: float = LESSON
-) -> float:
-    """The chance that the next drafted token is right, now that the first `num_accepted` of so many
-    were; of those after the first wrong one nothing is known.
-    """
-    chance = 1.0 - (1.0 - chance) * (1.0 - lesson) ** num_accepted
-    return chance if num_accepted == num_drafted else chance * (1.0 - lesson)
-
-
-def most_worth(chance: float, least: float) -> int:
-    """How many tokens to draft, each right with `chance` if those before it are, where at least
-    `least` is worth it.
-    """
-    count, gain = 0, chance
-    while count < MOST and gain >= least:
-        count += 1
-        gain *= chance
-    return count
-
-
-class DraftChances:
-    """How often drafted tokens were right, by the kind of draft."""
-
-    def __init__(self) -> None:
-        self._chances: dict[DraftKind, float] = {}
-        self._num_lessons: dict[DraftKind, int] = {}
-
-    def of(self, kind: DraftKind) -> float:
-        """The chance that the first drafted token is right."""
-        return self._chances.get(kind, AT_FIRST)
-
-    def learn(self, kind: DraftKind, num_accepted: int, num_drafted: int) -> None:
-        """Of a draft so many tokens were right. The first outcomes count most."""
-        known = self._num_lessons.get(kind, FIRST_LESSONS)
-        lesson = max(SHARED_LESSON, 1 / (known + 1))
-        self._num_lessons[kind] = known + min(num_accepted + 1, num_drafted)
-        self._chances[kind] = after_draft(self.of(kind), num_accepted, num_drafted, lesson)
-
-    def evidence_worth(self, is_plain: bool, least: float) -> list[int]:
-        """The evidence of drafts that are right with a chance of at least `least`. The others'
-        chances rise a bit, as once a step.
-        """
-        found = []
-        for evidence in EVIDENCE[2 if is_plain else 1 :]:
-            kind = DraftKind(is_plain, evidence)
-            chance = self._chances.get(kind, AT_FIRST)
-            if chance >= least:
-                found.append(evidence)
-            else:
-                self._chances[kind] = chance + (1.0 - chance) * DOUBT
-        return found
 
 
 class _PlainTimes:
@@ -162,25 +80,44 @@ class _PlainTimes:
         self.measured = at
 
 
+class _DraftedTimes:
+    """How much longer steps with drafts last, in rows: the line through nothing, by least squares.
+    The newest count most, and at first there are some like `FIRST_RATIO`.
+    """
+
+    __slots__ = ("products", "squares")
+
+    def __init__(self) -> None:
+        self.squares = FIRST_SQUARES
+        self.products = FIRST_RATIO * FIRST_SQUARES
+
+    def ratio(self) -> float:
+        return min(1.0, max(0.0, self.products / self.squares))
+
+    def add(self, num_drafted: int, rows: float) -> None:
+        self.products = KEPT_OF_RATIO * self.products + num_drafted * rows
+        self.squares = KEPT_OF_RATIO * self.squares + num_drafted * num_drafted
+
+    def doubt(self) -> None:
+        self.products += (FIRST_RATIO * self.squares - self.products) * RATIO_DOUBT
+
+
 class DraftCosts:
     """What a drafted token costs, as a part of what a row of one token does.
 
-    A right token saves its sequence a row of a later step; so one that is right with a chance of at
-    least the ratio is worth it. Its cost is how much longer a step with drafts lasts than one of as
-    many rows without. Ratios are kept by about the number of rows, which share what is fixed.
+    Its cost is how much longer a step with drafts lasts than one of as many rows without, by the
+    newest steps: those with more drafted tokens tell it better. Kept by about the number of rows,
+    which share what is fixed.
     """
 
     def __init__(self) -> None:
         self._plain: dict[StepKind, _PlainTimes] = {}
-        self._ratios: dict[int, float] = {}
+        self._drafted: dict[int, _DraftedTimes] = {}
         self._num_steps = 0
 
     def ratio(self, kind: StepKind) -> float:
-        return self._ratios.get(_size(kind), FIRST_RATIO)
-
-    def least(self, kind: StepKind) -> float:
-        """The chance of being right from which on a drafted token is worth it."""
-        return self.ratio(kind) / _saved_by_one(kind)
+        times = self._drafted.get(_size(kind))
+        return FIRST_RATIO if times is None else times.ratio()
 
     def usual(self, kind: StepKind) -> float | None:
         """Seconds of a step without drafts; None where none was measured lately."""
@@ -195,19 +132,22 @@ class DraftCosts:
         if self.usual(kind) is None:
             self._plain[kind] = _PlainTimes()
         self._plain[kind].add(seconds, self._num_steps)
-        size = _size(kind)
-        if size in self._ratios:
-            self._ratios[size] += (FIRST_RATIO - self._ratios[size]) * RATIO_DOUBT
+        if (times := self._drafted.get(_size(kind))) is not None:
+            times.doubt()
 
-    def observe(self, kind: StepKind, num_drafted: int, seconds: float) -> None:
-        """The same with so many drafted tokens."""
-        self._num_steps += 1
+    def observe(self, kind: StepKind, num_drafted: int, seconds: float) -> float:
+        """The same with so many drafted tokens. Returns how many of the usual steps without would
+        have lasted as long; one that took much longer than expected was disturbed.
+        """
         usual = self.usual(kind)
-        if usual is not None:
-            row = usual / kind.num_rows
-            more = min(seconds, OUTLIER * (usual + num_drafted * row)) - usual
-            found, ratio = min(1.0, max(0.0, more / num_drafted / row)), self.ratio(kind)
-            self._ratios[_size(kind)] = ratio + (found - ratio) * NEWEST
+        self._num_steps += 1
+        if usual is None:
+            return 1.0
+        times = self._drafted.setdefault(_size(kind), _DraftedTimes())
+        expected = 1.0 + num_drafted * times.ratio() / kind.num_rows
+        num_steps = min(seconds / usual, OUTLIER * expected)
+        times.add(num_drafted, (num_steps - 1.0) * kind.num_rows)
+        return num_steps
 
 
 class DraftAccounts:
@@ -235,6 +175,28 @@ class DraftAccounts:
     def is_open(self, kind: StepKind) -> bool:
         return self._of(kind).is_open
 
+    def most_each(self, kind: StepKind, ratio: float) -> int:
+        """How many tokens may be drafted for each row: so many that no more is lost than there is
+        if none is right.
+        """
+        credit = self._of(kind).credit
+        return max(1, int(credit / ratio)) if ratio * MOST > credit else MOST
+
+    def saved_by_one(self, kind: StepKind) -> float:
+        """Of a row of a step, what a right token saves. All of it where drafts bring all rows
+        alike: then later steps are saved, and not only rows of them.
+        """
+        if kind.num_rows == 1:
+            return ALONE
+        return UNEVEN + (1.0 - UNEVEN) * self._of(kind).evenness
+
+    def see_paces(self, kind: StepKind, paces: Sequence[float]) -> None:
+        """A step had drafts; such steps bring each of its rows so many right tokens."""
+        account, num_right = self._of(kind), sum(paces)
+        if num_right:
+            found = len(paces) * min(paces) / num_right
+            account.evenness += (found - account.evenness) * EVENNESS_LESSON
+
     def credit(self, kind: StepKind, lost: float, num_steps: int) -> None:
         """So many steps were made without drafts; to look for some took the time of `lost` of
         them.
@@ -250,9 +212,8 @@ class DraftAccounts:
     def book(self, kind: StepKind, num_accepted: int, num_steps: float) -> None:
         """A step with drafts, of which so many were right, took the time of `num_steps` without."""
         account = self._of(kind)
-        gain = num_accepted * _saved_by_one(kind) / kind.num_rows
-        most = OUTLIER * (1.0 + num_accepted / kind.num_rows)
-        account.take(1.0 + gain - min(num_steps, most))
+        saved = num_accepted * self.saved_by_one(kind) / kind.num_rows
+        account.take(1.0 + saved - num_steps)
         account.num_since_plain += 1
 
     def _of(self, kind: StepKind) -> _Account:
@@ -270,6 +231,8 @@ class _Account:
     credit: float = STAKE
     """What drafting may lose, in steps without."""
     is_open: bool = True
+    evenness: float = EVENNESS_AT_FIRST
+    """The least that drafts bring a row, as a part of what they bring one in the mean."""
     num_since_plain: int = 0
     """Steps with drafts since one was made without."""
 
@@ -282,8 +245,3 @@ def _size(kind: StepKind) -> int:
     """The same for numbers of rows that are about alike."""
     num_rows, is_plain = kind
     return 2 * num_rows.bit_length() + is_plain
-
-
-def _saved_by_one(kind: StepKind) -> float:
-    """Of a row, what a right token saves."""
-    return UNEVEN if kind.num_rows > 1 else ALONE

@@ -12,19 +12,17 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from functools import partial
 
-from lmprog.runtime.scheduling.draft_worth import (
-    ASKED,
-    FORGOTTEN,
+from lmprog.runtime.scheduling.draft_chances import (
     MOST,
     SHORTEST,
     WRITTEN,
-    DraftAccounts,
     DraftChances,
+    Worth,
+)
+from lmprog.runtime.scheduling.draft_worth import (
+    DraftAccounts,
     DraftCosts,
-    DraftKind,
     StepKind,
-    after_draft,
-    most_worth,
 )
 from lmprog.runtime.scheduling.drafts import DraftSource, GuessWorth, RowDraft, draft
 from lmprog.runtime.scheduling.generation import Generation
@@ -57,6 +55,8 @@ class Drafting:
         self.accounts = DraftAccounts()
         self._least = 0.0
         """The chance from which on a token is drafted in this step."""
+        self._most_each = MOST
+        """Tokens that may be drafted for each row of it."""
         self._looked = 0.0
         """Seconds that it took to look for drafts of this step."""
         self._num_unwatched = 0
@@ -67,6 +67,7 @@ class Drafting:
         """Lengthens rows by drafts of at most `budget` tokens in all; returns these by row."""
         if self._mode == "off" or not rows:
             return {}
+        began = self._clock()
         if self._mode == "auto":
             self._is_watched = not self._num_unwatched
             if not self._is_watched:
@@ -74,7 +75,6 @@ class Drafting:
                 return {}
             if not self._may_draft(rows):
                 return {}
-        began = self._clock()
         tasks: dict[int, Generation] = {}
         for index, row in enumerate(rows):
             task = row.sequence.task
@@ -103,7 +103,9 @@ class Drafting:
         if not self.accounts.may_draft(kind, has_prompts) or self.costs.usual(kind) is None:
             self._num_unwatched = 0 if self.accounts.is_open(kind) else UNWATCHED
             return False
-        self._least = self.costs.least(kind)
+        ratio = self.costs.ratio(kind)
+        self._least = ratio / self.accounts.saved_by_one(kind)
+        self._most_each = self.accounts.most_each(kind, ratio)
         return True
 
     def _guessed(
@@ -111,15 +113,15 @@ class Drafting:
     ) -> dict[int, RowDraft]:
         """By row: what the source guesses after it, where that is worth a draft."""
         found: dict[int, RowDraft] = {}
-        worth: dict[bool, list[int]] = {}
+        worth: dict[bool, Worth] = {}
         for index, task in tasks.items():
             row, is_plain = rows[index], task.is_plain
             sequence = row.sequence
             if is_plain not in worth:
-                worth[is_plain] = self._evidence(is_plain)
-            least = next((one for one in worth[is_plain] if one >= SHORTEST), None)
-            asks = ASKED in worth[is_plain] and _samples_forced(task)
-            if budget <= 0 or not (least or asks) or not self._may_be_right(sequence):
+                worth[is_plain] = self._worth(is_plain)
+            least, asks, best = worth[is_plain]
+            asks = asks and _samples_forced(task)
+            if budget <= 0 or not (least or asks) or not self._may_be_right(sequence, best):
                 continue
             most = partial(self._most, sequence, is_plain)
             asked = GuessWorth(least, asks, most)
@@ -138,7 +140,7 @@ class Drafting:
         growing: dict[int, GrowingDraft] = {}
         for index, task in tasks.items():
             row = rows[index]
-            if self._may_be_right(row.sequence):
+            if self._may_be_right(row.sequence, self.chances.of(task.is_plain, WRITTEN)):
                 most = self._most(row.sequence, task.is_plain, WRITTEN)
                 room = self._room(row, budget // len(tasks))
                 growing[index] = GrowingDraft(row, task, min(most, task.left - 1, room), room)
@@ -151,34 +153,35 @@ class Drafting:
         whole = {index: one.whole() for index, one in growing.items()}
         return {index: drafted for index, drafted in whole.items() if drafted is not None}
 
-    def _evidence(self, is_plain: bool) -> list[int]:
-        """What evidence is worth a draft, of requests that are plain or not."""
+    def _worth(self, is_plain: bool) -> Worth:
+        """What is worth a draft, of requests that are plain or not."""
         if self._mode == "always":
-            return [ASKED, SHORTEST]
-        return self.chances.evidence_worth(is_plain, self._least)
+            return Worth(SHORTEST, True, 1.0)
+        return self.chances.worth(is_plain, self._least)
 
-    def _may_be_right(self, sequence: Sequence) -> bool:
+    def _may_be_right(self, sequence: Sequence, chance: float) -> bool:
         """Whether the sequence's own drafts were right often enough."""
-        if self._mode == "always" or sequence.acceptance >= self._least:
+        record = sequence.drafts
+        if self._mode == "always" or record.factor * chance >= self._least:
             return True
-        sequence.acceptance += (1.0 - sequence.acceptance) * FORGOTTEN
+        record.forget()
         return False
 
     def _most(self, sequence: Sequence, is_plain: bool, evidence: int) -> int:
         """How many tokens of a guess are worth a draft."""
         if self._mode == "always":
             return MOST
-        shared = self.chances.of(DraftKind.of(is_plain, evidence))
-        return most_worth(min(shared, sequence.acceptance), self._least)
+        num_worth = self.chances.num_worth(is_plain, evidence, self._least, sequence.drafts.factor)
+        return min(self._most_each, num_worth)
 
     def _room(self, row: Row, budget: int) -> int:
         """How many tokens may be added to `row`."""
         chunk = self._memory.config.max_chunk
         return min(budget, chunk - row.num_tokens if chunk else budget)
 
-    def observe(self, plan: Plan, num_accepted: int, seconds: float) -> None:
-        """A step lasted so long, in which so many drafted tokens were right. Steps that read
-        prompts or forced text, which take any time, tell nothing of drafts.
+    def observe(self, plan: Plan, accepted: Mapping[int, int], seconds: float) -> None:
+        """A step lasted so long, in which so many drafted tokens of these rows were right. Steps
+        that read prompts or forced text, which take any time, tell nothing of drafts.
         """
         looked, self._looked = self._looked, 0.0
         kind = decoding_kind(plan.rows) if self._is_watched and plan.rows else None
@@ -193,8 +196,13 @@ class Drafting:
             if not has_forced:
                 costs.observe_plain(kind, seconds - looked)
         elif usual is not None and not has_forced:
-            self.accounts.book(kind, num_accepted, seconds / usual)
-            costs.observe(kind, num_drafted, seconds - looked)
+            num_steps = costs.observe(kind, num_drafted, seconds - looked) + looked / usual
+            paces = [
+                row.sequence.drafts.see_step(accepted.get(index, 0))
+                for index, row in enumerate(plan.rows)
+            ]
+            self.accounts.see_paces(kind, paces)
+            self.accounts.book(kind, sum(accepted.values()), num_steps)
 
     def settle(self, plan: Plan, accepted: Mapping[int, int]) -> None:
         """The first `accepted` drafted tokens of these rows were right; what was computed of the
@@ -206,9 +214,10 @@ class Drafting:
             num_wrong = sum(drafted.lengths[num_right:])
             sequence.computed -= num_wrong
             num_drafted = len(drafted.lengths)
-            kind = DraftKind.of(sequence.task.is_plain, drafted.evidence)
-            self.chances.learn(kind, num_right, num_drafted)
-            sequence.acceptance = after_draft(sequence.acceptance, num_right, num_drafted)
+            expected = self.chances.learn(
+                sequence.task.is_plain, drafted.evidence, num_right, num_drafted
+            )
+            sequence.drafts.learn(expected, num_right, num_drafted)
             self._memory.tables.give_back(sequence)
             group = sequence.group
             group.computed -= num_wrong

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from lmprog.errors import LmprogError
-from lmprog.runtime.scheduling.draft_worth import ASKED, MOST, SHORTEST, WRITTEN
+from lmprog.runtime.scheduling.draft_chances import ASKED, MOST, SHORTEST, WRITTEN
 from lmprog.runtime.scheduling.generation import Generation
 
 
@@ -29,7 +29,7 @@ class Guess(NamedTuple):
 
     tokens: Tokens[int]
     evidence: int = SHORTEST
-    """As `draft_worth` has it."""
+    """As `draft_chances` has it."""
 
 
 class DraftSource(Protocol):

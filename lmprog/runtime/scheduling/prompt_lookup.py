@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 
-from lmprog.runtime.scheduling.draft_worth import SHORTEST
+from lmprog.runtime.scheduling.draft_chances import SHORTEST
 from lmprog.runtime.scheduling.drafts import Guess
 
 LONGEST = 12

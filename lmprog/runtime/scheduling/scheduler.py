@@ -232,7 +232,7 @@ class Scheduler:
         progress, num_generated, accepted = apply_results(plan, requests, results)
         self.stats.generated_tokens += num_generated
         self.drafting.settle(plan, accepted)
-        self.drafting.observe(plan, sum(accepted.values()), self._clock() - self._step_began)
+        self.drafting.observe(plan, accepted, self._clock() - self._step_began)
         failed = [one for one in progress if one.error is not None]
         for one in failed:
             if one.not_finite:
@@ -284,8 +284,7 @@ class Scheduler:
         """All invariants of tree, pages and sequences; raises AssertionError."""
         private = [page for one in self.running for page in self.tables.private_pages(one)]
         self.tree.check()
-        self.pages.check([*self.tree.pages_held(), *self.tables.pages_loading(), *private])
+        held = self.tree.pages_held()
+        self.pages.check([*held, *self.tables.pages_loading(), *private])
         self.programs.check(self.running, self.waiting)
-        check_sequences(
-            self.running, self.waiting, set(self.tree.pages_held()), self.config.page_size
-        )
+        check_sequences(self.running, self.waiting, set(held), self.config.page_size)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
+from lmprog.runtime.scheduling.draft_chances import DraftRecord
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import SHARED_NAMESPACE, Namespace
 from lmprog.runtime.scheduling.scoring import Scoring
@@ -91,10 +92,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "acceptance",
         "admission_order",
         "arrival",
         "computed",
+        "drafts",
         "error",
         "extends_prompt",
         "group",
@@ -164,8 +165,7 @@ class Sequence:
         """How many it has waited for."""
         self.sweep = 0
         """dfs: number of the sweep that it belongs to."""
-        self.acceptance = 1.0
-        """The chance that its next drafted token is right, as far as its own drafts tell."""
+        self.drafts = DraftRecord()
         self.error: LmprogError | None = None
 
     @property
