@@ -1,7 +1,7 @@
 """How long running streams wait for their next token while a long prompt is computed.
 
     python -m benchmarks.step_length [--model nano|random:768x12|FOLDER] [--prompts N] [--step-ms N]
-                                     [--dtype float32|bfloat16] [--quantize int8|int4]
+                                     [--dtype float32|bfloat16] [--quantize int8|int4] [--chunks 32,64,2048]
 
 Eight streams decode; prompts of 1,900 tokens come one after the other. Milliseconds of the runtime's
 processor time from one token of the streams to the next, with steps bounded (`--step-ms`) and
@@ -9,7 +9,9 @@ without a bound, and what all prompts take. The bars: p99 at most 60 ms, and 0.9
 second that are computed without a bound.
 
 Also what no choice of chunks can exceed: each step of 60 ms computes a token of each stream, and at
-best every token costs what one of steps without a bound does. The clock is the processor time of the
+best every token costs what one of steps without a bound does. With `--chunks` only that is told:
+what a prompt's token costs alone in chunks of so many, and so how long steps of so many tokens
+last, of which eight are the streams', and what part of the prompts they give. The clock is the processor time of the
 thread that computes; what other threads took beside it (memory asked for ahead) is told apart.
 """
 
@@ -81,6 +83,29 @@ def measured(model: str, step_ms: int, texts: list[str], **fields: Any) -> Gaps:
     return Gaps(gaps, whole, alone, time.process_time() - process_began - whole)
 
 
+def token_seconds(model: str, text: str, chunk: int, **fields: Any) -> float:
+    """Of a token of a prompt that is computed alone, in chunks of so many."""
+    own = OwnLoop(model, step_ms=0, max_chunk=chunk, kv_memory_mb=3072, **fields)
+    for prompt in ("warm up", text):
+        began, call = own.now(), own.ask(b"prompts", prompt, 1)
+        while not any(
+            isinstance(one.reply, wire.CallDone) and one.reply.call == call for one in own.turn()
+        ):
+            pass
+    return (own.now() - began) / PROMPT_TOKENS
+
+
+def chunk_lines(model: str, text: str, chunks: list[int], **fields: Any) -> list[str]:
+    """What no choice of chunks of these sizes can exceed, of the prompts in the largest ones."""
+    seconds = {chunk: token_seconds(model, text, chunk, **fields) for chunk in chunks}
+    unbounded = seconds[max(chunks)]
+    return [
+        f"chunks of {chunk}: {1e3 * one:.2f} ms a token; such a step lasts {1e3 * chunk * one:.0f} ms "
+        f"and gives {(chunk - STREAMS) / chunk * unbounded / one:.2f} of the prompts"
+        for chunk, one in seconds.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -91,11 +116,16 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="in turns; the shortest time counts")
     parser.add_argument("--dtype", help="of the weights; the checkpoint's own if not given")
     parser.add_argument("--quantize", help="of the weights, when they are loaded")
+    parser.add_argument("--chunks", help="only what a token costs in chunks of so many, alone")
     asked = parser.parse_args()
     weights = {"dtype": asked.dtype, "quantize": asked.quantize}
     with tempfile.TemporaryDirectory(prefix="lmprog-bench-") as scratch:
         model, folder = checkpoint(asked.model, Path(scratch))
         texts = prompts(folder, asked.prompts)
+        if asked.chunks:
+            sizes = [int(one) for one in asked.chunks.split(",")]
+            print("\n".join(chunk_lines(model, texts[0], sizes, **weights)))
+            return
         runs = [
             {ms: measured(model, ms, texts, **weights) for ms in (asked.step_ms, 0)}
             for _ in range(asked.repeat)

@@ -159,8 +159,17 @@ def test_bounded_steps_that_all_take_longer_than_expected_get_fewer_tokens() -> 
     assert 0.6 < bounded_steps(1.5) < 0.69, "two thirds, at the old cost"
 
 
-def test_one_disturbed_step_changes_little() -> None:
-    assert bounded_steps(*[1.0] * 98, 50.0, 1.0) > 0.7
+def test_one_or_two_disturbed_steps_change_little() -> None:
+    assert bounded_steps(*[1.0] * 98, 50.0, 1.0) > 0.9
+    assert bounded_steps(*[1.0] * 98, 50.0, 50.0) > 0.9
+
+
+def test_steps_in_which_a_coarse_clock_sees_no_time_pass_are_planned_longer() -> None:
+    assert bounded_steps(0.0) > 1.0
+
+
+def test_steps_that_begin_to_vary_are_planned_shorter_within_seconds() -> None:
+    assert 0.6 < bounded_steps(*[1.0] * 60, *[0.7, 1.0, 1.3, 1.0] * 10) < 0.9
 
 
 def test_steps_of_one_size_are_all_tokens_and_larger_ones_are_tried_by_doubling() -> None:

@@ -2,25 +2,34 @@
 
 A least squares fit over recent steps: those that only decode and those with prefills are forgotten
 apart, so that a long time of decoding does not leave what a prefill costs to chance. Of steps that
-must not last longer than some time it is also measured how far they are from the fit, in the mean
-and one by one: the more they vary, the less of that time is planned. Knows counts and seconds; has
-no clock of its own.
+must not last longer than some time it is also measured how far they are from the fit, as their
+median, and how far from that one by one: the more they vary, the less of that time is planned.
+Knows counts and seconds; has no clock of its own.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 DECAY = 0.99
 """Weight of the past at each new step of a kind: about the last hundred steps count."""
-DRIFT_WEIGHT = 0.2
-"""Weight of the newest bounded step in how far such steps are from the fit."""
+NUM_RECENT = 5
+"""Bounded steps whose median says how far such steps are from the fit: two that were disturbed, by
+what else the machine does, do not make the steps after them shorter."""
 SPREAD_WEIGHT = 0.05
-"""The same in how much they vary."""
+"""Weight of the newest bounded step in how much they vary."""
+MOST_SPREADS = 3.0
+"""A step that is apart by more than so many times the spread counts as that."""
+LEAST_APART = 0.2
+"""So much always counts, so that a small spread can grow."""
 HEADROOM = 1.5
 """A bounded step is planned to last so many times the spread less than it may."""
 FIRST_SPREAD = 0.15
 """How much they are taken to vary before any was measured."""
 MOST_APART = 2.0
 """A step that took longer than so many times what was expected counts as that: it was disturbed."""
+LEAST_PART = 0.1
+"""One that took a smaller part of it counts as that: a coarse clock may see no time pass."""
 FEWEST_DECODES = 16
 """Steps that only decode before their cost is known."""
 FIRST_CHUNK = 64
@@ -63,8 +72,10 @@ class StepCosts:
         """Seconds of a step that do not depend on its tokens."""
         self.per_token = 0.0
         """Seconds that one more token takes."""
+        self._ratios: deque[float] = deque([1.0] * NUM_RECENT, NUM_RECENT)
+        """Seconds of the newest bounded steps over those of the fit; as expected before any was."""
         self._drift = 1.0
-        """Seconds of a bounded step over those of the fit, in the mean."""
+        """Their median."""
         self._spread = FIRST_SPREAD
         """How far a bounded step is from that, as a part of it, in the mean."""
 
@@ -86,9 +97,12 @@ class StepCosts:
         """What a bounded step counts as, which took `seconds` and not `expected`."""
         if expected <= 0.0:
             return seconds
-        ratio = min(MOST_APART * self._drift, seconds / expected)
-        self._spread += SPREAD_WEIGHT * (abs(ratio / self._drift - 1.0) - self._spread)
-        self._drift += DRIFT_WEIGHT * (ratio - self._drift)
+        ratio = max(LEAST_PART, min(MOST_APART * self._drift, seconds / expected))
+        most = max(LEAST_APART, MOST_SPREADS * self._spread)
+        apart = min(most, abs(ratio / self._drift - 1.0))
+        self._spread += SPREAD_WEIGHT * (apart - self._spread)
+        self._ratios.append(ratio)
+        self._drift = sorted(self._ratios)[len(self._ratios) // 2]
         return ratio * expected
 
     def _fit(self) -> None:
