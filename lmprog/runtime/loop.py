@@ -96,7 +96,7 @@ class Loop:
         if self.inbox.num_ops > MAX_INBOX_OPS:
             return
         idle, began = self.scheduler.idle, self._clock()
-        self.inbox.add(self.channel.receive(self._wait()))
+        self.inbox.add(self.channel.receive(self._wait(idle)))
         if idle:
             self.scheduler.stats.idle_seconds += self._clock() - began
 
@@ -131,11 +131,11 @@ class Loop:
             stats.invariant_failures += 1
             log.exception("a scheduler invariant is broken; please report this with the log")
 
-    def _wait(self) -> float:
+    def _wait(self, idle: bool) -> float:
         """Seconds that `receive` may wait: none while there is anything to do."""
         if self.inbox.num_ops or self.interpreter.is_tokenising:
             return 0.0
-        if not self.scheduler.idle:
+        if not idle:
             return 0.0 if self._steps.is_busy else RETURN_WAIT
         deadline = self.interpreter.next_deadline
         wait = THREAD_WAIT if self.interpreter.awaits_thread else IDLE_WAIT

@@ -102,7 +102,8 @@ class FakeEngine:
             targets[token].append(slot)
         wanted = set(batch.logit_tokens.tolist())
         totals: list[int | None] = []  # in the order of tokens, which is that of the wanted logits
-        starts, page_starts = batch.row_starts.tolist(), batch.page_starts.tolist()
+        starts, slots = batch.row_starts.tolist(), self._slots_of_page[batch.pages].ravel()
+        slot_starts = (batch.page_starts * self._page_size).tolist()
         adapters = None if batch.adapters is None else batch.adapters.tolist()
         for row, begin in enumerate(starts[:-1]):
             end = starts[row + 1]
@@ -110,7 +111,7 @@ class FakeEngine:
                 begin,
                 tokens[begin:end],
                 batch.positions.item(begin),
-                self._slots_of_page[batch.pages[page_starts[row] : page_starts[row + 1]]].ravel(),
+                slots[slot_starts[row] : slot_starts[row + 1]],
                 0 if adapters is None else adapters[row],
                 row == self.bad_row and end - 1 in wanted,
             )

@@ -85,6 +85,8 @@ class FakeStore:
 
     def finished(self) -> list[LoadEnd]:
         self._num_staged = 0
+        if not self._pending:
+            return []
         for one in self._pending:
             for page in one.pages:
                 self._engine.spoil_page(page)  # whoever reads it before the load has ended shows

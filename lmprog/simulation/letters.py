@@ -10,6 +10,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?"
 """Token i is letter i; the token after the last letter ends a text."""
 _TOKENS = {letter: token for token, letter in enumerate(ALPHABET)}
 _OTHER = _TOKENS["?"]
+_PIECES = [*(letter.encode() for letter in ALPHABET), None]
 
 
 class LetterTokenizer:
@@ -38,10 +39,10 @@ class LetterTokenizer:
         return ALPHABET[token] if token < len(ALPHABET) else "<end>"
 
     def token_bytes(self, token: int) -> bytes | None:
-        return ALPHABET[token].encode() if token < len(ALPHABET) else None
+        return _PIECES[token] if token < len(_PIECES) else None
 
     def is_special(self, token: int) -> bool:
         return self.token_bytes(token) is None
 
     def stream(self) -> ByteStream:
-        return ByteStream([self.token_bytes(token) for token in range(self.vocab_size)])
+        return ByteStream(_PIECES)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,6 +71,14 @@ class _Text:
     finish: wire.FinishReason | None = None
 
 
+class _Follower(NamedTuple):
+    """A text that is one token longer."""
+
+    total: float
+    token: int
+    before: _Text
+
+
 def beamed(prompt: str, op: wire.Generate, adapter: int = 0) -> list[ExpectedBeam]:
     """The best texts of a beam search, written out over the whole vocabulary."""
     sampling, rules = op.sampling, op.sampling.beams
@@ -77,10 +86,10 @@ def beamed(prompt: str, op: wire.Generate, adapter: int = 0) -> list[ExpectedBea
     assert sampling.max_tokens is not None
     going, complete = [_Text("", _reading(prompt, adapter), 0.0)], list[ExpectedBeam]()
     for length in range(1, sampling.max_tokens + 1):
-        found = sorted(
-            (one for text in going for one in _continued(text, sampling, length)),
-            key=lambda one: -one.total,
-        )[: max(2, 1 + len(LETTERS.eos_ids)) * rules.width]
+        kept = max(2, 1 + len(LETTERS.eos_ids)) * rules.width
+        every = [one for text in going for one in _followers(text, sampling, length)]
+        every.sort(key=lambda one: -one.total)
+        found = [_continued(one, sampling, length) for one in every[:kept]]
         complete += [
             ExpectedBeam(_cut(one.letters, sampling), one.finish, _mean(one.total, length, rules))
             for one in found[: rules.width]
@@ -102,21 +111,26 @@ def _mean(total: float, length: int, rules: wire.Beams) -> float:
     return total / float(length**rules.length_penalty)
 
 
-def _continued(text: _Text, sampling: wire.SamplingParams, length: int) -> list[_Text]:
-    """By every token that may follow; an end is no letter."""
-    found = []
-    for token, logprob in enumerate(log_softmax(text.reference.logits()).tolist()):
-        total = text.total + logprob
-        if token in LETTERS.eos_ids:
-            if length > sampling.min_tokens and not sampling.ignore_eos:
-                found.append(_Text(text.letters, text.reference, total, "stop"))
-            continue
-        reference, letters = text.reference.copy(), text.letters + LETTERS.token_text(token)
-        reference.append(token)
-        finish: wire.FinishReason | None = "length" if length == sampling.max_tokens else None
-        is_stopped = _cut(letters, sampling) != letters
-        found.append(_Text(letters, reference, total, "stop" if is_stopped else finish))
-    return found
+def _followers(text: _Text, sampling: wire.SamplingParams, length: int) -> list[_Follower]:
+    """`text` with every token that may follow."""
+    may_end = length > sampling.min_tokens and not sampling.ignore_eos
+    return [
+        _Follower(text.total + logprob, token, text)
+        for token, logprob in enumerate(log_softmax(text.reference.logits()).tolist())
+        if may_end or token not in LETTERS.eos_ids
+    ]
+
+
+def _continued(one: _Follower, sampling: wire.SamplingParams, length: int) -> _Text:
+    """An end is no letter."""
+    before, token = one.before, one.token
+    if token in LETTERS.eos_ids:
+        return _Text(before.letters, before.reference, one.total, "stop")
+    reference, letters = before.reference.copy(), before.letters + LETTERS.token_text(token)
+    reference.append(token)
+    finish: wire.FinishReason | None = "length" if length == sampling.max_tokens else None
+    is_stopped = _cut(letters, sampling) != letters
+    return _Text(letters, reference, one.total, "stop" if is_stopped else finish)
 
 
 def _cut(letters: str, sampling: wire.SamplingParams) -> str:
@@ -143,9 +157,8 @@ def scores(prompt: str, op: wire.Select, adapter: int = 0) -> list[float]:
     return found
 
 
-def chosen(prompt: str, op: wire.Select, adapter: int = 0) -> set[int]:
-    """The options that may win: those with the best score, to rounding."""
-    found = scores(prompt, op, adapter)
+def chosen(op: wire.Select, found: list[float]) -> set[int]:
+    """The options that may win with these scores: those with the best one, to rounding."""
     if op.temperature == 0.0:
         return {index for index, score in enumerate(found) if score > max(found) - 1e-6}
     left = uniform(op.seed or 0, 0)

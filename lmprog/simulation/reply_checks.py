@@ -120,6 +120,7 @@ class ReplyChecks:
         assert isinstance(op, wire.Select)
         issued.texts = [op.choices[reply.index]]
         prompt, adapter = issued.mirror.text(issued.place), issued.mirror.adapter
-        for option, score in zip(reply.options, oracle.scores(prompt, op, adapter), strict=True):
+        scores = oracle.scores(prompt, op, adapter)
+        for option, score in zip(reply.options, scores, strict=True):
             assert abs(option.score - score) < 1e-6, f"option scored {option.score}, not {score}"
-        assert reply.index in oracle.chosen(prompt, op, adapter), "the best option wins"
+        assert reply.index in oracle.chosen(op, scores), "the best option wins"

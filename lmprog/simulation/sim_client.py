@@ -5,6 +5,7 @@ arrival.
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 from typing import Literal
 
 from lmprog import wire
@@ -23,12 +24,19 @@ _WEIGHTS = {
     "refer": 3,
     "contest": 1,
 }
+_KINDS, _UP_TO = list(_WEIGHTS), list(accumulate(_WEIGHTS.values()))
 FLOOD_OPS = 40
 ADAPTERS = {"one": "1", "two": "2"}
 """Those of worlds that have any, with their digests."""
 
 
-_OF_NO_BRANCH = wire.Welcome | wire.Described | wire.Snapshot | wire.TokensAre | wire.PrefixesAre
+_OF_NO_BRANCH = (
+    wire.TokensAre,
+    wire.Welcome,
+    wire.Described,
+    wire.Snapshot,
+    wire.PrefixesAre,
+)
 
 
 class SimClient:
@@ -131,7 +139,7 @@ class SimClient:
         if not self.open or (len(self.open) < 4 and rng.random() < 0.2):
             return self._new()
         mirror = rng.choice(list(self.open.values()))
-        kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+        kind = rng.choices(_KINDS, cum_weights=_UP_TO)[0]
         if kind == "append":
             words = self._words(12)
             mirror.script.append(words)

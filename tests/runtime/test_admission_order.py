@@ -29,6 +29,15 @@ def test_a_longer_cached_prefix_goes_first_under_lpm_alone() -> None:
     assert fcfs.fcfs(hot, 2) > fcfs.fcfs(cold, 1)
 
 
+def test_who_waits_at_the_back_moves_up_once_its_prefix_is_cached() -> None:
+    rig = Rig(SchedulerConfig(num_pages=256, max_rows=1, policy="lpm"))
+    rig.gen([5] * 12, 40)  # the only row; what it computes is cached while the others wait
+    cold = [rig.gen([1, number], 1) for number in range(40)]
+    hot = rig.gen([5] * 12, 1)
+    rig.run()
+    assert hot.admission_order < min(one.admission_order for one in cold)
+
+
 def overtakers(rig: Rig, victim: Sequence, priority: int) -> list[Sequence]:
     """Sequences that came after `victim` and were admitted before it, while one comes each step."""
     came: list[Sequence] = []

@@ -115,6 +115,18 @@ def test_a_fork_does_not_tokenise_the_parents_text_again() -> None:
     assert sum(encoded) < len(parent.text[0]) + 16 * 100
 
 
+def test_what_a_fork_gains_is_not_its_parents() -> None:
+    encoder = ByteTokenizer()
+    parent, child = RuntimeBranch(1), RuntimeBranch(2)
+    parent.open()
+    parent.adopt(array("i", [5, 6, 7]), "abc")
+    child.open(parent)
+    child.append("de")
+    child.take_tokenised(2, array("i", encoder.encode("de", start=False)), encoder)
+    assert len(child.tokens) == 5
+    assert parent.tokens.tolist() == [5, 6, 7]
+
+
 @pytest.mark.parametrize(("gained", "is_literal"), [("", True), ("x", False)])
 def test_a_generation_that_gave_nothing_leaves_the_literal_end_literal(
     gained: str, is_literal: bool

@@ -15,7 +15,7 @@ from lmprog.simulation.command import main
 from lmprog.simulation.world_runs import SimulationRun, WorldTally, run_world, run_worlds, tallies
 
 SHARDS = 16
-STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "376000"))
+STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "400000"))
 """Checked steps over all shards."""
 
 

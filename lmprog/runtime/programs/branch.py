@@ -183,7 +183,7 @@ class RuntimeBranch:
             return
         self.salt, self.weight, self.program = parent.salt, parent.weight, parent.program
         self.adapter = parent.adapter
-        self.tokens, self.num_settled = parent.tokens[:], parent.num_settled
+        self.tokens, self.num_settled = parent.tokens, parent.num_settled  # never changed in place
         self.fork_len = len(parent.tokens)
         self.pending, self.quoted = parent.pending, parent.quoted
         self.ends_literal = parent.ends_literal

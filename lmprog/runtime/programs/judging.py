@@ -88,6 +88,8 @@ class Judging:
 
     def turn(self) -> None:
         """Replies with what the thread has done."""
+        if not self._asked:
+            return
         ended = [one for one in self._asked if one[0].done()]
         self._asked = [one for one in self._asked if one not in ended]
         for future, reply in ended:

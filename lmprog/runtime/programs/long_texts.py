@@ -165,7 +165,7 @@ class LongTexts:
     @property
     def is_busy(self) -> bool:
         """Whether the next turn has something to do."""
-        return any(text.can_go_on for text in self._queue)
+        return bool(self._queue) and any(text.can_go_on for text in self._queue)
 
     @property
     def is_waiting(self) -> bool:
