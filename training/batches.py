@@ -25,12 +25,14 @@ POOL = 768  # documents that are sorted by length together
 @dataclass(frozen=True, slots=True)
 class Batch:
     """ids [rows, time]; `where` are flat positions whose next token the model has to say, `target`
-    those tokens.
+    those tokens. `before` are flat positions where `steps` [positions, kinds] have to be worked out.
     """
 
     ids: Tensor
     where: Tensor
     target: Tensor
+    before: Tensor
+    steps: Tensor
     num_tokens: int
 
 
@@ -64,7 +66,7 @@ class Batches:
             )
             if rows and rng.random() < 0.08 and len(rows[-1].ids) + len(tokens.ids) <= self.longest:
                 last = rows.pop()
-                tokens = Tokens(last.ids + tokens.ids, last.answer + tokens.answer)
+                tokens = last + tokens
             if len(tokens.ids) <= self.longest:
                 rows.append(tokens)
         return rows
@@ -82,11 +84,21 @@ class Batches:
     def _batch(self, rows: list[Tokens]) -> Batch:
         longest = -(-max(len(row.ids) for row in rows) // 16) * 16  # kernels like whole vectors
         ids = torch.full((len(rows), longest), self.pad)
-        where, target = [], []
+        where, target, before, steps = [], [], [], []
         for index, row in enumerate(rows):
             ids[index, : len(row.ids)] = torch.tensor(row.ids)
             for position in range(1, len(row.ids)):
                 if row.answer[position]:
                     where.append(index * longest + position - 1)
                     target.append(row.ids[position])
-        return Batch(ids, torch.tensor(where), torch.tensor(target), ids.numel())
+            for position, classes in row.steps:
+                before.append(index * longest + position)
+                steps.append(classes)
+        return Batch(
+            ids,
+            torch.tensor(where),
+            torch.tensor(target),
+            torch.tensor(before),
+            torch.tensor(steps),
+            ids.numel(),
+        )

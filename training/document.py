@@ -37,7 +37,8 @@ class Family(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A piece of text. `answer` is what the model learns to say; `judged` answers may be asked in
-    evaluation.
+    evaluation. `steps` are what has to be worked out before the answer, one class of each kind of
+    `probes.STEPS`: in training, probes look for them inside of the network.
     """
 
     text: str
@@ -46,6 +47,7 @@ class Segment:
     choices: tuple[str, ...] = ()
     schema: Mapping[str, object] | None = None
     kind: str = ""
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,10 @@ class Page:
         choices: Sequence[str] = (),
         schema: Mapping[str, object] | None = None,
         kind: str = "",
+        steps: tuple[int, ...] = (),
     ) -> None:
         """Append text that the model has to say, with its ending."""
-        self.segments.append(Segment(text, True, judged, tuple(choices), schema, kind))
+        self.segments.append(Segment(text, True, judged, tuple(choices), schema, kind, steps))
 
     def done(self) -> Document:
         """The document, ended."""

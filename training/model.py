@@ -6,6 +6,7 @@ files.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -170,13 +171,18 @@ class Nano(nn.Module):
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.zeros_(parameter)
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """ids [batch, time] -> the last hidden states [batch, time, hidden]."""
+    def states(self, ids: Tensor) -> Iterator[Tensor]:
+        """ids [batch, time] -> the hidden states [batch, time, hidden] behind each layer."""
         cos, sin = rotation(self.shape, ids.shape[1])
         x: Tensor = self.embed_tokens(ids)
         for layer in self.layers:
             x = layer(x, cos, sin)
-        y: Tensor = self.norm(x)
+            yield x
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """ids [batch, time] -> the last hidden states, normed."""
+        *_, last = self.states(ids)
+        y: Tensor = self.norm(last)
         return y
 
     def logits(self, hidden: Tensor) -> Tensor:

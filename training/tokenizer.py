@@ -48,10 +48,18 @@ TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A document as ids, and which of them the model has to say."""
+    """A document as ids, and which of them the model has to say. `steps` has the positions of the
+    tokens before answers' words where something has to be worked out, and what.
+    """
 
     ids: tuple[int, ...]
     answer: tuple[bool, ...]
+    steps: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    def __add__(self, other: Tokens) -> Tokens:
+        """Both documents, one after the other."""
+        later = tuple((len(self.ids) + position, steps) for position, steps in other.steps)
+        return Tokens(self.ids + other.ids, self.answer + other.answer, self.steps + later)
 
 
 def train(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
@@ -97,13 +105,17 @@ def encode(tokenizer: Tokenizer, document: Document) -> Tokens:
     """
     ids: list[int] = []
     answer: list[bool] = []
+    steps: list[tuple[int, tuple[int, ...]]] = []
     encoded = tokenizer.encode_batch(
         [segment.text for segment in document.segments], add_special_tokens=False
     )
     for segment, piece in zip(document.segments, encoded, strict=True):
+        if segment.steps:
+            spaces = next(i for i, (a, b) in enumerate(piece.offsets) if segment.text[a:b].strip())
+            steps.append((len(ids) + spaces - 1, segment.steps))
         ids += piece.ids
         answer += [segment.answer] * len(piece.ids)
-    return Tokens(tuple(ids), tuple(answer))
+    return Tokens(tuple(ids), tuple(answer), tuple(steps))
 
 
 def configuration() -> dict[str, object]:

@@ -25,6 +25,7 @@ from tqdm import tqdm
 from training.batches import Batch, Batches
 from training.model import Nano, Shape
 from training.optimiser import Muon
+from training.probes import Probes
 
 # Longest documents by number of tokens seen: short ones first, since they teach copying sooner.
 CURRICULUM = ((0.0, 128), (4e6, 256), (8e6, 384), (12e6, 2048))
@@ -43,17 +44,24 @@ class Progress:
 
 
 class Training:
-    """One run: network, optimisers, batches, progress."""
+    """One run: network, optimisers, batches, progress. `probing` is the weight of the probes' loss
+    beside that of the answers.
+    """
 
-    def __init__(self, folder: Path, shape: Shape, lr: float, batch: int) -> None:
+    def __init__(
+        self, folder: Path, shape: Shape, lr: float, batch: int, probing: float = 0.0
+    ) -> None:
         torch.manual_seed(1)
         self.folder = folder
         self.lr = lr
+        self.probing = probing
         self.net = Nano(shape)
+        self.probes = Probes(shape.hidden)
         matrices = [p for n, p in self.net.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in self.net.named_parameters() if p.ndim != 2 or "embed" in n]
         self.muon = Muon(matrices, lr=lr, decay=0.05)
         self.adam = torch.optim.AdamW(others, lr=lr * 0.3, betas=(0.9, 0.95), weight_decay=0.0)
+        self.probes_adam = torch.optim.AdamW(self.probes.parameters(), lr=0.003, weight_decay=0.0)
         self.batches = Batches(Tokenizer.from_file(str(folder / "tokenizer.json")), batch)
         self.progress = Progress()
 
@@ -66,12 +74,20 @@ class Training:
     def step(self, batch: Batch) -> float:
         """One update; the mean loss of the answer tokens."""
         with torch.autocast("cpu", torch.bfloat16):
-            hidden = self.net.hidden(batch.ids).flatten(0, 1)[batch.where]
+            states = list(self.net.states(batch.ids))
+            hidden = self.net.norm(states[-1]).flatten(0, 1)[batch.where]
             loss = F.cross_entropy(self.net.logits(hidden).float(), batch.target)
-        loss.backward()  # type: ignore[no-untyped-call]
+            total = loss
+            if self.probing and len(batch.before):
+                found = self.probes.loss(states, batch.before, batch.steps)
+                # Batches differ in how much of them is probed: each place counts as an answer does.
+                total = loss + self.probing * found * len(batch.before) / len(batch.target)
+        total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
         self.muon.step()
         self.adam.step()
+        self.probes_adam.step()
+        self.probes.zero_grad(set_to_none=True)
         self.net.zero_grad(set_to_none=True)
         return float(loss.detach())
 
@@ -82,6 +98,8 @@ class Training:
             "net": self.net.state_dict(),
             "muon": self.muon.state_dict(),
             "adam": self.adam.state_dict(),
+            "probes": self.probes.state_dict(),
+            "probes_adam": self.probes_adam.state_dict(),
             "progress": [
                 self.progress.step,
                 self.progress.tokens,
@@ -98,6 +116,8 @@ class Training:
         self.net.load_state_dict(state["net"])
         self.muon.load_state_dict(state["muon"])
         self.adam.load_state_dict(state["adam"])
+        self.probes.load_state_dict(state["probes"])
+        self.probes_adam.load_state_dict(state["probes_adam"])
         self.progress = Progress(*state["progress"])
         self.batches.pool = self.progress.pool
 
@@ -202,6 +222,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--inner", type=int, default=704)
+    parser.add_argument(
+        "--probing", type=float, default=0.0, help="weight of the probes' loss (see probes.py)"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--resume", default="", help="a checkpoint's name")
     parser.add_argument(
@@ -212,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     shape = Shape(layers=options.layers, hidden=options.hidden, inner=options.inner)
-    training = Training(options.folder, shape, options.lr, options.batch)
+    training = Training(options.folder, shape, options.lr, options.batch, options.probing)
     if options.resume:
         training.load(options.resume)
     elif options.weights:

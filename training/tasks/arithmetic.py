@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from training.document import Document, Family, Page
 from training.draw import Draw, Split, ways
+from training.probes import steps_of
 from training.words import FOODS, GOODS, SINGULARS, plural
 
 _SUM = ways(
@@ -225,9 +226,30 @@ def check(draw: Draw) -> Document:
         page.text(form + "\n")
         if draw.split is Split.TRAIN and draw.chance(0.8):
             _done_again(page, f"{x} {operator} {y}", right, shown)
-        page.text("Answer:")
-        page.answer(" yes\n" if shown == right else " no\n", kind="check", choices=(" yes", " no"))
+        _verdict(page, right, shown)
     return page.done()
+
+
+def many_checks(draw: Draw) -> Document:
+    """A drill: written results judged at once, with wrong ones of more kinds."""
+    page = Page(Family.ARITHMETIC)
+    for _ in range(draw.number(2, 9)):
+        x, operator, y, right, shown = _proposed(draw)
+        if shown != right and draw.chance(0.5):
+            shown = right + draw.one((-30, -20, -11, -9, -3, 3, 4, 7, 9, 11, 20, 30, 40))
+        page.text(draw.say(_IS_RIGHT, x=x, o=operator, y=y, r=shown) + "\n")
+        _verdict(page, right, shown)
+    return page.done()
+
+
+def _verdict(page: Page, right: int, shown: int) -> None:
+    page.text("Answer:")
+    page.answer(
+        " yes\n" if shown == right else " no\n",
+        kind="check",
+        choices=(" yes", " no"),
+        steps=steps_of(right, shown),
+    )
 
 
 def _proposed(draw: Draw) -> tuple[int, str, int, int, int]:
