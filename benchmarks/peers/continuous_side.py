@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.peers.side_loop import Case, serve
+from benchmarks.peers.whole_prompts import answered
 
 _CPU = {"num_blocks": 16, "max_batch_tokens": 64, "page_size": 16}
 
@@ -38,10 +39,7 @@ class ContinuousBatching:
         self._manager.start()
 
     def run(self, case: Case) -> list[list[int]]:
-        shared, own = case["shared"], case["own"]
-        if len(own) > 1:
-            self._generate([shared], 1)  # so that the others find its blocks
-        return self._generate([shared + one for one in own], case["out"])
+        return answered(case, self._generate)
 
     def close(self) -> None:
         self._manager.stop(block=True, timeout=10)

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from benchmarks.peers.side_loop import Case, serve
-
-Generate = Callable[[Sequence[list[int]], int], list[list[int]]]
+from benchmarks.peers.side_loop import serve
+from benchmarks.peers.whole_prompts import Generate, answered
 
 
 def sglang(folder: str, share: float, most_tokens: int) -> Generate:
@@ -50,13 +49,6 @@ def minisgl(folder: str, share: float, most_tokens: int) -> Generate:
     return generate
 
 
-def answers_of(generate: Generate, case: Case) -> list[list[int]]:
-    shared, own = case["shared"], case["own"]
-    if len(own) > 1:
-        generate([shared], 1)  # so that the others find it
-    return generate([shared + one for one in own], case["out"])
-
-
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is imported prints where it likes
@@ -64,7 +56,7 @@ def main() -> None:
     make = {"sglang": sglang, "minisgl": minisgl}[kind]
     generate = make(folder, float(share), int(most_tokens))
     sys.stdout = answers
-    serve(lambda case: answers_of(generate, case))
+    serve(lambda case: answered(case, generate))
 
 
 if __name__ == "__main__":

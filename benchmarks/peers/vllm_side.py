@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.peers.side_loop import Case, serve
+from benchmarks.peers.whole_prompts import answered
 
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -43,22 +44,7 @@ class Vllm:
         )
 
     def run(self, case: Case) -> list[list[int]]:
-        if case["turns"]:
-            return self._chats(case)
-        shared, own = case["shared"], case["own"]
-        if len(own) > 1:
-            self._generate([shared], 1)  # so that the others find it: what is cached are whole runs
-        return self._generate([shared + one for one in own], case["out"])
-
-    def _chats(self, case: Case) -> list[list[int]]:
-        texts: list[list[int]] = [[] for _ in case["turns"]]
-        found = []
-        for turn in zip(*case["turns"], strict=True):
-            texts = [before + new for before, new in zip(texts, turn, strict=True)]
-            answers = self._generate(texts, case["out"])
-            texts = [text + answer for text, answer in zip(texts, answers, strict=True)]
-            found.append(answers)
-        return [answer for chat in zip(*found, strict=True) for answer in chat]
+        return answered(case, self._generate)
 
     def _generate(self, prompts: Sequence[list[int]], num_new: int) -> list[list[int]]:
         greedy = self._sampling(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,6 +12,7 @@ import pytest
 from benchmarks.peers.cases import ABOUT, Cases
 from benchmarks.peers.compare import Side, can_answer, note
 from benchmarks.peers.peer_report import chart, table
+from benchmarks.peers.whole_prompts import answered
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
@@ -107,3 +109,22 @@ def test_the_published_figures_are_those_of_the_table() -> None:
     found = json.loads((docs / "peers.json").read_text())
     assert table(found) in (docs / "peers.md").read_text()
     assert chart(found) == (docs / "images" / "peers.svg").read_text()
+
+
+def test_whole_prompts_stand_on_what_was_computed_before() -> None:
+    asked: list[tuple[list[list[int]], int]] = []
+
+    def generate(prompts: Sequence[list[int]], num_new: int) -> list[list[int]]:
+        asked.append((list(prompts), num_new))
+        return [[100 + len(prompt)] * num_new for prompt in prompts]
+
+    forked = {"shared": [5], "own": [[6, 7], [8]], "out": 2, "turns": [], "choices": []}
+    assert answered(forked, generate) == [[103, 103], [102, 102]]
+    assert asked == [([[5]], 1), ([[5, 6, 7], [5, 8]], 2)]
+    asked.clear()
+    chats = forked | {"own": [], "out": 1, "turns": [[[1], [2, 2]], [[3], [4]]]}
+    assert answered(chats, generate) == [[101], [104], [101], [103]]
+    assert asked == [([[1], [3]], 1), ([[1, 101, 2, 2], [3, 101, 4]], 1)]
+    asked.clear()
+    assert answered(forked | {"own": [[]]}, generate) == [[101, 101]]
+    assert asked == [([[5]], 2)], "what nobody shares is computed once"
