@@ -4,6 +4,7 @@ random) checkpoint, also where the tokenizer merges an option with the text befo
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.engine.torch_engine import TorchEngine
+from lmprog.runtime.programs.select_scoring import make_ballot, read_scores
+from lmprog.runtime.scheduling.generation import ScoredToken
 from lmprog.runtime.text.tokenizer import HfTokenizer
 from tests.model.checkpoints import Recipe
 from tests.runtime.talk import Talk, text
@@ -89,7 +92,8 @@ def chosen(judged: Judged, op: wire.Select, talk: Talk | None = None) -> wire.Ch
 
 def scored_alone(judged: Judged) -> tuple[list[list[float]], list[list[float]]]:
     """Per option the log-probabilities of its tokens in the whole text, and without the text before
-    it.
+    it. Tokens that options share after the same ones have one value: transformers rounds texts of
+    different lengths differently.
 
     Its tokens are those from the first place on in which any option changes the tokens of the text.
     """
@@ -101,8 +105,16 @@ def scored_alone(judged: Judged) -> tuple[list[list[float]], list[list[float]]]:
     )
     assert first < len(before), "an option merges with the text before it"
     alone = list(judged.tokenizer.prefix or judged.tokenizer.eos_ids[:1]) or before[:1]
+    known: dict[tuple[int, ...], float] = {}
+    given = [
+        [
+            known.setdefault(tuple(whole[: at + 1]), logprob)
+            for at, logprob in enumerate(judged.logprobs(whole))
+        ]
+        for whole in wholes
+    ]
     return (
-        [judged.logprobs(whole)[first:] for whole in wholes],
+        [one[first:] for one in given],
         [judged.logprobs(alone + whole[first:])[len(alone) :] for whole in wholes],
     )
 
@@ -144,6 +156,19 @@ def test_every_method_scores_as_each_text_alone(judged: Judged, method: wire.Sel
         weights = [math.exp(score) for score in expected]
         shares = [weight / sum(weights) for weight in weights]
         assert [option.probability for option in reply.options] == pytest.approx(shares, abs=1e-4)
+
+
+def test_rounding_does_not_choose_between_options_that_begin_alike() -> None:
+    """Each is computed in a sequence of its own, the token that they share too."""
+    before, options = array("i", [1]), [array("i", [1, 2]), array("i", [1, 2, 3])]
+    for noise in (-1e-6, 0.0, 1e-6):
+        ballot = make_ballot(before, options, None)
+        short, long = (one.scoring for one in ballot.sequences)
+        short.final_logprobs = (ScoredToken(2, -2.0),)
+        long.logprobs = [ScoredToken(2, -2.0 + noise)]
+        long.final_logprobs = (ScoredToken(3, -1.0),)
+        first, second = read_scores(ballot, "greedy_token_selection", str)
+        assert first.score < second.score
 
 
 def test_drawn_options_have_the_distribution_of_their_scores_at_that_temperature(

@@ -90,7 +90,7 @@ def read_scores(
             for x, y in zip(given, alone, strict=True)
         ]
     elif method == "greedy_token_selection":
-        scores = _greedy_scores(given)
+        scores = _greedy_scores(_alike(ballot.tokens, given))
     else:
         scores = [_mean(logprobs) for logprobs in given]
     probabilities = softmax(scores)
@@ -166,6 +166,32 @@ def _logprobs(ballot: Ballot, place: OptionPlace) -> list[float]:
     return [scored.logprob for scored in scoring.logprobs] + [
         scoring.final_logprobs[place.final].logprob
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A token after given others, and those that follow it in any option."""
+
+    logprob: float
+    following: dict[int, _Scored]
+
+
+def _alike(
+    options: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
+) -> list[list[float]]:
+    """The log-probabilities, with one value where several options have the same token after the
+    same ones. Each was computed for itself, so that rounding may part them.
+    """
+    first: dict[int, _Scored] = {}
+    made = []
+    for option, values in zip(options, logprobs, strict=True):
+        place, row = first, []
+        for token, value in zip(option, values, strict=True):
+            scored = place.setdefault(token, _Scored(value, {}))
+            row.append(scored.logprob)
+            place = scored.following
+        made.append(row)
+    return made
 
 
 def _greedy_scores(options: Sequence[Sequence[float]]) -> list[float]:
