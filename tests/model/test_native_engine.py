@@ -14,8 +14,8 @@ import torch
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.model.shape import read_config, read_shape
+from lmprog.runtime.engine.native.attention_interface import PATHS
 from lmprog.runtime.engine.native.engine import NativeEngine, page_bytes
-from lmprog.runtime.engine.native.interface import PATHS
 from tests.model.checkpoints import MIXTURES, NATIVE
 from tests.model.conftest import Judge, Judged
 from tests.model.driver import Driver

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int32, c_int64, c_void_p
 
 import numpy as np
 import torch
@@ -25,51 +25,19 @@ from lmprog.native import library
 from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
 from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.kv_pool import KvPool
-from lmprog.runtime.engine.region import aligned
-
-PATHS = (
-    *("avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2"),
-    *("neonbf16", "neondot", "neon"),
-    "generic",
+from lmprog.runtime.engine.native.attention_interface import (
+    PATHS,
+    CAttentionBatch,
+    CAttentionLayer,
+    CAttentionShape,
+    declare,
+    declare_attention,
 )
-"""Instruction sets, best first. `LMPROG_ATTENTION_PATH` chooses one by hand."""
+from lmprog.runtime.engine.region import aligned
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _KEPT = _TYPES | {torch.int8: 3}
 """What memory holds; the kernels read and give `_TYPES`."""
-
-
-class _Shape(ctypes.Structure):
-    _fields_ = (
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("v_head_dim", c_int32),
-        ("page_size", c_int32),
-        ("kv_type", c_int32),
-    )
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *(("scale", c_float), ("window", c_int32), ("softcap", c_float)),
-        ("sinks", c_void_p),
-    )
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = (
-        ("num_rows", c_int32),
-        ("num_writes", c_int32),
-        ("row_starts", c_void_p),
-        ("kv_lens", c_void_p),
-        ("page_starts", c_void_p),
-        ("pages", c_void_p),
-        ("write_tokens", c_void_p),
-        ("write_slots", c_void_p),
-        ("order", c_void_p),
-        ("common", c_void_p),
-    )
 
 
 class _Array(ctypes.Structure):
@@ -115,7 +83,7 @@ class NativeAttention:
         self._pointers = [
             (c_void_p(keys.data_ptr()), c_void_p(values.data_ptr())) for keys, values in self.memory
         ]
-        self._batch: _Batch | None = None
+        self._batch: CAttentionBatch | None = None
         self._held: tuple[object, ...] = ()  # arrays that the C batch points into
 
     def _open(self, threads: int, path: str | None) -> c_void_p:
@@ -159,7 +127,7 @@ class NativeAttention:
                 self._library.lmprog_attention_copy(
                     byref(self._shape), keys, values, _pointer(batch.copies), len(batch.copies)
                 )
-        self._batch = _Batch(
+        self._batch = CAttentionBatch(
             num_rows=batch.num_rows,
             num_writes=len(batch.write_tokens),
             row_starts=_pointer(batch.row_starts),
@@ -215,45 +183,28 @@ def _opened() -> ctypes.CDLL:
         raise NotSupported(
             "native attention needs a C++ compiler; the reference backend needs none"
         )
-    opened.lmprog_attention_open.restype = c_void_p
-    opened.lmprog_attention_open.argtypes = (c_int32, c_char_p)
-    opened.lmprog_attention_path.restype = c_char_p
-    opened.lmprog_attention_path.argtypes = (c_void_p,)
-    opened.lmprog_attention_close.restype = None
-    opened.lmprog_attention_close.argtypes = (c_void_p,)
-    for name in ("key", "value"):
-        size = getattr(opened, f"lmprog_attention_{name}_bytes")
-        size.restype, size.argtypes = c_int64, (POINTER(_Shape), c_int64)
-    opened.lmprog_attention_group.restype = None
-    opened.lmprog_attention_group.argtypes = (POINTER(_Batch), c_int32, c_void_p, c_void_p)
-    opened.lmprog_attention_write.restype = None
+    declare_attention(opened)
+    declare(opened, "lmprog_attention_open", c_void_p, c_int32, c_char_p)
+    declare(opened, "lmprog_attention_path", c_char_p, c_void_p)
+    declare(opened, "lmprog_attention_close", None, c_void_p)
+    shape, batch = POINTER(CAttentionShape), POINTER(CAttentionBatch)
     array, memory = POINTER(_Array), (c_void_p, c_void_p)
-    opened.lmprog_attention_write.argtypes = (
-        c_void_p,
-        POINTER(_Shape),
-        POINTER(_Batch),
-        *memory,
-        array,
-        array,
-    )
-    opened.lmprog_attention_attend.restype = None
-    opened.lmprog_attention_attend.argtypes = (
-        *(c_void_p, POINTER(_Shape), POINTER(_Layer), POINTER(_Batch)),
-        *(*memory, array, array),
-    )
-    opened.lmprog_attention_copy.restype = None
-    opened.lmprog_attention_copy.argtypes = (POINTER(_Shape), *memory, c_void_p, c_int32)
+    written = (c_void_p, shape, batch, *memory, array, array)
+    declare(opened, "lmprog_attention_write", None, *written)
+    attended = (c_void_p, shape, POINTER(CAttentionLayer), batch, *memory, array, array)
+    declare(opened, "lmprog_attention_attend", None, *attended)
+    declare(opened, "lmprog_attention_copy", None, shape, *memory, c_void_p, c_int32)
     return opened
 
 
-def _c_shape(shape: AttentionShape, page_size: int) -> _Shape:
+def _c_shape(shape: AttentionShape, page_size: int) -> CAttentionShape:
     kept = torch.float32 if shape.dtype == torch.float16 else shape.dtype
     if kept not in _KEPT or shape.float8 is not None:
         raise NotSupported(
             "native attention keeps keys and values in float32, bfloat16 or int8, not in "
             f"{shape.kept}"
         )
-    return _Shape(
+    return CAttentionShape(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
@@ -267,9 +218,9 @@ def _sinks(layer: LayerAttention) -> NDArray[np.float32] | None:
     return None if layer.sinks is None else np.array(layer.sinks, np.float32)
 
 
-def _c_layer(layer: LayerAttention, sinks: NDArray[np.float32] | None) -> _Layer:
+def _c_layer(layer: LayerAttention, sinks: NDArray[np.float32] | None) -> CAttentionLayer:
     """`sinks` are the layer's, and have to live as long as what is returned."""
-    return _Layer(
+    return CAttentionLayer(
         scale=layer.scale,
         window=layer.window or 0,
         softcap=layer.softcap or 0.0,

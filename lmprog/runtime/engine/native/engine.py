@@ -23,6 +23,11 @@ from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native import interface
+from lmprog.runtime.engine.native.attention_interface import (
+    PATHS,
+    CAttentionBatch,
+    CAttentionShape,
+)
 from lmprog.runtime.engine.native.memory_ahead import MemoryAhead
 from lmprog.runtime.engine.native.packed_adapters import packed_adapters
 from lmprog.runtime.engine.native.packing import Packed
@@ -47,7 +52,7 @@ class KvMemory:
 class NativeEngine:
     """A packed model with its key/value memory. One thread calls `forward`.
 
-    `path` names one of `interface.PATHS` (None: the best of this processor).
+    `path` names one of `PATHS` (None: the best of this processor).
     """
 
     name = "native"
@@ -200,8 +205,8 @@ class NativeEngine:
             self.close()
 
     @staticmethod
-    def _rows(batch: Batch) -> interface.CAttentionBatch:
-        return interface.CAttentionBatch(
+    def _rows(batch: Batch) -> CAttentionBatch:
+        return CAttentionBatch(
             num_rows=batch.num_rows,
             num_writes=len(batch.write_tokens),
             row_starts=_pointer(batch.row_starts),
@@ -219,7 +224,7 @@ class NativeEngine:
         if not handle:
             raise NotSupported(
                 f"the native engine cannot run with {threads} threads on the path {path!r}: "
-                f"there are {', '.join(interface.PATHS)}, and this processor may lack some of them"
+                f"there are {', '.join(PATHS)}, and this processor may lack some of them"
             )
         return c_void_p(handle)
 
@@ -306,8 +311,8 @@ def _kv_sizes(library: ctypes.CDLL) -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr]
     return library.lmprog_attention_key_bytes, library.lmprog_attention_value_bytes
 
 
-def c_attention(shape: ModelShape, kv_dtype: str, page_size: int) -> interface.CAttentionShape:
-    return interface.CAttentionShape(
+def c_attention(shape: ModelShape, kv_dtype: str, page_size: int) -> CAttentionShape:
+    return CAttentionShape(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,

@@ -10,51 +10,19 @@ from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 
 from lmprog.errors import NotSupported
 from lmprog.native import library
+from lmprog.runtime.engine.native.attention_interface import (
+    CAttentionBatch,
+    CAttentionLayer,
+    CAttentionShape,
+    declare,
+    declare_attention,
+)
 
 F32, BF16, F16, INT8, INT4 = range(5)
 TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16, "int8": INT8, "int4": INT4}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
-PATHS = (
-    *("avx512bf16", "avx512vnni", "avx512", "avx2vnni", "avx2"),
-    *("neonbf16", "neondot", "neon"),
-    "generic",
-)
-"""Instruction sets, best first. `LMPROG_ENGINE_PATH` chooses one by hand."""
 BF16_PATHS = ("avx512bf16", "neonbf16")
-"""Those that multiply pairs of bfloat16 in one instruction; they round inputs to it too."""
-
-
-class CAttentionShape(ctypes.Structure):
-    _fields_ = (
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("v_head_dim", c_int32),
-        ("page_size", c_int32),
-        ("kv_type", c_int32),
-    )
-
-
-class CAttentionLayer(ctypes.Structure):
-    _fields_ = (
-        *(("scale", c_float), ("window", c_int32), ("softcap", c_float)),
-        ("sinks", c_void_p),
-    )
-
-
-class CAttentionBatch(ctypes.Structure):
-    _fields_ = (
-        ("num_rows", c_int32),
-        ("num_writes", c_int32),
-        ("row_starts", c_void_p),
-        ("kv_lens", c_void_p),
-        ("page_starts", c_void_p),
-        ("pages", c_void_p),
-        ("write_tokens", c_void_p),
-        ("write_slots", c_void_p),
-        ("order", c_void_p),
-        ("common", c_void_p),
-    )
+"""Instruction sets that multiply pairs of bfloat16 at once; they round inputs to it too."""
 
 
 class CProduct(ctypes.Structure):
@@ -160,31 +128,23 @@ def opened() -> ctypes.CDLL:
     found = library("engine")
     if found is None:
         raise NotSupported("the native engine needs a C++ compiler; the torch engine needs none")
-    shape, batch = POINTER(CAttentionShape), POINTER(CAttentionBatch)
-    for name in ("key", "value"):
-        _declare(found, f"lmprog_attention_{name}_bytes", c_int64, shape, c_int64)
-    _declare(found, "lmprog_attention_group", None, batch, c_int32, c_void_p, c_void_p)
+    declare_attention(found)
     product = POINTER(CProduct)
-    _declare(found, "lmprog_engine_packed_bytes", c_int64, product)
-    _declare(
+    declare(found, "lmprog_engine_packed_bytes", c_int64, product)
+    declare(
         found, "lmprog_engine_pack", None, product, c_void_p, POINTER(CSourceRows), c_int32, c_int32
     )
-    _declare(found, "lmprog_engine_unpack", None, product, c_void_p, c_int32, c_void_p)
-    _declare(found, "lmprog_engine_open", c_void_p, POINTER(CModel), c_int32, c_char_p)
-    _declare(found, "lmprog_engine_path", c_char_p, c_void_p)
-    _declare(found, "lmprog_engine_best_path", c_char_p)
-    _declare(found, "lmprog_engine_close", None, c_void_p)
-    _declare(found, "lmprog_engine_adapters", None, c_void_p, POINTER(CLowRank), c_int32)
-    _declare(found, "lmprog_engine_step", c_int32, c_void_p, POINTER(CStep), c_void_p, c_int64)
-    _declare(found, "lmprog_engine_sample", None, c_void_p, c_void_p)
+    declare(found, "lmprog_engine_unpack", None, product, c_void_p, c_int32, c_void_p)
+    declare(found, "lmprog_engine_open", c_void_p, POINTER(CModel), c_int32, c_char_p)
+    declare(found, "lmprog_engine_path", c_char_p, c_void_p)
+    declare(found, "lmprog_engine_best_path", c_char_p)
+    declare(found, "lmprog_engine_close", None, c_void_p)
+    declare(found, "lmprog_engine_adapters", None, c_void_p, POINTER(CLowRank), c_int32)
+    declare(found, "lmprog_engine_step", c_int32, c_void_p, POINTER(CStep), c_void_p, c_int64)
+    declare(found, "lmprog_engine_sample", None, c_void_p, c_void_p)
     multiplied = (c_char_p, product, c_void_p, c_void_p, c_int32, c_void_p, c_int64)
-    _declare(found, "lmprog_engine_multiply", c_int32, *multiplied)
+    declare(found, "lmprog_engine_multiply", c_int32, *multiplied)
     return found
-
-
-def _declare(found: ctypes.CDLL, name: str, gives: object, *takes: object) -> None:
-    function = getattr(found, name)
-    function.restype, function.argtypes = gives, takes
 
 
 def best_path() -> str:
