@@ -21,12 +21,14 @@ from pathlib import Path
 
 from lmprog.errors import Detail, LmprogError, RuntimeGone, from_wire
 from lmprog.launch.parent_pipe import FOLDER_VARIABLE
+from lmprog.launch.signal_watch import SignalWatch
 
 _WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 """Environment variables that set how OpenMP threads wait for each other."""
 STACK_SIGNAL = signal.SIGUSR1
 """Upon this a runtime writes the stacks of its threads to its log."""
-_STACK_SECONDS = 0.4  # for writing that
+_STACK_SECONDS = 5.0  # for writing that, at most
+_BLIND_STACK_SECONDS = 0.4  # where the system does not tell when it is written
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _NUM_LAST_LINES = 12
 _LOG_TAIL_BYTES = 8192
@@ -125,12 +127,20 @@ class Child:
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
     def write_stacks(self) -> None:
-        """Has the child write the stacks of its threads to its log, and waits a moment for it."""
-        if self.exit_code is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, STACK_SIGNAL)
-                os.kill(self.pid, signal.SIGCONT)  # a stopped process could not write
-            time.sleep(_STACK_SECONDS)
+        """Has the child write the stacks of its threads to its log, and waits until it has."""
+        if self.exit_code is not None:
+            return
+        watch = SignalWatch(self.pid, STACK_SIGNAL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, STACK_SIGNAL)
+            os.kill(self.pid, signal.SIGCONT)  # a stopped process could not write
+        if not watch.can_tell:
+            time.sleep(_BLIND_STACK_SECONDS)
+            return
+        deadline = time.monotonic() + _STACK_SECONDS
+        # Twice: for an instant it is neither pending nor blocked yet.
+        while not (watch.is_handled() and watch.is_handled()) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def stop(self, grace: float) -> None:
         """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Safe to repeat.
