@@ -180,12 +180,12 @@ def test_steps_of_one_size_are_all_tokens_and_larger_ones_are_tried_by_doubling(
     assert StepCosts().tokens_within(10.0) == 2 * FIRST_CHUNK
 
 
-def paused_programs(*sizes: int) -> ActivePrograms:
+def paused_programs(*sizes: int, capacity: int = 1 << 20) -> ActivePrograms:
     """Programs 1, 2, ... that added so many tokens each and pause since time 0."""
     costs = StepCosts()
     for tokens in (1, 1000) * 50:
         costs.observe(tokens, 0.01 + 0.001 * tokens)
-    programs = ActivePrograms(4096, costs)
+    programs = ActivePrograms(4096, capacity, costs)
     for number, size in enumerate(sizes, 1):
         group = SequenceGroup(program=number)
         settings = GenerationSettings(wire.SamplingParams(), 1, (), size)
@@ -209,6 +209,16 @@ def test_small_programs_go_first_and_of_equals_the_youngest() -> None:
     assert [place.number for place in programs.replaceable(0, 0.0, force=True)] == [3, 2, 1]
 
 
+def test_paused_programs_lose_no_more_than_memory_holds() -> None:
+    """They added more over time, on branches that have ended."""
+    programs = paused_programs(4000, capacity=1000)
+    assert programs.replaceable(0, 0.5, force=False) == []
+    assert [place.number for place in programs.replaceable(0, 1.5, force=False)] == [1]
+    two = paused_programs(4000, 4000, capacity=1000)
+    assert two.replaceable(0, 0.5, force=False) == []
+    assert [place.number for place in two.replaceable(0, 1.5, force=False)] == [2, 1]
+
+
 def exceeding(
     fixed: float, per_token: float, num_running: int, sizes: tuple[int, ...], pause: float = 0.0
 ) -> bool:
@@ -219,7 +229,7 @@ def exceeding(
         costs.observe(tokens, fixed + per_token * tokens, 1)
     settings = GenerationSettings(wire.SamplingParams(), 100, (), 100)
     sequence = Sequence(SequenceGroup(program=1), array("i", [7] * 100), Generation(settings, 0))
-    programs = ActivePrograms(4096, costs)
+    programs = ActivePrograms(4096, 1 << 20, costs)
     other = Sequence(SequenceGroup(program=2), array("i", [7]), Generation(settings, 0))
     for turn in range(100):
         programs.submit(2, 1, turn * pause)

@@ -50,6 +50,13 @@ def test_what_was_scored_before_a_preemption_is_not_scored_again(seed: int) -> N
     run_world(seed)
 
 
+def test_nobody_idles_for_tokens_that_left_memory_with_their_branches() -> None:
+    """A program that had added 571 tokens, with memory for 128, kept the others waiting for as long
+    as computing all of them takes.
+    """
+    run_world(330_013_574)
+
+
 def test_a_fault_is_a_cause_from_when_somebody_is_told_of_it() -> None:
     """As with seed 200,000,906: it ended a step that was begun ahead and that nobody awaited, and
     was told to a call that had come since.

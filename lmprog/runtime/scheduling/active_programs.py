@@ -47,10 +47,15 @@ class ProgramPlace:
 
 
 class ActivePrograms:
-    """All programs that have sequences or pins."""
+    """All programs that have sequences or pins. `longest` is the longest sequence, and memory has
+    room for `capacity` tokens.
+    """
 
-    def __init__(self, longest: int, costs: StepCosts, tier: SecondTier | None = None) -> None:
+    def __init__(
+        self, longest: int, capacity: int, costs: StepCosts, tier: SecondTier | None = None
+    ) -> None:
         self.sizes = ProgramSizes(longest)
+        self._capacity = capacity
         self._costs = costs
         self._cost_of_return = costs.token_cost if tier is None else tier.cost_of_return
         """Seconds for a token of a program that has lost its place and returns."""
@@ -200,10 +205,12 @@ class ActivePrograms:
         Another running sequence shares the fixed cost of a step with `num_running` others for as
         long as the pause lasts; with none, the machine idles until the first of the paused programs
         returns. That is weighed against computing the program's tokens again. A pause is expected
-        to last as long as the mean one, or once more as long as it has lasted. `force`: all paused
-        programs.
+        to last as long as the mean one, or once more as long as it has lasted. Of what they added
+        more may be gone than is there, since branches ended: together they lose no more than memory
+        holds. `force`: all paused programs.
         """
         paused = [place for place in self._active.values() if not place.num_open]
+        held = min(1.0, self._capacity / max(1, sum(place.size for place in paused)))
         costs, shared_by = self._costs, num_running + 1
         step = costs.fixed + costs.per_token * shared_by
         if num_running:
@@ -215,7 +222,7 @@ class ActivePrograms:
             for place in paused
             if force
             or gain * max(self._mean_pause, now - place.paused_at)
-            >= self._cost_of_return() * place.size
+            >= self._cost_of_return() * held * place.size
         ]
         return sorted(found, key=_number, reverse=True)
 

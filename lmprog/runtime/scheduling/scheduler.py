@@ -70,7 +70,8 @@ class Scheduler:
             self.tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self._clock)
         self.tables = PageTables(config, self.tree, self.pages, self.tier)
         self.pins = Pins(self.tree)
-        self.programs = ActivePrograms(self.longest_sequence, self.costs, self.tier)
+        capacity = config.num_pages * config.page_size
+        self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix)
