@@ -331,8 +331,11 @@ MEMORY_MUTANTS = [
         "the reserve does not grow with preemptions",
         "scheduling",
         _SCHEDULING + "program_admission.py",
-        "        reserve = len(running) << sequence.num_memory_preemptions",
-        "        reserve = 0",
+        "        reserve = max(\n"
+        "            len(running) << sequence.num_memory_preemptions,\n"
+        "            sum(1 << other.num_memory_preemptions for other in running),\n"
+        "        )\n",
+        "        reserve = 0\n",
     ),
     Mutant(
         "salts of public prefixes share what follows",

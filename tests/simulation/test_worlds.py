@@ -57,6 +57,11 @@ def test_nobody_idles_for_tokens_that_left_memory_with_their_branches() -> None:
     run_world(330_013_574)
 
 
+def test_who_was_preempted_often_is_left_the_room_that_it_needs() -> None:
+    """Also by older ones that come back while it runs: one was preempted nine times of eight."""
+    run_world(340_005_162)
+
+
 def test_a_fault_is_a_cause_from_when_somebody_is_told_of_it() -> None:
     """As with seed 200,000,906: it ended a step that was begun ahead and that nobody awaited, and
     was told to a call that had come since.

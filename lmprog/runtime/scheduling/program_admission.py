@@ -170,10 +170,13 @@ class ProgramAdmission:
         tables = self._memory.tables
         tables.attach(sequence)
         needed = tables.pages_for(sequence, len(sequence.tokens))
-        # A page for the next tokens of each running sequence, doubled each time that this one was
-        # preempted: so it waits until the others have grown, and no sequence is preempted more
-        # than log2(pages) + 1 times.
-        reserve = len(running) << sequence.num_memory_preemptions
+        # Pages for the next tokens of those that run, and for this one to be admitted beside them,
+        # doubled each time that the one or the others were preempted: so it waits until they have
+        # grown, and no sequence is preempted more than log2(pages) + 1 times.
+        reserve = max(
+            len(running) << sequence.num_memory_preemptions,
+            sum(1 << other.num_memory_preemptions for other in running),
+        )
         if running and self._memory.num_obtainable < needed + reserve:
             tables.detach(sequence)
             return False
