@@ -8,13 +8,22 @@ are built once and not by every test.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Generator
+from pathlib import Path
 
 # Before torch is imported anywhere: processes run side by side, and more threads than cores only
 # disturb them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+# A container often forbids Python to keep what it compiles: each process that a test starts would
+# compile the whole package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault(
+    "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
+)
 # Nothing here may reach the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -42,6 +51,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             given = getattr(test, "_hypothesis_internal_use_settings", None)
             more = hypothesis.settings(given, max_examples=EXAMPLES)
             vars(test)["_hypothesis_internal_use_settings"] = more
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Ten thousand tests are millions of objects, which live as long as the process. If garbage
+    collection looked at them, each full one would take more than a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_teardown() -> None:

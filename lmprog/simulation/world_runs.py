@@ -131,14 +131,15 @@ def _rare_collections() -> Iterator[Callable[[], int]]:
     a seventh of the time goes there. What was there before is not looked at: in a process with a
     large heap that would take as long as the worlds.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()
     try:
         yield gc.collect
     finally:
         gc.collect()
-        gc.unfreeze()
+        if not was_frozen:  # else the process wants to keep it so
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 

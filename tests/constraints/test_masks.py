@@ -4,11 +4,9 @@ any budget.
 
 from __future__ import annotations
 
-import gc
 import json
 import random
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -374,15 +372,6 @@ def test_the_cache_forgets_the_least_recently_used_beyond_its_bytes(small: Vocab
     assert cache.peek(specs[-1], small) is not None
 
 
-@pytest.fixture
-def own_garbage() -> Iterator[None]:
-    """What other tests have left behind is not looked through for this one."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -407,7 +396,6 @@ def own_garbage() -> Iterator[None]:
         "(" * 99 + "a" + ")*" * 99,
     ],
 )
-@pytest.mark.usefixtures("own_garbage")
 @pytest.mark.timeout(20)
 def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
     pattern: str, real: Vocabulary

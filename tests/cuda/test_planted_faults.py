@@ -1,9 +1,14 @@
-"""Faults planted in kernels and plan are found: tests that could not fail would prove nothing."""
+"""Faults planted in kernels and plan are found: tests that could not fail would prove nothing.
+
+Each fault in a kernel is compiled by itself, for a second. So every eighth is tried here, and all
+of them in the night: `LMPROG_FAULTS_EVERY=1 pytest tests/cuda/test_planted_faults.py`.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 import shutil
 import sys
@@ -41,8 +46,14 @@ from tests.cuda.writing import written
 from tests.sampler.plain import mask_of
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+EVERY = int(os.environ.get("LMPROG_FAULTS_EVERY", "8"))
 KEY = ModuleKey("bf16", 64)
 FLOAT8_KEY = ModuleKey("bf16", 64, "e4m3")
+
+
+def tried(faults: dict[str, Fault]) -> list[str]:
+    """The names of those that are compiled."""
+    return list(faults)[::EVERY]
 
 
 def patched(fault: Fault, text: str) -> str:
@@ -181,7 +192,7 @@ def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", tried(ATTENTION))
 def test_a_fault_in_attention_is_found(tmp_path: Path, name: str) -> None:
     kernels = kernels_with(ATTENTION[name], tmp_path, 0)
     with pytest.raises((AssertionError, KernelFault)):
@@ -190,7 +201,7 @@ def test_a_fault_in_attention_is_found(tmp_path: Path, name: str) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize("name", tried(SAMPLING))
 def test_a_fault_in_sampling_is_found(tmp_path: Path, name: str) -> None:
     kernels = kernels_with(SAMPLING[name], tmp_path, 0)
     with pytest.raises((AssertionError, KernelFault)):
@@ -199,7 +210,7 @@ def test_a_fault_in_sampling_is_found(tmp_path: Path, name: str) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", tried(PRODUCTS))
 def test_a_fault_in_products_is_found(tmp_path: Path, name: str) -> None:
     kernels = kernels_with(PRODUCTS[name], tmp_path, 0, ProductKey("bf16"))
     with pytest.raises((AssertionError, KernelFault)):
@@ -208,7 +219,7 @@ def test_a_fault_in_products_is_found(tmp_path: Path, name: str) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("name", FLOAT8)
+@pytest.mark.parametrize("name", tried(FLOAT8))
 def test_a_fault_in_pages_of_bytes_is_found(tmp_path: Path, name: str) -> None:
     kernels = kernels_with(FLOAT8[name], tmp_path, 0, own=FLOAT8_KEY)
     with pytest.raises((AssertionError, KernelFault)):
@@ -245,3 +256,10 @@ def test_there_are_many_faults() -> None:
     plan_is_right(items)
     kinds = (ATTENTION, SAMPLING, PLAN, PRODUCTS, FLOAT8)
     assert sum(map(len, kinds)) >= 76
+
+
+@pytest.mark.parametrize("kind", [ATTENTION, SAMPLING, PRODUCTS, FLOAT8])
+def test_every_fault_fits_the_sources(kind: dict[str, Fault]) -> None:
+    for fault in kind.values():
+        source = (kernels_folder() / "cuda" / fault[0]).read_text()
+        assert patched(fault, source) != source

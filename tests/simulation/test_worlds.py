@@ -14,8 +14,8 @@ from lmprog.simulation import world
 from lmprog.simulation.command import main
 from lmprog.simulation.world_runs import SimulationRun, WorldTally, run_world, run_worlds, tallies
 
-SHARDS = 16
-STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "400000"))
+SHARDS = 64
+STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "2000000"))
 """Checked steps over all shards."""
 
 

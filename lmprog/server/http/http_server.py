@@ -133,7 +133,7 @@ def collected_seldom() -> Generator[None, None, None]:
     A flood's connections are live objects by the hundred thousand: with Python's own thresholds a
     fifth of the gateway's time went into looking at them, in pauses of a tenth of a second.
     """
-    before = gc.get_threshold()
+    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTED_EVERY)
@@ -141,4 +141,5 @@ def collected_seldom() -> Generator[None, None, None]:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not was_frozen:  # else the process wants to keep it so
+            gc.unfreeze()
