@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 from pathlib import Path
 
@@ -15,6 +16,7 @@ def run(given: argparse.Namespace) -> int:
     # The faults that it injects on purpose are logged like any others; that would only clutter
     # the output.
     logging.getLogger("lmprog").setLevel(logging.CRITICAL)
+    gc.freeze()  # what was loaded lives as long as the process
     worlds = 100 if given.worlds is None and given.hours is None else given.worlds
     return main(
         SimulationRun(

@@ -127,19 +127,15 @@ def run_worlds(asked: SimulationRun, seed: int, worlds: int) -> WorldTally:
 
 @contextmanager
 def _rare_collections() -> Iterator[Callable[[], int]]:
-    """Garbage is collected by the call it gives and at the end, among what is made meanwhile; else
-    a seventh of the time goes there. What was there before is not looked at: in a process with a
-    large heap that would take as long as the worlds.
+    """Garbage is collected by the call it gives and at the end; else a seventh of the time goes
+    there. A process with a large heap freezes that first, or it takes as long as the worlds.
     """
-    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
+    was_enabled = gc.isenabled()
     gc.disable()
-    gc.freeze()
     try:
         yield gc.collect
     finally:
         gc.collect()
-        if not was_frozen:  # else the process wants to keep it so
-            gc.unfreeze()
         if was_enabled:
             gc.enable()
 
@@ -152,13 +148,18 @@ def tallies(asked: SimulationRun) -> Iterator[WorldTally]:
         return
     # A fresh interpreter for each process: nothing of the parent's threads is copied.
     fresh, log = multiprocessing.get_context("spawn"), logging.getLogger("lmprog")
-    with ProcessPoolExecutor(asked.processes, fresh, log.setLevel, (log.level,)) as pool:
+    with ProcessPoolExecutor(asked.processes, fresh, _begin_process, (log.level,)) as pool:
         parts = _parts(asked)
         first = islice(parts, 2 * asked.processes)
         under_way = [pool.submit(run_worlds, asked, *part) for part in first]
         while under_way:
             yield under_way.pop(0).result()
             under_way += [pool.submit(run_worlds, asked, *part) for part in islice(parts, 1)]
+
+
+def _begin_process(log_level: int) -> None:
+    logging.getLogger("lmprog").setLevel(log_level)
+    gc.freeze()
 
 
 def _parts(asked: SimulationRun) -> Iterator[tuple[int, int]]:
