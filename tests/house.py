@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
 class House:
-    """The Python files under a folder, parsed once."""
+    """The Python files under a folder, parsed when they are first asked for, and once."""
 
     def __init__(self, root: Path, folders: str = "lmprog") -> None:
         self.root = root
-        self.trees = {
+        self._folders = folders.split()
+
+    @cached_property
+    def trees(self) -> dict[Path, ast.Module]:
+        return {
             path: ast.parse(path.read_text())
-            for folder in folders.split()
-            for path in sorted((root / folder).rglob("*.py"))
+            for folder in self._folders
+            for path in sorted((self.root / folder).rglob("*.py"))
         }
-        self.modules = {self.module_of(path) for path in self.trees}
+
+    @cached_property
+    def modules(self) -> set[str]:
+        return {self.module_of(path) for path in self.trees}
 
     def module_of(self, path: Path) -> str:
         return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
