@@ -20,10 +20,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 # A container often forbids Python to keep what it compiles: each process that a test starts would
 # compile the whole package.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ.setdefault(
-    "PYTHONPYCACHEPREFIX", str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
-)
+if "PYTHONPYCACHEPREFIX" not in os.environ:
+    bytecode = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
+    os.environ["PYTHONPYCACHEPREFIX"] = str(bytecode)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Nothing here may reach the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
