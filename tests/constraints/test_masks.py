@@ -396,6 +396,7 @@ def test_the_cache_forgets_the_least_recently_used_beyond_its_bytes(small: Vocab
         "(" * 99 + "a" + ")*" * 99,
     ],
 )
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.timeout(20)
 def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
     pattern: str, real: Vocabulary

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import h11
@@ -98,3 +100,17 @@ def test_a_server_process_seldom_looks_at_its_live_objects() -> None:
     assert found["collections"] <= 1
     assert found["frozen"] > 10_000
     assert gc.get_threshold() == before
+
+
+def test_a_server_leaves_the_heap_frozen_or_not_as_it_was() -> None:
+    """In a process of its own: to unfreeze that of the tests would cost all that come later."""
+    code = (
+        "import gc\n"
+        "from lmprog.server.http.http_server import collected_seldom\n"
+        "with collected_seldom(): assert gc.get_freeze_count()\n"
+        "assert not gc.get_freeze_count()\n"
+        "gc.freeze()\n"
+        "with collected_seldom(): pass\n"
+        "assert gc.get_freeze_count()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

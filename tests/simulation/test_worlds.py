@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -26,15 +25,8 @@ def _quiet() -> None:
     logging.getLogger("lmprog").setLevel(logging.CRITICAL)
 
 
-@pytest.fixture
-def _small_heap() -> None:
-    """What earlier tests have loaded is not looked at when the worlds' garbage is collected."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_small_heap")
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_world_breaks_a_rule(shard: int) -> None:
     tally = WorldTally(10_000 * shard)
