@@ -19,8 +19,8 @@ import pytest
 from tests.house import ROOT, House, dotted
 from tests.units import DOORS, UNITS, Unit
 
-MAX_FILE_LINES = 370
-MAX_TEST_LINES = 450
+MAX_FILE_LINES = 600
+MAX_TEST_LINES = 600
 """Of a file beside the package: tests are lists of cases."""
 MAX_FUNCTION_LINES = 75
 MAX_PARAMETERS = 7

@@ -14,9 +14,9 @@ from lmprog.simulation import world
 from lmprog.simulation.command import main
 from lmprog.simulation.world_runs import SimulationRun, WorldTally, run_world, run_worlds, tallies
 
-SHARDS = 64
-STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "2000000"))
-"""Checked steps over all shards."""
+SHARDS = 16
+STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "100000"))
+"""Checked steps over all shards; millions more are run at night (`lmprog sim --hours`)."""
 
 
 @pytest.fixture(autouse=True)
