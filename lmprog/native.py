@@ -116,6 +116,15 @@ LIBRARIES: dict[str, tuple[Unit, ...]] = {
 }
 
 
+def may_await_threads(made_by: int) -> bool:
+    """Whether a `__del__` may stop and await the threads of what process `made_by` made.
+
+    At the interpreter's end daemon threads stand still for ever, with the locks that they hold; a
+    forked child has none of its parent's threads. All of it goes with the process then.
+    """
+    return os.getpid() == made_by and not sys.is_finalizing()
+
+
 def kernels_folder() -> Path:
     """`kernels/` inside an installed wheel, or beside the package in a checkout."""
     here = Path(__file__).parent

@@ -7,6 +7,7 @@ how busy it is. Programs reach the runtime directly; nothing of them passes thro
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -74,7 +75,8 @@ class RuntimeReplica:
             return  # it could not be started
         if hasattr(self, "_watcher"):
             self._stopping.set()
-            self._watcher.join()
+            if not sys.is_finalizing():  # then the thread stands still, and never ends
+                self._watcher.join()
         self._runtime.close(STOP_GRACE)  # first, since it tells its clients that it ends in order
         if hasattr(self, "_entry"):
             directory.opened(self._application).leave.remote(self._entry.name)

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
-from lmprog.native import library
+from lmprog.native import library, may_await_threads
 from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
 from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.kv_pool import KvPool
@@ -71,6 +71,7 @@ class NativeAttention:
         self._layers = [
             _c_layer(layer, sinks) for layer, sinks in zip(shape.layers, self._sinks, strict=True)
         ]
+        self._pid = os.getpid()
         self._handle = self._open(threads, path)
         slots = num_pages * page_size
         key_bytes = int(self._library.lmprog_attention_key_bytes(byref(self._shape), slots))
@@ -173,7 +174,7 @@ class NativeAttention:
             self._handle = c_void_p()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+        if getattr(self, "_handle", None) and may_await_threads(self._pid):
             self.close()
 
 

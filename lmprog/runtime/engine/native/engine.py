@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
+from lmprog.native import may_await_threads
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter
 from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.model.rope import Rope, frequencies
@@ -79,6 +80,7 @@ class NativeEngine:
         self.packed = packed
         self._library = interface.opened()
         self._shape = shape
+        self._pid = os.getpid()
         self._held: list[object] = []  # what the C structures point into
         self._kv_parts: list[Bytes] = []  # keys and values, layer by layer
         self._model = self._described(shape, packed)
@@ -201,7 +203,7 @@ class NativeEngine:
             self._ahead.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None):
+        if getattr(self, "_handle", None) and may_await_threads(self._pid):
             self.close()
 
     @staticmethod

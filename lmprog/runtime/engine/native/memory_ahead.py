@@ -91,7 +91,8 @@ class MemoryAhead:
         with self._state:
             self._is_closed = True
             self._state.notify_all()
-        if self._thread is not None:
+        # Garbage collection runs in any thread, also in this one.
+        if self._thread not in (None, threading.current_thread()):
             self._thread.join()
 
     @property
