@@ -40,7 +40,9 @@ STOP_SECONDS = 3.0
 
 
 class Loop:
-    """One runtime's loop. `step` never raises for what a request or the engine does."""
+    """One runtime's loop. `step` never raises for what a request does, and for what the engine does
+    only `EngineLost`: then the process has to end.
+    """
 
     def __init__(
         self,

@@ -18,7 +18,10 @@ from types import FrameType
 
 from lmprog.errors import LmprogError
 from lmprog.launch.parent_pipe import Parent, config_from_json
+from lmprog.runtime.steps import EngineLost
 from lmprog.transport import ZmqRuntimeChannel, keys_of_runtime
+
+log = logging.getLogger("lmprog")
 
 COLLECTED_EVERY = (10_000, 20, 10)
 """New objects until the youngest are looked at, and of how many such looks one takes in the next
@@ -27,7 +30,7 @@ older ones. What a step or a compiled constraint leaves is freed at once, hardly
 
 
 def main() -> int:
-    """Exit code 0 after an orderly stop, 1 where it could not start."""
+    """Exit code 0 after an orderly stop, 1 where it could not start or its engine is lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config-json", required=True)
     parser.add_argument("--address", required=True)
@@ -71,8 +74,12 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop_in_order)  # until here it ends the process at once
     parent.ready(channel.address, facts)
-    while not stop.is_set():
-        loop.step()
+    try:
+        while not stop.is_set():
+            loop.step()
+    except EngineLost as error:  # clients and supervisors see a runtime that died
+        log.critical("the runtime ends, since %s", error)
+        return 1
     channel.say_goodbye("The runtime was told to stop.")
     loop.stop()
     channel.close()

@@ -25,6 +25,8 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 log = logging.getLogger("lmprog")
 
 FAILED = "a step failed; its calls are ended"
+MAX_FAILED_STEPS = 5
+"""So many in a row, without a good one between them, are no requests' fault."""
 
 Logits = TypeVar("Logits")
 LogitsOut = TypeVar("LogitsOut", covariant=True)
@@ -75,8 +77,25 @@ class AheadSampler(Protocol):
     ) -> AwaitedResults: ...
 
 
+@runtime_checkable
+class LosableEngine(Protocol):
+    """Computes on what can break for good, as the context of a GPU does."""
+
+    def is_lost(self, error: Exception) -> bool:
+        """Whether no step will be right any more, after one that ended with `error`."""
+        ...
+
+
+class EngineLost(Exception):
+    """The engine computes nothing right any more: only another process can go on. Calls get no
+    final reply of it; their clients find that the runtime is gone, and a fleet moves its programs.
+    """
+
+
 class Steps(Protocol):
-    """The steps of one runtime. `turn` never raises for what an engine does."""
+    """The steps of one runtime. `turn` raises EngineLost, and nothing else for what an engine
+    does.
+    """
 
     @property
     def is_busy(self) -> bool:
@@ -125,6 +144,7 @@ class PlainSteps:
         self.batches = batches
         self._engine = engine
         self._sampler = sampler
+        self._failures = StepFailures(scheduler, engine)
         self.is_busy = False
 
     def turn(self) -> list[Progress]:
@@ -140,7 +160,8 @@ class PlainSteps:
             return step_without_memory(self._scheduler, plan, error)
         except Exception as error:  # one step may fail; the runtime goes on
             log.exception(FAILED)
-            return failed_step(self._scheduler, plan, error)
+            return self._failures.take(plan, error)
+        self._failures.end()
         return self._scheduler.commit(plan, requests, results)
 
 
@@ -168,6 +189,7 @@ class StepsAhead:
         self._engine = engine
         self._sampler = sampler
         self._begun: BegunStep | None = None
+        self._failures = StepFailures(scheduler, engine)
         self.is_busy = False
         self.num_ahead = 0
         """Steps that were begun before the tokens of the step before were known."""
@@ -188,7 +210,7 @@ class StepsAhead:
                 return step_without_memory(self._scheduler, plan, error)
             except Exception as error:  # one step may fail; the runtime goes on
                 log.exception(FAILED)
-                return failed_step(self._scheduler, plan, error)
+                return self._failures.take(plan, error)
         plan, requests, logits = step.rows.plan, step.requests, None
         try:
             ahead = self._scheduler.plan_ahead(plan, current, requests)
@@ -200,7 +222,8 @@ class StepsAhead:
             results = step.results.wait()
         except Exception as error:
             log.exception(FAILED)
-            return failed_step(self._scheduler, step.rows.only(current).plan, error)
+            return self._failures.take(step.rows.only(current).plan, error)
+        self._failures.end()
         if len(current) < len(plan.rows):
             plan, requests = step.rows.only(current).plan, requests.only(current)
         progress = self._scheduler.commit(plan, requests, results)
@@ -225,7 +248,7 @@ class StepsAhead:
             self._begun = self._sampled(rows, logits, logit_of)
         except Exception as error:
             log.exception(FAILED)
-            return failed_step(self._scheduler, rows.plan, error)
+            return self._failures.take(rows.plan, error)
         return []
 
     def _sampled(
@@ -264,8 +287,28 @@ def step_without_memory(scheduler: Scheduler, plan: Plan, error: PagesFull) -> l
     return scheduler.fail_newest(plan, Overloaded(said, retry_after=1.0))
 
 
-def failed_step(scheduler: Scheduler, plan: Plan, error: Exception) -> list[Progress]:
-    """All calls of the plan's rows fail."""
-    scheduler.stats.failed_steps += 1
-    said = f"the step failed: {type(error).__name__}: {error}"
-    return scheduler.fail(plan, ModelError(said))
+class StepFailures:
+    """What failed steps of a runtime mean: the end of their calls, or of the runtime."""
+
+    def __init__(self, scheduler: Scheduler, engine: StepEngine[Any]) -> None:
+        self._scheduler = scheduler
+        self._engine = engine
+        self._in_a_row = 0
+
+    def take(self, plan: Plan, error: Exception) -> list[Progress]:
+        """All calls of the plan's rows fail. Raises EngineLost where the next steps would fail,
+        too.
+        """
+        self._scheduler.stats.failed_steps += 1
+        self._in_a_row += 1
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(self._engine, LosableEngine) and self._engine.is_lost(error):
+            raise EngineLost(f"the device has failed ({said})") from error
+        if self._in_a_row >= MAX_FAILED_STEPS:
+            times = f"{self._in_a_row} steps have failed one after the other"
+            raise EngineLost(f"{times}, the last with {said}") from error
+        return self._scheduler.fail(plan, ModelError(f"the step failed: {said}"))
+
+    def end(self) -> None:
+        """A step was good."""
+        self._in_a_row = 0

@@ -12,9 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from lmprog.errors import NotSupported
 from lmprog.native import compiler
-from lmprog.runtime.engine.device.cuda_driver import why_not
+from lmprog.runtime.engine.device.cuda_driver import CudaDriver, why_not
+from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -121,3 +124,29 @@ def test_a_driver_that_can_be_used_opens(opened: list[list[str | None]]) -> None
 def test_torch_without_cuda_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.cuda", None)
     assert "is built without CUDA" in str(why_not(0))
+
+
+def _told(error: Exception) -> object:
+    def synchronize(_device: object) -> None:
+        raise error
+
+    return synchronize
+
+
+def test_any_error_of_cuda_but_short_memory_means_that_the_device_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = CudaDriver.__new__(CudaDriver)
+    driver.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    for lost in (
+        torch.AcceleratorError("an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
+        NotSupported("the CUDA driver failed: CUDA_ERROR_LAUNCH_FAILED"),
+    ):
+        assert driver.is_lost(lost)
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    others = (full, DeviceMemoryFull("no memory left"), ValueError("a mask is too short"))
+    assert not any(driver.is_lost(one) for one in others)
+    monkeypatch.setattr(torch.cuda, "synchronize", _told(torch.AcceleratorError("illegal")))
+    assert driver.is_lost(others[-1])

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from lmprog.native import compiler
+from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, KernelFault
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.steps import BatchMaker, StepsAhead
+from lmprog.runtime.steps import BatchMaker, EngineLost, PlainSteps, StepsAhead
 from tests.cuda.test_emulated_engine import NEW_TOKENS, alone, fresh, prompts, rig_for
 from tests.cuda.trees import Row, batch_of
 from tests.runtime.rig import Rig
@@ -99,3 +100,27 @@ def test_arrays_of_a_begun_step_stay_where_they_are_until_it_is_computed(num_wai
     engine.forward(many)
     assert engine._staging.moves > moves
     engine.finish()
+
+
+@pytest.mark.parametrize("kind", [PlainSteps, StepsAhead])
+def test_a_kernel_that_fails_ends_the_runtime_at_its_first_step(
+    kind: type[PlainSteps] | type[StepsAhead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device every later call fails, too: calls that come would only fail one by one."""
+    driver = fresh().driver
+    assert isinstance(driver, EmulatedDriver)
+    rig = rig_for("emulated")
+    rig.gen(prompts()[0], NEW_TOKENS)
+    steps = kind(rig.scheduler, rig.engine, rig.sampler, BatchMaker(rig.config.page_size))
+    steps.turn()
+
+    def fault(_launch: object, seed: int) -> None:
+        raise KernelFault("reads what is not its own")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.kernels, "run", fault)
+        with pytest.raises(EngineLost, match="reads what is not its own"):
+            list(iter(steps.turn, None))
+    with pytest.raises(KernelFault, match="an earlier kernel has failed"):
+        driver.event().wait()
+    fresh()  # for the tests after this one

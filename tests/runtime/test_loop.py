@@ -7,7 +7,11 @@ import logging
 import pytest
 
 from lmprog import wire
-from tests.runtime.talk import GREEDY, Talk, done, text
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.steps import MAX_FAILED_STEPS, EngineLost
+from lmprog.simulation.fake_engine import FakeEngine, Floats
+from lmprog.simulation.letters import LetterTokenizer
+from tests.runtime.talk import GREEDY, Talk, done, failed, text
 
 
 def test_the_books_are_looked_at_once_after_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +50,50 @@ def test_books_that_do_not_balance_are_counted_and_logged_and_the_runtime_goes_o
     assert talk.scheduler.stats.invariant_failures == 1
     assert "a page is in two places" in caplog.text
     assert done(talk.ask(wire.Open(2), text(2, "abc"), wire.Generate(2, 2, GREEDY)))
+
+
+class Unwell(FakeEngine):
+    """Fails while `is_unwell`, and says then whether it is lost."""
+
+    def __init__(self, is_lost: bool = False) -> None:
+        super().__init__(64, 4, LetterTokenizer().vocab_size)
+        self.is_unwell, self._is_lost = True, is_lost
+        self.vocab_size = LetterTokenizer().vocab_size
+
+    def forward(self, batch: Batch) -> Floats:
+        if self.is_unwell:
+            raise RuntimeError("told to fail")
+        return super().forward(batch)
+
+    def is_lost(self, error: Exception) -> bool:
+        assert str(error) == "told to fail"
+        return self._is_lost
+
+
+def ask_once(talk: Talk, number: int) -> list[wire.Reply]:
+    return talk.ask(wire.Open(number), text(number, "abc"), wire.Generate(number, number, GREEDY))
+
+
+def test_several_failed_steps_without_a_good_one_end_the_runtime() -> None:
+    talk = Talk(engine=Unwell())
+    for number in range(1, MAX_FAILED_STEPS):
+        assert failed(ask_once(talk, number))
+    with pytest.raises(EngineLost, match=f"{MAX_FAILED_STEPS} steps .* RuntimeError: told to fail"):
+        ask_once(talk, MAX_FAILED_STEPS)
+    assert talk.scheduler.stats.failed_steps == MAX_FAILED_STEPS
+
+
+def test_failed_steps_with_good_ones_between_them_end_their_calls_only() -> None:
+    engine = Unwell()
+    talk = Talk(engine=engine)
+    for number in range(1, 5 * MAX_FAILED_STEPS):
+        engine.is_unwell = number % MAX_FAILED_STEPS > 0
+        replies = ask_once(talk, number)
+        assert failed(replies) if engine.is_unwell else done(replies)
+
+
+def test_an_engine_that_is_lost_ends_the_runtime_at_once_and_no_call_is_answered() -> None:
+    talk = Talk(engine=Unwell(is_lost=True))
+    with pytest.raises(EngineLost, match="the device has failed"):
+        ask_once(talk, 1)
+    assert not talk.channel.sent

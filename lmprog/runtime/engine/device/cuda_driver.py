@@ -152,6 +152,21 @@ class CudaDriver:
         event.record(torch.cuda.current_stream(self.device))
         return _CudaEvent(event)
 
+    def is_lost(self, error: Exception) -> bool:
+        """After any error of CUDA's but that memory is short. Most are errors of work that was
+        begun before, and come again with every call of the context; those of cuBLAS are plain
+        RuntimeErrors, told by their text.
+        """
+        if isinstance(error, (DeviceMemoryFull, torch.OutOfMemoryError)):
+            return False
+        if isinstance(error, torch.AcceleratorError) or "CUDA" in str(error):
+            return True
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return True
+        return False
+
     def aside(self, work: Callable[[], None]) -> _CudaMark:
         if self._side is None:
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]

@@ -127,6 +127,10 @@ class DeviceEngine:
         except DeviceMemoryFull as error:
             raise PagesFull(str(error), self._give_back) from error
 
+    def is_lost(self, error: Exception) -> bool:
+        """See `LosableEngine`."""
+        return self.driver.is_lost(error)
+
     def finish(self) -> None:
         """Returns when all steps are computed."""
         self.driver.event().wait()

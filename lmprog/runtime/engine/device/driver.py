@@ -145,6 +145,12 @@ class Driver(DeviceMemory, Protocol):
 
     def event(self) -> DeviceEvent: ...
 
+    def is_lost(self, error: Exception) -> bool:
+        """Whether nothing that the device computes counts any more, after a step that ended with
+        `error`.
+        """
+        ...
+
     def aside(self, work: Callable[[], None]) -> DeviceMark:
         """What `work` launches comes after all that was begun before, and beside what follows."""
         ...

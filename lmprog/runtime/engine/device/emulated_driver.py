@@ -4,8 +4,9 @@
 Work is queued and done only when an event is waited for, and then by turns all of it, or up to that
 event; what is begun aside mostly only when it is joined. So a host that changes what a pending copy
 reads, reads what a pending kernel writes, or does not join, gets wrong results here as it would on
-a device. Fresh memory is full of NaN. Every launch runs its blocks and warps in another order,
-drawn from a seed. For tests: it is thousands of times slower than a GPU.
+a device. Fresh memory is full of NaN. After a kernel's fault every call fails, as in the context of
+a GPU. Every launch runs its blocks and warps in another order, drawn from a seed. For tests: it is
+thousands of times slower than a GPU.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ class EmulatedDriver:
         self._queue: list[Callable[[], None]] = []
         self._done = self._num_waits = self._num_asides = 0
         self._captured: list[Callable[[], None]] | None = None
+        self._fault: KernelFault | None = None
         self.count = MemoryCount(limit)
         """Of the device's memory; what torch takes within `compute` is not in it."""
         self.mapped = EmulatedMemory(self.count, kernels.allow_range, kernels.forget_range)
@@ -234,6 +236,9 @@ class EmulatedDriver:
     def event(self) -> _EmulatedEvent:
         return _EmulatedEvent(self, self._done + len(self._queue))
 
+    def is_lost(self, error: Exception) -> bool:
+        return self._fault is not None
+
     def aside(self, work: Callable[[], None]) -> _EmulatedMark:
         mark = _EmulatedMark(self._recorded(work))
         self._num_asides += 1
@@ -257,6 +262,7 @@ class EmulatedDriver:
             self._captured = None
 
     def enqueue(self, work: Callable[[], object]) -> None:
+        self._check()
         (self._queue if self._captured is None else self._captured).append(
             lambda: (work(), None)[1]
         )
@@ -265,6 +271,7 @@ class EmulatedDriver:
         """Does what is queued, up to that many pieces of work since the beginning; every other time
         all of it, as a device that is fast.
         """
+        self._check()
         self._num_waits += 1
         if self._num_waits % 2:
             number = self._done + len(self._queue)
@@ -281,7 +288,16 @@ class EmulatedDriver:
 
     def _run(self, launch: Launch) -> None:
         self.num_launches += 1
-        self.kernels.run(launch, self._seed + self.num_launches)
+        try:
+            self.kernels.run(launch, self._seed + self.num_launches)
+        except KernelFault as fault:
+            self._fault = fault
+            raise
+
+    def _check(self) -> None:
+        """Raises KernelFault where there has been one."""
+        if self._fault is not None:
+            raise KernelFault("an earlier kernel has failed") from self._fault
 
 
 def emulated_kernels(
