@@ -139,12 +139,16 @@ class Exchange:
         self.send_now(ops)
 
     def _as_own(self, op: wire.Op) -> wire.Op:
-        """New branches are of this session and adapter, and have the weight of its key."""
+        """New branches are of this session and adapter, and of the account of its key."""
         if not isinstance(op, wire.Open):
             return op
-        weight = op.weight if self._account is None else self._account.weight
         session, lora = self._session or op.session, self._adapter or op.lora
-        return msgspec.structs.replace(op, session=session, weight=weight, lora=lora)
+        account, weight = op.account, op.weight
+        if self._account is not None:
+            account, weight = account or self._account.name, self._account.weight
+        return msgspec.structs.replace(
+            op, session=session, weight=weight, lora=lora, account=account
+        )
 
     def send_now(self, ops: Sequence[wire.Op]) -> None:
         """The same at once; the dispatcher decides when."""

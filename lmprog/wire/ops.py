@@ -92,8 +92,9 @@ class Hello(Message, frozen=True):
 class Open(Message, frozen=True):
     """A new, empty branch. Branches of different `salt` share no page, except of public prefixes
     (`SHARES_PUBLIC`). Where several runtimes serve, branches of one `session` run on the same one.
-    The branches of one client and salt together get `weight` shares of a runtime that is busy.
-    `lora` names the adapter that computes the branch; empty: the base alone.
+    The branches of one client and `account` together get `weight` shares of a runtime that is busy:
+    one client may ask for many, as a gateway does. `lora` names the adapter that computes the
+    branch; empty: the base alone.
     """
 
     branch: Id
@@ -101,6 +102,7 @@ class Open(Message, frozen=True):
     session: ShortText = ""
     weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
     lora: ShortText = ""
+    account: ShortText = ""
 
 
 class Append(Message, frozen=True):

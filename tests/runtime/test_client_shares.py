@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.scheduling.client_shares import ClientShares
-from tests.runtime.talk import Talk, text
+from lmprog.config import SchedulerConfig
+from lmprog.errors import Overloaded
+from lmprog.runtime.scheduling.client_shares import MOST_IDLE, ClientShares
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
+from lmprog.runtime.scheduling.logits_requests import collect_requests
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from tests.runtime.rig import Rig
+from tests.runtime.talk import ME, Talk, done, failed, text
 
 
 def test_who_was_served_least_goes_first() -> None:
@@ -23,7 +31,7 @@ def test_a_newcomer_starts_where_the_least_served_is_and_has_nothing_saved_up() 
         shares.submit(client, 1)
     shares.serve("a", 100)
     shares.serve("b", 40)
-    shares.submit("new", 1)
+    shares.submit("new", 1, waiting="ab")
     assert shares.served("new") == 40
     shares.serve("new", 1)
     assert shares.least_served_first(["a", "b", "new"]) == ["b", "new", "a"]
@@ -36,17 +44,60 @@ def test_who_leaves_and_comes_back_has_saved_nothing_either() -> None:
     shares.serve("b", 40)
     shares.end("a")
     shares.serve("b", 60)
-    shares.submit("a", 1)
+    shares.submit("a", 1, waiting="b")
     assert shares.served("a") == 100
 
 
-def test_the_floor_outlives_an_idle_time() -> None:
+def test_who_leaves_and_comes_back_owes_what_it_was_served() -> None:
     shares = ClientShares()
-    shares.submit("a", 1)
-    shares.serve("a", 70)
+    for client in "ab":
+        shares.submit(client, 1)
+    shares.serve("a", 100)
     shares.end("a")
+    shares.submit("a", 1, waiting="b")
+    assert shares.least_served_first("ab") == ["b", "a"]
+    shares.serve("b", 99)
+    assert shares.least_served_first("ab") == ["b", "a"]
+
+
+def test_nobody_owes_what_it_was_served_while_nobody_waited() -> None:
+    shares = ClientShares()
+    for _ in range(10):
+        shares.submit("a", 1)
+        assert shares.least_served_first("a") == ["a"]  # it is admitted
+        shares.serve("a", 100)
+        shares.end("a")
     shares.submit("b", 1)
-    assert shares.served("b") == 70
+    assert shares.served("b") == 900, "all but the newest call"
+
+
+def test_a_newcomer_does_not_go_before_one_whose_calls_wait() -> None:
+    shares = ClientShares()
+    shares.submit("a", 2)
+    shares.serve("a", 500)
+    shares.submit("new", 1, waiting="a")
+    assert shares.served("new") == 500
+
+
+def test_accounts_of_clients_with_nothing_open_are_bounded_and_the_largest_stay() -> None:
+    shares = ClientShares()
+    for number in range(3 * MOST_IDLE):
+        shares.submit(number, 1)
+        shares.serve(number, 100_000 if number < 9 else 1 + number % 50)
+        shares.end(number)
+        assert len(shares) <= MOST_IDLE + 1
+    assert all(shares.served(number) == 100_000 for number in range(9))
+
+
+def test_the_account_of_an_open_client_is_never_forgotten() -> None:
+    shares = ClientShares()
+    shares.submit("open", 1)
+    for number in range(2 * MOST_IDLE):
+        shares.submit(number, 1)
+        shares.serve(number, 10)
+        shares.end(number)
+    shares.serve("open", 5)
+    assert shares.served("open") == 5
 
 
 def test_a_weight_is_a_multiple_of_the_tokens_that_others_get() -> None:
@@ -85,3 +136,157 @@ def test_forks_and_judges_have_the_weight_of_their_branch(judge: wire.Judge | No
         talk.step()
         seen |= {one.group.weight for one in talk.scheduler.running}
     assert seen == {2.5}
+
+
+def test_branches_of_any_salt_are_on_the_account_that_their_client_names() -> None:
+    talk = Talk()
+    sampling = wire.SamplingParams(max_tokens=4, ignore_eos=True)
+    for number, account in enumerate(["", "", "key"]):
+        talk.say(
+            wire.Open(number, salt=f"salt {number}", account=account),
+            text(number, "abcd"),
+            wire.Generate(number, number, sampling),
+        )
+    talk.step()
+    clients = sorted(one.group.client for one in talk.scheduler.running)
+    assert clients == [(ME, ""), (ME, ""), (ME, "key")]
+
+
+def test_what_is_computed_for_a_call_that_is_cancelled_counts() -> None:
+    talk = Talk(token_budget=8)
+    talk.say(wire.Open(1), text(1, "abcdefghijklmnop"), wire.Generate(1, 1, wire.SamplingParams()))
+    talk.step()
+    (sequence,) = talk.scheduler.running
+    client, before = sequence.group.client, talk.scheduler.shares.served(sequence.group.client)
+    talk.say(wire.Cancel(1))
+    talk.step()
+    assert talk.scheduler.idle
+    assert before == 8
+    assert talk.scheduler.shares.served(client) == before
+
+
+def test_what_is_computed_ahead_for_a_call_that_ends_meanwhile_counts() -> None:
+    rig = Rig(SchedulerConfig(num_pages=64))
+    sequence = rig.gen([1, 2, 3], 8, client="a")
+    plan = rig.scheduler.plan()
+    assert rig.scheduler.plan_ahead(plan, [0], collect_requests(plan)) is not None
+    rig.scheduler.end(sequence)
+    assert rig.scheduler.shares.served("a") == 4, "both were begun, and nobody took their results"
+
+
+def test_a_step_that_had_no_memory_counts_for_nobody() -> None:
+    rig = Rig(SchedulerConfig(num_pages=64))
+    rig.gen([1, 2, 3], 8, client="a")
+    plan = rig.scheduler.plan()
+    assert rig.scheduler.shares.served("a") == 3
+    rig.scheduler.fail_newest(plan, Overloaded("no memory", retry_after=1.0))
+    assert rig.scheduler.shares.served("a") == 0
+
+
+def test_a_long_prompt_lets_prompts_of_others_go_first() -> None:
+    rig = Rig(SchedulerConfig(num_pages=256, token_budget=16))
+    long = rig.gen(range(400), 1, client="a")
+    rig.step()
+    rig.step()
+    short = rig.gen([90] * 5, 1, client="b")
+    rig.step()
+    assert short.num_generated == 1
+    assert long.computed == 2 * 16 + 11, "and what is left of the budget is its own"
+    rig.run()
+    assert long.num_generated == 1
+
+
+def test_of_calls_that_are_admitted_in_one_step_each_client_has_its_part() -> None:
+    rig = Rig(SchedulerConfig(num_pages=256, max_rows=8))
+    for client in "ab":
+        for number in range(12):
+            rig.gen([number, 1, 2, ord(client)], 30, client=client)
+    rig.step()
+    assert sorted(one.group.client for one in rig.scheduler.running) == [*"aaaabbbb"]
+
+
+# --- a full queue
+
+
+def waiting_of(rig: Rig) -> dict[str, list[int]]:
+    """By client: the first tokens of its waiting calls."""
+    found: dict[str, list[int]] = {}
+    for sequence in rig.scheduler.waiting:
+        found.setdefault(str(sequence.group.client), []).append(sequence.tokens[0])
+    return {client: sorted(firsts) for client, firsts in found.items()}
+
+
+def submit(rig: Rig, first: int, client: str, num_results: int = 1, weight: float = 1.0) -> None:
+    """As the programs do it: what loses its place is ended."""
+    call = SequenceGroup(client=client, weight=weight)
+    settings = GenerationSettings(wire.SamplingParams(), 4, (), 1)
+    for _ in range(num_results):
+        call.sequences.append(Sequence(call, array("i", [first]), Generation(settings, 0)))
+    for displaced in rig.scheduler.submit(call):
+        for sequence in displaced.sequences:
+            assert rig.scheduler.end(sequence) is None
+
+
+def test_in_a_full_queue_the_newest_calls_of_who_has_most_make_room_for_others() -> None:
+    rig = Rig(SchedulerConfig(num_pages=64, max_waiting=6))
+    for first in range(6):
+        submit(rig, first, "flood")
+    submit(rig, 50, "one")
+    submit(rig, 60, "two")
+    assert waiting_of(rig) == {"flood": [0, 1, 2, 3], "one": [50], "two": [60]}
+    submit(rig, 51, "one")
+    submit(rig, 61, "two")
+    everybody = {"flood": [0, 1], "one": [50, 51], "two": [60, 61]}
+    assert waiting_of(rig) == everybody
+    for client in everybody:
+        with pytest.raises(Overloaded, match=r"6 calls are waiting, the limit is 6"):
+            submit(rig, 70, client)
+    assert waiting_of(rig) == everybody
+
+
+def test_in_a_full_queue_calls_of_several_results_lose_their_places_whole_or_not_at_all() -> None:
+    rig = Rig(SchedulerConfig(num_pages=64, max_waiting=6))
+    for first in range(2):
+        submit(rig, first, "flood", 3)
+    submit(rig, 50, "one")
+    assert waiting_of(rig) == {"flood": [0, 0, 0], "one": [50]}
+    submit(rig, 51, "one", 2)
+    with pytest.raises(Overloaded):
+        submit(rig, 60, "two", 4)
+    assert waiting_of(rig) == {"flood": [0, 0, 0], "one": [50, 51, 51]}
+
+
+def test_in_a_full_queue_a_weight_is_a_multiple_of_the_places() -> None:
+    rig = Rig(SchedulerConfig(num_pages=64, max_waiting=9))
+    for first in range(9):
+        submit(rig, first, "light")
+    for first in range(50, 56):
+        submit(rig, first, "heavy", weight=2.0)
+    assert [len(firsts) for firsts in waiting_of(rig).values()] == [3, 6]
+
+
+def test_what_was_begun_never_loses_its_place() -> None:
+    rig = Rig(SchedulerConfig(num_pages=64, max_waiting=2, max_rows=2))
+    begun = [rig.gen([first, 1], 30, client="flood") for first in (1, 2)]
+    rig.step()
+    for sequence in begun:
+        rig.scheduler.preempt(sequence)
+    with pytest.raises(Overloaded):
+        submit(rig, 50, "one")
+    rig.run()
+    assert [one.num_generated for one in begun] == [30, 30]
+
+
+def test_a_call_that_loses_its_place_is_answered_as_one_that_finds_none() -> None:
+    talk = Talk(max_waiting=2)
+    sampling = wire.SamplingParams(max_tokens=4, ignore_eos=True)
+    talk.say(wire.Hello(wire.PROTOCOL_VERSION), client=b"other")
+    for number in range(3):
+        talk.say(wire.Open(number), text(number, "ab"), wire.Generate(number, number, sampling))
+    talk.say(wire.Open(9), text(9, "cd"), wire.Generate(9, 9, sampling), client=b"other")
+    replies = talk.until_idle()
+    errors = failed(replies)
+    assert {number: error.code for number, error in errors.items()} == dict.fromkeys(
+        (1, 2), "overloaded"
+    )
+    assert done(replies).keys() == {0, 9}

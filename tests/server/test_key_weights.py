@@ -1,4 +1,4 @@
-"""The weight of a key goes with its branches to the runtime."""
+"""The account and the weight of a key go with its branches to the runtime."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Runtime:
 
 
 @pytest.mark.parametrize("session", ["", "s"])
-def test_branches_have_the_weight_of_their_key(session: str) -> None:
+def test_branches_have_the_account_and_the_weight_of_their_key(session: str) -> None:
     runtime: Any = Runtime()
     key = ApiKey("heavy", digest("heavy"), weight=3.0)
     (account,) = KeyAccounts([key], 1280, 0.75, lambda: 0.0)
     Exchange(runtime, runtime, account, nobodys(), session).send(wire.Open(1), wire.Fork(1, (2,)))
     Exchange(runtime, runtime, None, nobodys(), session).send(wire.Open(3))
     assert runtime.ops == [
-        wire.Open(1, "", session, 3.0),
+        wire.Open(1, "", session, 3.0, account="heavy"),
         wire.Fork(1, (2,)),
         wire.Open(3, "", session, 1.0),
     ]

@@ -137,7 +137,9 @@ class RuntimeBranch:
     adapter: NamedAdapter = BASE_ALONE
     """What computes all of its tokens."""
     weight: float = 1.0
-    """Of its client and salt among others, when the machine is busy."""
+    """Of its client's account among others, when the machine is busy."""
+    account: str = ""
+    """Who pays for it, of those that its client asks for."""
     program: int = 0
     """Number of its program, in the order of arrival; forks inherit it."""
     state: BranchState = BranchState.PENDING
@@ -181,7 +183,8 @@ class RuntimeBranch:
         self.state = BranchState.OPEN
         if parent is None:
             return
-        self.salt, self.weight, self.program = parent.salt, parent.weight, parent.program
+        self.salt, self.program = parent.salt, parent.program
+        self.account, self.weight = parent.account, parent.weight
         self.adapter = parent.adapter
         self.tokens, self.num_settled = parent.tokens, parent.num_settled  # never changed in place
         self.fork_len = len(parent.tokens)

@@ -130,7 +130,7 @@ class CallBuilder:
             assert isinstance(call.op, wire.Select)
             run = self._build_select(call.branch, call.op, now)
         run.group.program = call.branch.program
-        run.group.client = (call.client, call.branch.salt)
+        run.group.client = (call.client, call.branch.account)
         run.group.weight = call.branch.weight
         return run
 

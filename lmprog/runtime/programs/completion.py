@@ -55,11 +55,15 @@ class CallCompletion:
     # --- calls
 
     def submit(self, call: ActiveCall, run: GenerateRun | BeamRun | SelectRun) -> None:
-        """Hands a built call to the scheduler. Raises `Overloaded`; then nothing was done."""
-        self._scheduler.submit(run.group)
+        """Hands a built call to the scheduler; calls of others may lose their places to it. Raises
+        `Overloaded`; then nothing was done.
+        """
+        displaced = self._scheduler.submit(run.group)
         self.active[run.group] = call
         call.run = run
         call.branch.is_busy = True
+        for group in displaced:
+            self.fail(self.active[group], self._scheduler.waiting.full())
 
     def continue_with(self, call: ActiveCall, group: sequences.SequenceGroup) -> None:
         """A gen whose sequences have ended goes on with those of `group`. Raises `Overloaded`."""

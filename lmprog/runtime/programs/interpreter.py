@@ -146,7 +146,8 @@ class Interpreter:
                 branch = self._new_branch(client, op.branch, op.salt)
                 if branch is not None:
                     self._num_programs += 1
-                    branch.program, branch.weight = self._num_programs, op.weight
+                    branch.program = self._num_programs
+                    branch.account, branch.weight = op.account, op.weight
                     self._runner.open(branch, op.lora)
             case wire.Fork():
                 self._fork(client, op)

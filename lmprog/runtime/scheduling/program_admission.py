@@ -80,12 +80,14 @@ class ProgramAdmission:
         """A new step."""
         self._growth = None
 
-    def next(self, running: Items[Sequence], now: float) -> Sequence | None:
-        """The next sequence to admit; its prefix is locked. None when there is none, or no memory
-        for it yet."""
+    def next(self, running: Items[Sequence], now: float, limit: float) -> Sequence | None:
+        """The next sequence to admit, of a client that was served less than `limit`; its prefix is
+        locked. None when there is none, or no memory for it yet."""
         queues = {queue.client: queue for queue in self._waiting.clients()}
         for place, client in enumerate(self._shares.least_served_first(queues)):
             queue = queues[client]
+            if self._shares.served(client) >= limit:
+                return None
             if queue.active.head is not None and not self._is_overdue(queue):
                 sequence = queue.active.head[1]
                 if not self._has_pages(sequence, running):

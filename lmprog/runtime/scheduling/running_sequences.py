@@ -40,11 +40,11 @@ class RunningSequences:
         """In the order of first admission."""
         self._admissions = 0
 
-    def admit_next(self, step: int, now: float) -> Sequence | None:
-        """The next sequence runs from now on, its prefix locked. None when none waits, or there is
-        no memory for it yet.
+    def admit_next(self, step: int, now: float, limit: float) -> Sequence | None:
+        """The next sequence runs from now on, its prefix locked. None when none waits of a client
+        that was served less than `limit`, or there is no memory for it yet.
         """
-        sequence = self._admission.next(self.sequences, now)
+        sequence = self._admission.next(self.sequences, now, limit)
         if sequence is None:
             return None
         self._waiting.remove(sequence)

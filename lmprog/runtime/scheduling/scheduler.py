@@ -11,11 +11,11 @@ memory can send it back to the queue. A sequence that does not fit the memory al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from math import inf
 
 from lmprog.config import SchedulerConfig
-from lmprog.errors import ContextOverflow, LmprogError, Overloaded
+from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.active_programs import ActivePrograms
 from lmprog.runtime.scheduling.ahead_planner import AheadPlan, AheadPlanner
@@ -24,7 +24,7 @@ from lmprog.runtime.scheduling.drafting import Drafting
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.pins import Pins
-from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.policy import AdmissionOrder, preemption_order
 from lmprog.runtime.scheduling.program_admission import Memory, ProgramAdmission
 from lmprog.runtime.scheduling.progress import Progress, apply_results
@@ -74,15 +74,22 @@ class Scheduler:
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
-        self.waiting = WaitingQueue(order, self.tables.cached_prefix)
+        self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)
         memory = Memory(
             config, self.pages, self.tree, self.tables, self.pins, self.stats, self.tier
         )
         self._admission = ProgramAdmission(memory, self.waiting, self.programs, self.shares)
         self.drafting = Drafting(memory, self._clock)
         self._running = RunningSequences(memory, self.waiting, self.programs, self._admission)
-        step_seconds = config.step_ms / 1000 if clock and config.step_ms else inf
-        self._planner = StepPlanner(memory, self._running, self.waiting, self.costs, step_seconds)
+        step_seconds = config.step_ms / 1000 if config.step_ms else inf
+        self._planner = StepPlanner(
+            memory,
+            self._running,
+            self.waiting,
+            self.shares,
+            self.costs,
+            step_seconds if clock else None,
+        )
         self._ahead = AheadPlanner(memory, self._running, self.waiting, self._planner)
         self._budget_pages = -(-config.token_budget // config.page_size)
         self.step = 0
@@ -126,27 +133,27 @@ class Scheduler:
         """
         return min(self.context_len, (self.config.num_pages - 1) * self.config.page_size)
 
-    def submit(self, group: SequenceGroup) -> None:
-        """Queues all sequences of `group`. Raises `Overloaded` when the queue is full, and then
-        queues none of them; a call that goes on is never refused.
+    def submit(self, group: SequenceGroup) -> list[SequenceGroup]:
+        """Queues all sequences of `group`. Raises `Overloaded` when there is no room for them in
+        the queue, and then queues none of them; a call that goes on is never refused.
+
+        Returns the groups that lose their places to it, which the caller must end.
         """
-        num_waiting = len(self.waiting) + len(group.sequences)
-        if num_waiting > self.config.max_waiting and not group.goes_on:
-            raise Overloaded(
-                f"{len(self.waiting):,} calls are waiting, the limit is "
-                f"{self.config.max_waiting:,}; try again later.",
-                retry_after=1.0,
-            )
+        displaced = self.waiting.displaced_by(group)
         now = self._clock()
         if group.program is None:
             group.program = self.programs.new_number()
         self.programs.submit(group.program, len(group.sequences), now)
-        self.shares.submit(group.client, len(group.sequences), group.weight)
+        waiting: Iterable[Hashable] = ()
+        if not self.waiting.has(group.client):
+            waiting = [queue.client for queue in self.waiting.clients()]
+        self.shares.submit(group.client, len(group.sequences), group.weight, waiting)
         for sequence in group.sequences:
             sequence.arrival, sequence.queued_at = self.step, now
             sequence.matched = self.tables.cached_prefix(sequence)
             self.stats.generated_tokens += sequence.num_generated  # forced before the first step
             self._running.queue(sequence)
+        return displaced
 
     def end(self, sequence: Sequence, keep: int | None = None) -> Node | None:
         """Ends `sequence` in any state. What it computed of its first `keep` tokens (None: all)
@@ -195,6 +202,8 @@ class Scheduler:
         self._admission.begin()
         rows, budget, is_bounded = self._planner.rows(self.step, self._step_began)
         drafts = self.drafting.add(rows, budget)
+        for index, drafted in drafts.items():
+            self.shares.serve(rows[index].sequence.group.client, len(drafted.tokens))
         plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded)
         self._count(plan)
         self._ahead.begin(is_full=not budget)
@@ -212,6 +221,7 @@ class Scheduler:
         if ahead is not None:
             self.step += 1
             self._count(ahead.rows.plan)
+            self._charge(ahead.rows.plan.rows)
         return ahead
 
     def commit(self, plan: Plan, requests: LogitsRequests, results: StepResults) -> list[Progress]:
@@ -222,14 +232,9 @@ class Scheduler:
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
         if self.tier is not None:
             self.tier.storing.begin(seconds)
-        served: dict[Hashable, int] = {}
         for sequence, _, start, end, _, _ in plan.rows:
-            group, count = sequence.group, end - start
-            served[group.client] = served.get(group.client, 0) + count
             sequence.computed = end
-            group.count_computed(sequence, start, count)
-        for client, num_tokens in served.items():
-            self.shares.serve(client, num_tokens)
+            sequence.group.count_computed(sequence, start, end - start)
         progress, num_generated, accepted = apply_results(plan, requests, results)
         self.stats.generated_tokens += num_generated
         self.drafting.settle(plan, accepted)
@@ -265,6 +270,7 @@ class Scheduler:
         """There is no memory for the step, which has not begun: of its sequences the one admitted
         last fails, the others wait again, and nothing that they computed before is lost.
         """
+        self._charge(plan.rows, -1)
         newest = max([row.sequence for row in plan.rows], key=preemption_order)
         for row in plan.rows:
             self.tables.take_back(row)
@@ -274,6 +280,15 @@ class Scheduler:
         self._running.restart_discarded({newest})
         self.tables.settle()
         return [Progress(newest, ended=True, error=error)]
+
+    def _charge(self, rows: Iterable[Row], times: int = 1) -> None:
+        """The clients of the rows pay for them."""
+        tokens: dict[Hashable, int] = {}
+        for sequence, _, start, end, _, _ in rows:
+            client = sequence.group.client
+            tokens[client] = tokens.get(client, 0) + end - start
+        for client, count in tokens.items():
+            self.shares.serve(client, times * count)
 
     def _count(self, plan: Plan) -> None:
         self._work += 1.0 + plan.num_tokens

@@ -3,7 +3,10 @@
 A least squares fit over recent steps: those that only decode and those with prefills are forgotten
 apart, so that a long time of decoding does not leave what a prefill costs to chance. Of steps that
 must not last longer than some time it is also measured how far they are from the fit, as their
-median, and how far from that one by one: the more they vary, the less of that time is planned.
+median, and how far from that one by one: the more they vary, the less of that time is planned. How
+many tokens of prompts a step may have follows from that (`tokens_beside`, `tokens_alone`). Nothing
+is known before the first step, so that is a small one, and each may be twice the largest so far.
+
 Knows counts and seconds; has no clock of its own.
 """
 
@@ -32,8 +35,16 @@ LEAST_PART = 0.1
 """One that took a smaller part of it counts as that: a coarse clock may see no time pass."""
 FEWEST_DECODES = 16
 """Steps that only decode before their cost is known."""
-FIRST_CHUNK = 64
-"""Tokens that a step may have before any larger step has been measured."""
+FIRST_CHUNK = 8
+"""Half of the tokens that a step may have before any larger step has been measured."""
+SHARE_BESIDE = 0.5
+"""The least part of a step's time that prompts get beside decodes ..."""
+SHARE_ALONE = 0.75
+"""... and without any: the fixed cost takes the rest, however short steps are to be."""
+FEWEST_PREFILLS = 3
+"""Steps with prefills before it is known how much of their time is fixed."""
+EXPLORING = 4.0
+"""They may last so many times longer: else a fixed cost would not be told from that of tokens."""
 
 
 class _Sums:
@@ -78,6 +89,8 @@ class StepCosts:
         """Their median."""
         self._spread = FIRST_SPREAD
         """How far a bounded step is from that, as a part of it, in the mean."""
+        self._other_ratios: deque[float] = deque([1.0] * NUM_RECENT, NUM_RECENT)
+        """The same as `_ratios` of the other steps with prefills."""
 
     def observe(
         self, num_tokens: int, seconds: float, num_decoded: int = 1, *, is_bounded: bool = False
@@ -86,8 +99,11 @@ class StepCosts:
         `num_decoded`. `is_bounded`: `tokens_within` chose how many.
         """
         has_prefill = num_tokens > num_decoded
+        expected = self.fixed + self.per_token * num_tokens
         if is_bounded and has_prefill:
-            seconds = self._compared(seconds, self.fixed + self.per_token * num_tokens)
+            seconds = self._compared(seconds, expected)
+        elif has_prefill and expected > 0.0:
+            self._other_ratios.append(max(LEAST_PART, seconds / expected))
         kind = self._prefills if has_prefill else self._decodes
         kind.add(num_tokens, seconds)
         self._largest = max(self._largest, num_tokens)
@@ -127,12 +143,38 @@ class StepCosts:
         """`per_token` as it is when it is asked for."""
         return self.per_token
 
+    def tokens_beside(self, num_decodes: int, seconds: float) -> int:
+        """Tokens of prompts in a step with so many decodes that is to last about `seconds`; longer
+        where prompts would have less than their share of its time.
+        """
+        left = self.tokens_within(seconds) - num_decodes
+        return max(left, self._share(self.fixed + self.per_token * num_decodes, SHARE_BESIDE))
+
+    def tokens_alone(self, seconds: float) -> int:
+        """Tokens of a step without decodes that is to last about `seconds`."""
+        if self.per_token <= 0.0:
+            return self._most
+        if self._prefills.num_steps < FEWEST_PREFILLS:
+            seconds *= EXPLORING
+        left = seconds / sorted(self._other_ratios)[NUM_RECENT // 2] - self.fixed
+        wanted = max(0, int(left / self.per_token))
+        return min(self._most, max(wanted, self._share(self.fixed, SHARE_ALONE)))
+
+    def _share(self, rest: float, share: float) -> int:
+        """Tokens that take `share` of a step of which anything else takes `rest` seconds."""
+        if self.per_token <= 0.0:
+            return 0
+        return min(self._most, int(rest / self.per_token * share / (1.0 - share)))
+
+    @property
+    def _most(self) -> int:
+        """What was not measured may cost more."""
+        return 2 * self._largest
+
     def tokens_within(self, seconds: float) -> int:
         """Tokens that a step may have to last about `seconds`: by one and a half times what steps
-        vary less. At most twice the largest step measured so far, because what was not measured may
-        cost more."""
-        most = 2 * self._largest
+        vary less. At most twice the largest step measured so far."""
         if self.per_token <= 0.0:
-            return most
+            return self._most
         planned = seconds / (1.0 + HEADROOM * self._spread) / self._drift
-        return min(most, max(0, int((planned - self.fixed) / self.per_token)))
+        return min(self._most, max(0, int((planned - self.fixed) / self.per_token)))

@@ -5,6 +5,10 @@ Pushing and removing cost a binary search; nothing is sorted again in a step. On
 keys change while a sequence waits (another one computed its prefix): a few sequences are looked up
 again in each step, in turn.
 
+A queue is as long as it may be for all clients together. When it is full, a call of a client that
+has fewer waiting displaces the newest ones of the client that has most, by their weights, so that
+nobody can keep others out.
+
 Knows keys and sequences; asks the tree through the `look_up` function it is given.
 """
 
@@ -12,13 +16,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from operator import itemgetter
 
+from lmprog.errors import Overloaded
 from lmprog.runtime.scheduling.policy import AdmissionOrder, Key
-from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 
 LOOKED_UP_PER_STEP = 16
 
@@ -64,13 +69,36 @@ class ClientQueue:
     active: OrderedSequences
     """Of programs in memory."""
     others: OrderedSequences
+    queued: dict[Sequence, None] = field(default_factory=dict)
+    """All of them, the one that was queued last at the end."""
+
+    @property
+    def weight(self) -> float:
+        return next(reversed(self.queued)).group.weight
+
+    def newest_calls(self) -> Iterator[SequenceGroup]:
+        """Those of which nothing was begun, the newest first."""
+        seen: set[SequenceGroup] = set()
+        for sequence in reversed(self.queued):
+            group = sequence.group
+            if group in seen or group.goes_on:
+                continue
+            seen.add(group)
+            if all(one in self.queued and not one.admission_order for one in group.sequences):
+                yield group
 
 
 class WaitingQueue:
     """Waiting sequences. A sequence is in the queue from `push` to `remove`."""
 
-    def __init__(self, order: AdmissionOrder, look_up: Callable[[Sequence], int]) -> None:
+    def __init__(
+        self, order: AdmissionOrder, look_up: Callable[[Sequence], int], limit: int
+    ) -> None:
+        """`limit`: sequences for which there is room; preempted ones and those of calls that go on
+        wait beside them.
+        """
         self.order = order
+        self.limit = limit
         self._look_up = look_up
         self._clients: dict[Hashable, ClientQueue] = {}
         self._places: dict[Sequence, tuple[Key, OrderedSequences]] = {}
@@ -96,6 +124,47 @@ class WaitingQueue:
         """Those that have waiting sequences."""
         return list(self._clients.values())
 
+    def has(self, client: Hashable) -> bool:
+        """Whether a sequence of the client waits."""
+        return client in self._clients
+
+    def has_beside(self, client: Hashable) -> bool:
+        """Whether a sequence of another client waits."""
+        return len(self._clients) > (client in self._clients)
+
+    def full(self) -> Overloaded:
+        """The error of a call for which there is no room."""
+        return Overloaded(
+            f"{len(self):,} calls are waiting, the limit is {self.limit:,}; try again later.",
+            retry_after=1.0,
+        )
+
+    def displaced_by(self, group: SequenceGroup) -> list[SequenceGroup]:
+        """The calls that lose their places to `group`; none where there is room. Raises
+        `Overloaded` where its client would have as many waiting as anybody else.
+        """
+        num_missing = len(self) + len(group.sequences) - self.limit
+        if num_missing <= 0 or group.goes_on:
+            return []
+        queues = {queue.client: queue for queue in self.clients()}
+        mine = queues.pop(group.client, None)
+        own = (len(group.sequences) + (len(mine.queued) if mine else 0)) / group.weight
+        counts = {client: len(queue.queued) / queue.weight for client, queue in queues.items()}
+        newest = {client: queue.newest_calls() for client, queue in queues.items()}
+        found: list[SequenceGroup] = []
+        while num_missing > 0:
+            most = max(counts, key=counts.__getitem__, default=None)
+            if most is None or counts[most] <= own:
+                raise self.full()
+            call = next(newest[most], None)
+            if call is None:
+                del counts[most]
+                continue
+            found.append(call)
+            num_missing -= len(call.sequences)
+            counts[most] -= len(call.sequences) / queues[most].weight
+        return found
+
     def push(self, sequence: Sequence, *, is_active: bool) -> None:
         """`is_active`: its program is in memory."""
         self._arrivals += 1
@@ -104,6 +173,7 @@ class WaitingQueue:
             sequence.sweep = self._current_sweep() + 1
         self._by_program.setdefault(sequence.group.program, {})[sequence] = None
         self._insert(sequence, is_active)
+        self._clients[sequence.group.client].queued[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
         self._take_out(sequence)
@@ -113,7 +183,8 @@ class WaitingQueue:
         if not program:
             del self._by_program[sequence.group.program]
         queue = self._clients[sequence.group.client]
-        if not queue.active.entries and not queue.others.entries:
+        del queue.queued[sequence]
+        if not queue.queued:
             del self._clients[sequence.group.client]
 
     def move_program(self, program: int, *, is_active: bool) -> None:

@@ -19,6 +19,8 @@ from lmprog.server.operations.health import version
 from lmprog.server.routers import GatewayRouter
 
 HEALTH_SECONDS = 20.0
+HEALTH_ACCOUNT = "(health)"
+"""No key's: what is asked for it waits for nobody who was served more."""
 
 
 def router(gateway: Gateway) -> GatewayRouter:
@@ -91,7 +93,8 @@ async def _generate_one(gateway: Gateway) -> None:
         branch, call = exchange.branch(), exchange.call()
         sampling = wire.SamplingParams(temperature=0.0, max_tokens=1)
         gen = wire.Generate(branch, call, sampling, priority=100, timeout=HEALTH_SECONDS)
-        exchange.send(wire.Open(branch, "health"), wire.Append(branch, (wire.TextPiece("1"),)), gen)
+        opened = wire.Open(branch, "health", account=HEALTH_ACCOUNT)
+        exchange.send(opened, wire.Append(branch, (wire.TextPiece("1"),)), gen)
         reply = await exchange.answer()
     if not isinstance(reply, wire.CallDone):
         message = (

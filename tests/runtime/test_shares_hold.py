@@ -1,0 +1,155 @@
+"""Honest clients get their part of a busy runtime, whatever another one does to get more.
+
+Four of them always have calls waiting, beside one that lies; in virtual time each has at least nine
+tenths of a fifth of all tokens computed in any ten seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lmprog import wire
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.plan import Plan
+from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.letters import LetterTokenizer
+from tests.runtime.talk import Talk, text
+
+HONEST = [b"one", b"two", b"three", b"four"]
+LIAR = b"liar"
+SECONDS = 30
+WINDOW = 10
+MAX_WAITING = 48
+
+
+class Asker:
+    """Keeps some calls open, each on a branch of its own that is closed at its end."""
+
+    def __init__(self, name: bytes, num_open: int, num_prompt: int, num_tokens: int) -> None:
+        self.name = name
+        self.num_open, self.num_prompt, self.num_tokens = num_open, num_prompt, num_tokens
+        self.close_after = float("inf")
+        self.is_salted = False
+        self._dice = random.Random(name)
+        self._asked_at: dict[int, float] = {}
+        self._number = 0
+        self._silent_until = 0.0
+        self.num_refused = 0
+
+    def hear(self, reply: wire.Reply, now: float) -> Iterator[wire.Op]:
+        if isinstance(reply, wire.CallDone | wire.Failed) and reply.call in self._asked_at:
+            if isinstance(reply, wire.Failed):
+                assert reply.code == "overloaded"
+                self.num_refused += 1
+                self._silent_until = now + 1.0
+            yield from self._close(reply.call)
+
+    def ask(self, now: float) -> Iterator[wire.Op]:
+        if now < self._silent_until:
+            return
+        for number in [one for one, at in self._asked_at.items() if now - at >= self.close_after]:
+            yield from self._close(number)
+        while len(self._asked_at) < self.num_open:
+            self._number += 1
+            number = self._number
+            self._asked_at[number] = now
+            yield wire.Open(number, f"salt {number}" if self.is_salted else "")
+            yield text(number, "".join(self._dice.choices("abcdefghij", k=self.num_prompt)))
+            sampling = wire.SamplingParams(
+                temperature=0.0, max_tokens=self.num_tokens, ignore_eos=True
+            )
+            yield wire.Generate(number, number, sampling)
+
+    def _close(self, number: int) -> Iterator[wire.Op]:
+        del self._asked_at[number]
+        yield wire.Close(number)
+
+
+class BusyRuntime:
+    """Clients that ask as soon as they are answered, on a clock: 20 ms a step and 0.5 ms a token."""
+
+    def __init__(self, askers: list[Asker], **changes: Any) -> None:
+        self.askers = askers
+        self.tokens: list[tuple[float, bytes, int]] = []
+        """When so many were computed, for whom."""
+        config = {"page_size": 4, "num_pages": 512, "max_rows": 2, "token_budget": 64, **changes}
+        self._engine = FakeEngine(512, 4, LetterTokenizer.vocab_size)
+        self.talk = Talk(engine=self, context_len=600, **config)
+        commit = self.talk.scheduler.commit
+        self.talk.scheduler.commit = self._counted(commit)  # type: ignore[method-assign]
+        for asker in askers:
+            self.talk.say(wire.Hello(wire.PROTOCOL_VERSION), client=asker.name)
+
+    vocab_size = LetterTokenizer.vocab_size
+
+    def forward(self, batch: Batch) -> Any:
+        self.talk.now += 0.02 + 0.0005 * batch.num_tokens
+        return self._engine.forward(batch)
+
+    def _counted(self, commit: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(plan: Plan, *given: Any) -> Any:
+            for row in plan.rows:
+                name = row.sequence.group.client[0]  # type: ignore[index]
+                self.tokens.append((self.talk.now, name, row.num_tokens))
+            return commit(plan, *given)
+
+        return counting
+
+    def run(self, seconds: float) -> None:
+        askers = {asker.name: asker for asker in self.askers}
+        while self.talk.now < seconds:
+            sent, self.talk.channel.sent = self.talk.channel.sent, []
+            for name, reply in sent:
+                self.talk.say(*askers[name].hear(reply, self.talk.now), client=name)
+            for asker in self.askers:
+                self.talk.say(*asker.ask(self.talk.now), client=asker.name)
+            self.talk.loop.step()
+
+    def parts(self, begin: float) -> dict[bytes, float]:
+        """Of all tokens of the window that begins then."""
+        counts = {asker.name: 0 for asker in self.askers}
+        for at, name, count in self.tokens:
+            if begin <= at < begin + WINDOW:
+                counts[name] += count
+        total = sum(counts.values())
+        return {name: count / total for name, count in counts.items()}
+
+
+def one_call_at_a_time() -> Asker:
+    return Asker(LIAR, 1, 8, 100)
+
+
+def ask_close_ask() -> Asker:
+    liar = Asker(LIAR, 1, 400, 1)
+    liar.close_after = 0.15
+    return liar
+
+
+def many_salts() -> Asker:
+    liar = Asker(LIAR, 8, 8, 16)
+    liar.is_salted = True
+    return liar
+
+
+def a_full_queue() -> Asker:
+    return Asker(LIAR, 2 * MAX_WAITING, 8, 16)
+
+
+@pytest.mark.parametrize("lie", [one_call_at_a_time, ask_close_ask, many_salts, a_full_queue])
+def test_a_client_gets_its_part_in_any_ten_seconds_beside_one_that_lies(
+    lie: Callable[[], Asker],
+) -> None:
+    honest = [Asker(name, 4, 8, 16) for name in HONEST]
+    runtime = BusyRuntime([lie(), *honest], max_waiting=MAX_WAITING)
+    runtime.run(SECONDS)
+    least = min(
+        (runtime.parts(begin)[name], begin, name)
+        for begin in range(SECONDS - WINDOW + 1)
+        for name in HONEST
+    )
+    assert least[0] >= 0.9 / 5, least
+    assert not any(asker.num_refused for asker in honest)
