@@ -9,7 +9,7 @@ ROOMS = {
     "tests/radix/test_radix_tails.py tests/radix/test_tree_view.py "
     "tests/radix/test_radix_references.py tests/radix/test_radix_sequences.py",
     "scheduling": "tests/runtime/test_client_shares.py tests/runtime/test_admission_order.py "
-    "tests/runtime/test_short_memory.py "
+    "tests/runtime/test_short_memory.py tests/runtime/test_step_bounds.py "
     "tests/runtime/test_namespaces.py tests/runtime/test_scheduler.py "
     "tests/runtime/test_draft_chances.py tests/runtime/test_draft_worth.py "
     "tests/runtime/test_speculation.py tests/runtime/test_draft_model.py",

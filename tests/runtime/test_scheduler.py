@@ -8,9 +8,7 @@ import pytest
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, Overloaded
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.scheduling.namespaces import Namespace
-from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.simulation.fake_engine import reference_logits
 from lmprog.simulation.plain_sampler import log_softmax
@@ -234,44 +232,6 @@ def test_clients_take_turns_by_the_tokens_they_were_served() -> None:
     rig.run()
     assert small.admission_order <= 5
     assert flood[-1].admission_order == 41
-
-
-class TimedSteps:
-    """The fake engine on a clock: 5 ms a step and 0.1 ms a token."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.engine, self.now = rig.engine, 0.0
-        self.seconds: list[float] = []
-        rig.engine = self
-        rig.scheduler = Scheduler(rig.config, rig.context_len, clock=lambda: self.now)
-
-    def forward(self, batch: Batch) -> object:
-        self.seconds.append(0.005 + 0.0001 * batch.num_tokens)
-        self.now += self.seconds[-1]
-        return self.engine.forward(batch)
-
-
-def test_a_prefill_beside_decodes_is_cut_to_the_length_of_a_step() -> None:
-    rig = Rig(config(page_size=16, num_pages=200))
-    timed = TimedSteps(rig)
-    for seed in range(4):
-        rig.gen(tokens(seed, 8), 40)
-    for _ in range(8):
-        rig.step()
-    rig.gen(tokens(9, 1200), 1)
-    begin = len(timed.seconds)
-    rig.run()
-    beside = timed.seconds[begin : begin + 12]
-    assert max(beside) <= 0.0501
-    assert max(beside) > 0.8 * 0.05, "no shorter than it need be"
-
-
-def test_a_prefill_alone_takes_the_whole_budget() -> None:
-    rig = Rig(config(page_size=16, num_pages=200))
-    timed = TimedSteps(rig)
-    rig.gen(tokens(9, 1200), 1)
-    rig.run()
-    assert len(timed.seconds) == 1
 
 
 def test_of_several_later_sequences_the_youngest_programs_is_preempted_first() -> None:

@@ -13,6 +13,7 @@ Knows counts and seconds; has no clock of its own.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 DECAY = 0.99
 """Weight of the past at each new step of a kind: about the last hundred steps count."""
@@ -89,8 +90,10 @@ class StepCosts:
         """Their median."""
         self._spread = FIRST_SPREAD
         """How far a bounded step is from that, as a part of it, in the mean."""
-        self._other_ratios: deque[float] = deque([1.0] * NUM_RECENT, NUM_RECENT)
-        """The same as `_ratios` of the other steps with prefills."""
+        self._alone: deque[tuple[float, int]] = deque(maxlen=NUM_RECENT)
+        """Seconds and tokens of the newest other steps with prefills."""
+        self._shortest = inf
+        """Seconds of the shortest step: no step's fixed cost is more."""
 
     def observe(
         self, num_tokens: int, seconds: float, num_decoded: int = 1, *, is_bounded: bool = False
@@ -102,8 +105,9 @@ class StepCosts:
         expected = self.fixed + self.per_token * num_tokens
         if is_bounded and has_prefill:
             seconds = self._compared(seconds, expected)
-        elif has_prefill and expected > 0.0:
-            self._other_ratios.append(max(LEAST_PART, seconds / expected))
+        elif has_prefill:
+            self._alone.append((seconds, num_tokens))
+        self._shortest = min(self._shortest, seconds)
         kind = self._prefills if has_prefill else self._decodes
         kind.add(num_tokens, seconds)
         self._largest = max(self._largest, num_tokens)
@@ -147,24 +151,29 @@ class StepCosts:
         """Tokens of prompts in a step with so many decodes that is to last about `seconds`; longer
         where prompts would have less than their share of its time.
         """
-        left = self.tokens_within(seconds) - num_decodes
-        return max(left, self._share(self.fixed + self.per_token * num_decodes, SHARE_BESIDE))
+        rest = self.fixed + self.per_token * num_decodes
+        share = self._share(rest, SHARE_BESIDE, self.per_token * max(1.0, self._drift))
+        return max(self.tokens_within(seconds) - num_decodes, share)
 
     def tokens_alone(self, seconds: float) -> int:
-        """Tokens of a step without decodes that is to last about `seconds`."""
-        if self.per_token <= 0.0:
+        """Tokens of a step without decodes that is to last about `seconds`, or longer likewise. By
+        what such steps took of late: far into long texts tokens cost more than the fit knows.
+        """
+        fixed = min(self.fixed, self._shortest)
+        each = sorted((took - fixed) / count for took, count in self._alone)
+        per_token = each[len(each) // 2] if each else self.per_token
+        if per_token <= 0.0:
             return self._most
         if self._prefills.num_steps < FEWEST_PREFILLS:
             seconds *= EXPLORING
-        left = seconds / sorted(self._other_ratios)[NUM_RECENT // 2] - self.fixed
-        wanted = max(0, int(left / self.per_token))
-        return min(self._most, max(wanted, self._share(self.fixed, SHARE_ALONE)))
+        wanted = max(0, int((seconds - fixed) / per_token))
+        return min(self._most, max(wanted, self._share(fixed, SHARE_ALONE, per_token)))
 
-    def _share(self, rest: float, share: float) -> int:
+    def _share(self, rest: float, share: float, per_token: float) -> int:
         """Tokens that take `share` of a step of which anything else takes `rest` seconds."""
-        if self.per_token <= 0.0:
+        if per_token <= 0.0:
             return 0
-        return min(self._most, int(rest / self.per_token * share / (1.0 - share)))
+        return min(self._most, int(rest / per_token * share / (1.0 - share)))
 
     @property
     def _most(self) -> int:

@@ -1,0 +1,147 @@
+"""A step is bounded in seconds, whatever its rows are and however slow the model is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lmprog.config import SchedulerConfig
+from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.step_planner import ALONE_SECONDS
+from tests.runtime.rig import Rig
+
+MIDDLE = 0.04, 0.0016
+"""Seconds of a step and of a token, as of a model that a processor computes well ..."""
+LARGE = 0.8, 0.03
+"""... of one whose weights take a second to read ..."""
+LARGEST = 7.0, 0.2
+"""... and of one that hardly fits the machine."""
+
+
+class TimedRig(Rig):
+    """Its steps take so many seconds each, and for each token."""
+
+    def __init__(self, fixed: float, per_token: float, **changes: Any) -> None:
+        super().__init__(SchedulerConfig(**{"page_size": 16, "num_pages": 600, **changes}), 9000)
+        self.costs, self.now = (fixed, per_token), 0.0
+        self.seconds: list[float] = []
+        self._computing, self.engine = self.engine, self
+        self.scheduler = Scheduler(self.config, self.context_len, clock=lambda: self.now)
+
+    def forward(self, batch: Batch) -> object:
+        self.seconds.append(self.costs[0] + self.costs[1] * batch.num_tokens)
+        self.now += self.seconds[-1]
+        return self._computing.forward(batch)
+
+    def streams(self, num: int, num_steps: int = 8) -> None:
+        """So many decode by now, for ever."""
+        for number in range(num):
+            self.gen([number + 1, 7], 400)
+        for _ in range(num_steps):
+            self.step()
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(number * 31 + position * 7) % 97 for position in range(length)]
+
+
+def test_a_prefill_beside_decodes_is_cut_to_the_length_of_a_step() -> None:
+    rig = TimedRig(0.005, 0.0001)
+    rig.streams(4)
+    rig.gen(prompt(9, 1200), 1)
+    rig.run()
+    beside = rig.seconds[12:16]
+    assert max(rig.seconds) <= 0.0501
+    assert max(beside) > 0.8 * 0.05, "no shorter than it need be"
+
+
+def test_prompts_of_a_small_model_take_the_whole_budget_once_their_cost_is_known() -> None:
+    rig = TimedRig(0.005, 0.0001)
+    for number in range(9):
+        rig.gen(prompt(number, 700), 1)
+        rig.run()
+    begin = len(rig.plans)
+    rig.gen(prompt(99, 1200), 1)
+    rig.run()
+    assert len([plan for plan in rig.plans[begin:] if plan.rows]) == 1
+
+
+@pytest.mark.parametrize(("costs", "most"), [(MIDDLE, 1.0), (LARGE, 4.0), (LARGEST, 29.0)])
+def test_prompts_without_decodes_are_cut_to_steps_of_bounded_seconds(
+    costs: tuple[float, float], most: float
+) -> None:
+    """A second, or four times what a step takes by itself."""
+    assert most == pytest.approx(max(ALONE_SECONDS, 4 * costs[0]), rel=0.26)
+    rig = TimedRig(*costs)
+    for number in range(8):
+        rig.gen(prompt(number, 300), 1)
+    rig.run()
+    assert max(rig.seconds) <= 1.001 * most
+    assert rig.plans[0].num_tokens == rig.config.page_size, "nothing is known of its cost yet"
+
+
+def test_many_short_rows_are_cut_to_steps_of_bounded_seconds() -> None:
+    rig = TimedRig(*MIDDLE)
+    for number in range(200):
+        rig.score(prompt(number, 24), 8, (1, 2))
+    rig.run()
+    assert max(rig.seconds) <= 1.001 * ALONE_SECONDS
+    assert len(rig.seconds) < 16, "and to no more of them than it takes"
+
+
+def test_without_a_bound_for_decodes_their_steps_are_bounded_as_those_without_any() -> None:
+    rig = TimedRig(*MIDDLE, step_ms=0)
+    rig.streams(4, num_steps=20)
+    rig.gen(prompt(9, 2400), 1)
+    rig.run()
+    assert 0.9 * ALONE_SECONDS < max(rig.seconds) <= 1.001 * ALONE_SECONDS
+
+
+def test_a_fixed_cost_is_told_from_that_of_tokens_by_the_first_steps() -> None:
+    """Else all steps would be as small as the first."""
+    rig = TimedRig(*LARGE)
+    rig.gen(prompt(1, 600), 1)
+    rig.run()
+    whole = LARGE[0] + LARGE[1] * 600
+    assert rig.now <= 2.0 * whole
+
+
+@pytest.mark.parametrize("fixed", [0.03, 0.05, 0.2])
+def test_prompts_have_half_of_the_time_beside_streams_however_short_steps_are_to_be(
+    fixed: float,
+) -> None:
+    rig = TimedRig(fixed, 0.0007, step_ms=50)
+    rig.streams(4, num_steps=20)
+    began, number = rig.now, len(rig.seconds)
+    long = rig.gen(prompt(9, 2000), 1)
+    while not long.num_generated:
+        rig.step()
+    alone = fixed + 0.0007 * 2000
+    assert rig.now - began <= 2.0 * alone + 10 * fixed, "while larger and larger steps are tried"
+    assert max(rig.seconds[number:]) <= 1.01 * max(0.05, 2.0 * (fixed + 4 * 0.0007))
+
+
+def test_prompts_get_a_page_in_each_step_however_long_tokens_take() -> None:
+    rig = TimedRig(0.001, 0.05)
+    rig.streams(2)
+    long = rig.gen(prompt(9, 400), 1)
+    found = []
+    while not long.num_generated:
+        rig.step()
+        found += [row.num_tokens for row in rig.plans[-1].rows if row.sequence is long]
+    assert set(found) == {rig.config.page_size}
+
+
+def test_steps_that_begin_to_take_longer_are_cut_within_some_steps() -> None:
+    rig = TimedRig(*MIDDLE)
+    for number in range(12):
+        rig.gen(prompt(number, 600), 1)
+        rig.run()
+    rig.costs = MIDDLE[0], 4 * MIDDLE[1]  # as far into a long text
+    rig.gen(prompt(99, 8000), 1)
+    number = len(rig.seconds)
+    rig.run()
+    assert max(rig.seconds[number : number + 4]) > 2.0 * ALONE_SECONDS
+    assert max(rig.seconds[number + 4 :]) <= 1.1 * ALONE_SECONDS
