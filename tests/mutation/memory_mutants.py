@@ -345,8 +345,8 @@ MEMORY_MUTANTS = [
         "prompts beside decodes have no share of a step",
         "scheduling",
         _SCHEDULING + "step_costs.py",
-        "        return max(left, self._share(self.fixed + self.per_token * num_decodes, SHARE_BESIDE))",
-        "        return left",
+        "        return max(self.tokens_within(seconds) - num_decodes, share)",
+        "        return self.tokens_within(seconds) - num_decodes",
     ),
     Mutant(
         "steps without decodes are not bounded",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lmprog.config import SchedulerConfig
+from lmprog.launch.progress_watch import HangTimeouts, ProgressWatch
 from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.step_planner import ALONE_SECONDS
@@ -82,6 +83,15 @@ def test_prompts_without_decodes_are_cut_to_steps_of_bounded_seconds(
     assert rig.plans[0].num_tokens == rig.config.page_size, "nothing is known of its cost yet"
 
 
+def test_prompts_of_a_model_without_a_fixed_cost_are_cut_to_a_second_once_that_is_known() -> None:
+    rig = TimedRig(0.0, 0.02)
+    for number in range(8):
+        rig.gen(prompt(number, 300), 1)
+    rig.run()
+    assert max(rig.seconds[2:]) <= 1.001 * ALONE_SECONDS
+    assert max(rig.seconds) <= 1.001
+
+
 def test_many_short_rows_are_cut_to_steps_of_bounded_seconds() -> None:
     rig = TimedRig(*MIDDLE)
     for number in range(200):
@@ -106,6 +116,25 @@ def test_a_fixed_cost_is_told_from_that_of_tokens_by_the_first_steps() -> None:
     rig.run()
     whole = LARGE[0] + LARGE[1] * 600
     assert rig.now <= 2.0 * whole
+
+
+@pytest.mark.parametrize("costs", [MIDDLE, LARGE, LARGEST])
+def test_a_runtime_that_computes_long_prompts_is_not_taken_for_hung(
+    costs: tuple[float, float],
+) -> None:
+    rig, timeouts = TimedRig(*costs), HangTimeouts()
+    for number in range(4):
+        rig.gen(prompt(number, 300), 3)
+    watch, before = ProgressWatch(timeouts, 0.0), 0.0
+    while not rig.scheduler.idle:
+        rig.step()
+        watch.take_pulse(rig.now, rig.now, rig.now - before)
+        before = rig.now
+        assert watch.trouble(rig.now) is None  # the answer is still to come
+        computed = float(rig.scheduler.stats.computed_tokens)
+        watch.take_figures({"running": 1.0, "computed_tokens": computed}, rig.now)
+        assert watch.trouble(rig.now) is None
+    assert max(rig.seconds) < timeouts.longest_step / 4
 
 
 @pytest.mark.parametrize("fixed", [0.03, 0.05, 0.2])

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter
 from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
-from lmprog.server.fairness.dispatch import PIECE, Dispatcher
+from lmprog.server.fairness.dispatch import PIECE, Dispatcher, cost_of
 from lmprog.server.fairness.fair_queue import FairQueue
 from lmprog.server.options.api_keys import ApiKey, digest, keys_of
 from lmprog.server.options.server_settings import ServerSettings
@@ -168,6 +169,26 @@ def test_a_key_that_was_idle_has_saved_up_nothing() -> None:
         queue.push("idle", 1.0, 1.0, "idle")
     assert sorted(queue.pop() for _ in range(4)) == ["busy", "busy", "idle", "idle"]
     assert len(queue) == 4
+
+
+def test_long_lists_of_choices_cost_a_key_what_they_take_and_short_ones_a_result() -> None:
+    long = wire.Select(1, 1, tuple(f"{number:0380}" for number in range(1024)))
+    short = wire.Select(1, 1, ("yes", "no", "perhaps"))
+    assert cost_of(short) == 1
+    assert 900 < cost_of(long) < 1024
+    outlet = Outlet([], "any")
+    dispatcher = Dispatcher(1, lambda: 0.0)
+    many, few = accounts(key("many"), key("few"))
+    dispatcher.put(outlet, few, ops_of([1]))
+    for number in (2, 3):
+        dispatcher.put(outlet, many, [msgspec.structs.replace(long, call=number)])
+    for number in range(4, 9):
+        dispatcher.put(outlet, few, ops_of([number]))
+    assert dispatcher.in_runtime == 1
+    for number in (1, 2, 4, 5, 6, 7, 8):
+        dispatcher.ended(number)
+    calls = [op.call for op in outlet.sent if isinstance(op, wire.Generate | wire.Select)]
+    assert calls == [1, 2, 4, 5, 6, 7, 8, 3]
 
 
 def test_the_runtime_gets_no_more_than_it_computes_and_another_key_comes_soon() -> None:

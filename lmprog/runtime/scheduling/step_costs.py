@@ -42,10 +42,8 @@ SHARE_BESIDE = 0.5
 """The least part of a step's time that prompts get beside decodes ..."""
 SHARE_ALONE = 0.75
 """... and without any: the fixed cost takes the rest, however short steps are to be."""
-FEWEST_PREFILLS = 3
-"""Steps with prefills before it is known how much of their time is fixed."""
 EXPLORING = 4.0
-"""They may last so many times longer: else a fixed cost would not be told from that of tokens."""
+"""Steps may last so many times longer while no fixed cost is told from that of tokens."""
 
 
 class _Sums:
@@ -92,8 +90,10 @@ class StepCosts:
         """How far a bounded step is from that, as a part of it, in the mean."""
         self._alone: deque[tuple[float, int]] = deque(maxlen=NUM_RECENT)
         """Seconds and tokens of the newest other steps with prefills."""
+        self._smallest = 0
+        """Tokens of the smallest step."""
         self._shortest = inf
-        """Seconds of the shortest step: no step's fixed cost is more."""
+        """Seconds of the shortest one: the smallest takes no longer, unless it was disturbed."""
 
     def observe(
         self, num_tokens: int, seconds: float, num_decoded: int = 1, *, is_bounded: bool = False
@@ -107,6 +107,7 @@ class StepCosts:
             seconds = self._compared(seconds, expected)
         elif has_prefill:
             self._alone.append((seconds, num_tokens))
+        self._smallest = min(self._smallest or num_tokens, num_tokens)
         self._shortest = min(self._shortest, seconds)
         kind = self._prefills if has_prefill else self._decodes
         kind.add(num_tokens, seconds)
@@ -159,15 +160,29 @@ class StepCosts:
         """Tokens of a step without decodes that is to last about `seconds`, or longer likewise. By
         what such steps took of late: far into long texts tokens cost more than the fit knows.
         """
-        fixed = min(self.fixed, self._shortest)
-        each = sorted((took - fixed) / count for took, count in self._alone)
-        per_token = each[len(each) // 2] if each else self.per_token
+        fixed, per_token, are_apart = self._costs_alone()
         if per_token <= 0.0:
             return self._most
-        if self._prefills.num_steps < FEWEST_PREFILLS:
+        if not are_apart:
             seconds *= EXPLORING
         wanted = max(0, int((seconds - fixed) / per_token))
         return min(self._most, max(wanted, self._share(fixed, SHARE_ALONE, per_token)))
+
+    def _costs_alone(self) -> tuple[float, float, bool]:
+        """Fixed seconds and those of a token: by the newest steps that are much larger than the
+        smallest. Without such ones the two are not told apart, and all is the tokens'.
+        """
+        least, shortest = self._smallest, self._shortest
+        each = sorted(
+            (seconds - shortest) / (count - least)
+            for seconds, count in self._alone
+            if count >= 2 * least
+        )
+        if each:
+            per_token = each[(len(each) - 1) // 2]
+            return max(0.0, shortest - per_token * least), per_token, True
+        each = sorted(seconds / count for seconds, count in self._alone)
+        return 0.0, each[(len(each) - 1) // 2] if each else self.per_token, False
 
     def _share(self, rest: float, share: float, per_token: float) -> int:
         """Tokens that take `share` of a step of which anything else takes `rest` seconds."""

@@ -1,8 +1,9 @@
 """Sends calls of several keys to the runtime in fair order, no more at once than it computes.
 
-The runtime gets at most `window` results; the rest waits here, in a weighted fair queue by key.
-Large requests are sent in pieces, so that none of them holds up another key for long. What costs
-nothing is sent in its order, too. Knows ops and their costs; knows no connection.
+The runtime gets at most `window` results; the rest waits here, in a weighted fair queue by key,
+where long lists of choices cost more than one result. Large requests are sent in pieces, so that
+none of them holds up another key for long. What costs nothing is sent in its order, too. Knows ops
+and their costs; knows no connection.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from lmprog.errors import LmprogError
 from lmprog.server.fairness.fair_queue import FairQueue
 
 PIECE = 16
-"""Results in one piece."""
+"""What one piece costs, if it holds more than one call."""
+CHOICE_CHARACTERS = 400
+"""Characters of a selection's choices that cost as much as a result: some hundred tokens."""
 _SHORTEST_TIMEOUT = 0.001
 
 
@@ -118,13 +121,13 @@ class Dispatcher:
 
     def _count(self, piece: Piece) -> None:
         for op in piece.ops:
-            results = cost_of(op)
+            results = results_of(op)
             if results and isinstance(op, wire.Generate | wire.Select):
                 self._sent[op.call] = results
                 self._in_runtime += results
 
 
-def cost_of(op: wire.Op) -> int:
+def results_of(op: wire.Op) -> int:
     """Results that `op` asks for, or texts that its beam search compares."""
     match op:
         case wire.Generate(sampling=sampling):
@@ -132,6 +135,13 @@ def cost_of(op: wire.Op) -> int:
         case wire.Select():
             return 1
     return 0
+
+
+def cost_of(op: wire.Op) -> int:
+    """What `op` costs its key: its results, and more where it has long choices."""
+    if isinstance(op, wire.Select):
+        return 1 + sum(map(len, op.choices)) // CHOICE_CHARACTERS
+    return results_of(op)
 
 
 def _pieces(outlet: Outlet, ops: Sequence[wire.Op], now: float) -> Iterator[Piece]:

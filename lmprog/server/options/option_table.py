@@ -121,7 +121,8 @@ _HELP: Mapping[str, str] = {
     "token_budget": "tokens computed in one step",
     "max_rows": "rows of one step",
     "max_chunk": "tokens of one row in one step; 0: only the budget limits it",
-    "step_ms": "milliseconds that a step with decoding rows may last; 0: no bound",
+    "step_ms": "milliseconds that a step with decoding rows may last, longer where prompts would "
+    "have less than half of it; 0: as long as without such rows",
     "policy": "order of the waiting queue: arrival (fcfs), longest cached prefix (lpm), "
     "depth first",
     "ageing": "seconds of waiting that a level of priority or a cached context is worth",
