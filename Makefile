@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LIGHT := $(VENV)/.lmprog-light
 READY := $(VENV)/.lmprog-ready
 JOBS ?= 3
 
@@ -27,24 +28,33 @@ help:
 
 setup: $(READY)
 
-# Done again only when the requirements change. `--without-pip` serves Debian and Ubuntu without python3-venv.
-$(READY): pyproject.toml constraints.txt
+# What users need: programs and the server on the native engine; torch only where no compiler can build that. Done again only
+# when the requirements change. `--without-pip` serves Debian and Ubuntu without python3-venv.
+$(LIGHT): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "lmprog needs Python 3.11 or newer, and '$(PYTHON)' is not: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	@$(PYTHON) -c 'import venv' || \
 		{ echo "'$(PYTHON)' has no venv module: sudo apt-get install python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(PYTHON) -m pip --version >/dev/null || \
 		{ echo "'$(PYTHON)' has no pip: sudo apt-get install python3-pip"; exit 1; }
-	@echo "Setting up $(VENV); the first time this downloads PyTorch and takes some minutes."
+	@echo "Setting up $(VENV); the first time this takes a minute."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
 		if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv --clear $(VENV); \
 		else $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 			$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; fi
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server]'
+	@$(BIN)/python -c 'import sys; from lmprog.native import compiler; sys.exit(compiler() is None)' || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
 	@$(BIN)/python -m lmprog.native
 	@touch $@
 
-demo: $(READY)
+# What tests and checks need besides.
+$(READY): $(LIGHT)
+	@echo "Installing what the tests need; the first time this downloads PyTorch and takes some minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(LIGHT)
 	@$(BIN)/lmprog demo
 
 test: $(READY)

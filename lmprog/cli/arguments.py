@@ -13,6 +13,7 @@ import typing
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
+from lmprog import __version__
 from lmprog.cli.client_arguments import add_clients
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.server.options.option_table import options
@@ -65,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
         prog="lmprog",
         description="Runs programs that call language models, on one cache of prefixes.",
     )
+    root.add_argument("--version", action="version", version=f"lmprog {__version__}")
     root.add_argument("--debug", action="store_true", help="show where an error came from")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
 

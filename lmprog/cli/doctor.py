@@ -11,6 +11,7 @@ import argparse
 import ctypes
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import sys
@@ -21,8 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmprog import native
-from lmprog.errors import InvalidParameter
-from lmprog.runtime.engine.device.report import gpu_line, gpu_report
+from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.quality import quality_report, text_of
 
 _MODEL_FILES = ("config.json", "tokenizer.json")
@@ -31,6 +31,8 @@ _PROCESSOR_FLAGS = (
     *("asimd", "asimddp", "bf16"),
 )
 _LEAST_MEMORY_GB = 2.0
+_FOR_ALL = "pip install 'lmprog[torch]'"
+_FOR_GPUS = "pip install 'lmprog[cuda]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,10 @@ def check_machine() -> int:
 
 def try_gpu(device: str) -> int:
     """Exit code 1 if the kernels cannot run on `device`, or give wrong results there."""
+    if not _has_torch():
+        raise NotSupported(f"a GPU needs torch, which is not installed: {_FOR_GPUS}")
+    from lmprog.runtime.engine.device.report import gpu_report
+
     failed = False
     for finding in gpu_report(device):
         failed = failed or finding.state == "fail"
@@ -167,6 +173,9 @@ def engine() -> Finding:
     """The engine that computes models of supported architectures."""
     library = native.library("engine")
     if library is None:
+        if not _has_torch():
+            what = "none: there is neither a C++ compiler nor torch"
+            return Finding("fail", what, f"sudo apt-get install g++, or {_FOR_ALL}")
         what = "torch: the native engine needs a C++ compiler"
         return Finding("warn", what, "see the compiler above; torch is several times slower")
     library.lmprog_engine_best_path.restype = ctypes.c_char_p
@@ -174,10 +183,13 @@ def engine() -> Finding:
 
 
 def torch() -> Finding:
+    if not _has_torch():
+        what = f"not installed: only what the native engine does not compute needs it ({_FOR_ALL})"
+        return Finding("ok", what)
     try:
         module = importlib.import_module("torch")
     except (ImportError, OSError) as error:
-        return Finding("fail", f"torch cannot be imported: {error}", "pip install torch")
+        return Finding("fail", f"torch cannot be imported: {error}", _FOR_ALL)
     cuda = bool(module.cuda.is_available())
     return Finding(
         "ok",
@@ -187,6 +199,10 @@ def torch() -> Finding:
 
 
 def gpu() -> Finding:
+    if not _has_torch():
+        return Finding("ok", f"none is used without torch ({_FOR_GPUS})")
+    from lmprog.runtime.engine.device.report import gpu_line
+
     return Finding("ok", gpu_line())
 
 
@@ -242,6 +258,10 @@ LOOKS: dict[str, Callable[[], Finding]] = {
     "model": model,
     "cache": cache,
 }
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
 
 
 def _free_gb() -> float | None:

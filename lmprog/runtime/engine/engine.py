@@ -15,7 +15,7 @@ from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.machine import default_threads
+from lmprog.runtime.engine.machine import default_threads, require_torch
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
@@ -87,6 +87,7 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
             name=name,
             value=getattr(config, name),
         )
+    require_torch(f"without the native engine ({reason}) lmprog")
     from lmprog.runtime.engine.torch_engine import load_torch_engine
 
     return load_torch_engine(config, folder)

@@ -1,13 +1,28 @@
-"""What this machine has: cores for threads, memory that is free. Knows the operating system
-only.
+"""What this machine has: cores for threads, memory that is free, torch. Knows the operating system
+and what is installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
+from lmprog.errors import NotSupported
+
 _GIB = 1 << 30
+TORCH_INSTALL = "pip install 'lmprog[torch]'"
+
+
+def has_torch() -> bool:
+    """Nothing is imported for that."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def require_torch(what: str) -> None:
+    """Raises NotSupported where torch, which `what` needs, is not installed."""
+    if not has_torch():
+        raise NotSupported(f"{what} needs torch, which is not installed: {TORCH_INSTALL}")
 
 
 def default_threads() -> int:

@@ -13,6 +13,7 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.engine.adapters.adapter_list import refuse_adapters
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.engine import InferenceEngine, load_engine
+from lmprog.runtime.engine.machine import require_torch
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
@@ -58,6 +59,7 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
     """
     if ranks is not None:
         refuse_adapters(config, "a model that several processes compute together (tp)")
+        require_torch("a model that several processes compute together (tp)")
         from lmprog.runtime.engine.sharded.sharded_engine import load_sharded_engine
 
         sharded = load_sharded_engine(config, ranks)
@@ -70,6 +72,7 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
         )
     device = chosen_device(config.device)
     if device != "cpu":
+        require_torch(f"device = {device!r}")
         from lmprog.runtime.engine.device.loading import load_device_engine
 
         try:

@@ -10,6 +10,7 @@ import ctypes
 import re
 
 from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.runtime.engine.machine import has_torch
 
 ALLOWED = "auto, cpu, cuda, cuda:<number>, emulated"
 
@@ -44,6 +45,8 @@ def why_no_gpu(number: int) -> str | None:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "there is no NVIDIA driver on this machine"
+    if not has_torch():
+        return "torch is not installed: pip install 'lmprog[cuda]'"
     from lmprog.runtime.engine.device.cuda_driver import why_not
 
     return why_not(number)

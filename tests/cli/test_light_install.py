@@ -1,0 +1,87 @@
+"""What a plain `pip install lmprog` brings is enough for programs on the native engine; whatever
+needs more says what to install.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import lmprog
+from lmprog.native import library
+
+ROOT = Path(lmprog.__file__).parents[1]
+ABSENT = ["torch", "transformers", "safetensors", "fastapi", "uvicorn", "starlette", "pydantic"]
+PROGRAM = """
+import sys
+import lmprog
+
+@lmprog.function
+def reads(s: lmprog.Branch) -> str:
+    s += "Mia lives in Oslo.\\nQ: Where does Mia live?\\nA:"
+    return str(s.gen(max_tokens=4, stop="\\n", temperature=0))
+
+with lmprog.Runtime("nano", **eval(sys.argv[1])) as backend:
+    print(reads.using(backend=backend).run().value)
+"""
+needs_kernels = pytest.mark.skipif(library("engine") is None, reason="no C++ compiler")
+
+
+@pytest.fixture
+def light(tmp_path: Path) -> dict[str, str]:
+    """An environment in which only what `lmprog` itself asks for can be imported, by children too."""
+    absent = "".join(f"sys.modules[{name!r}] = None\n" for name in ABSENT)
+    (tmp_path / "sitecustomize.py").write_text("import sys\n" + absent)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": paths}
+
+
+def ran(light: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=light, capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_a_plain_install_brings_neither_torch_nor_a_server() -> None:
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {one.partition(">")[0] for one in described["dependencies"]}
+    assert not names & {*ABSENT, "numba", "scipy"}
+    assert "msgspec" in names
+
+
+@needs_kernels
+def test_a_program_runs(light: dict[str, str]) -> None:
+    done = ran(light, "-c", PROGRAM, "{}")
+    assert (done.returncode, done.stdout.strip() != "") == (0, True), done.stderr
+
+
+@needs_kernels
+@pytest.mark.parametrize("command", ["doctor", "--version", "demo"])
+def test_commands_work(light: dict[str, str], command: str) -> None:
+    done = ran(light, "-m", "lmprog.cli", command)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "options", ["dict(engine='torch')", "dict(device='emulated')", "dict(attention='reference')"]
+)
+def test_what_needs_torch_says_so(light: dict[str, str], options: str) -> None:
+    done = ran(light, "-c", PROGRAM, options)
+    assert done.returncode == 1
+    assert "needs torch, which is not installed: pip install 'lmprog[torch]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [(["serve", "nano"], "server"), (["doctor", "--gpu"], "cuda")]
+)
+def test_a_command_that_needs_more_says_what_to_install(
+    light: dict[str, str], command: list[str], extra: str
+) -> None:
+    done = ran(light, "-m", "lmprog.cli", *command)
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert f"pip install 'lmprog[{extra}]'" in done.stderr
