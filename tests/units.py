@@ -76,7 +76,8 @@ UNITS = {
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
-        "errors config wire calls transport launch text scheduling programs loop engine batch ranks kv_events",
+        "errors config wire calls transport launch documents text scheduling programs loop engine batch ranks "
+        "kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text engine batch"),
     # the gateway: a client of the wire, with no tokens and no tensors

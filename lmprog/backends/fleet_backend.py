@@ -17,6 +17,9 @@ from lmprog.fleet.members import FixedMembers, Members
 from lmprog.launch import RuntimeProcess
 from lmprog.transport import CurveClient, client_keys
 
+SETTLE_SECONDS = 1.0
+"""In which runtimes that are up have answered; others may come later."""
+
 
 class Fleet(RuntimeBackend):
     """The backend on the runtimes at `addresses`, all with the same model.
@@ -24,6 +27,9 @@ class Fleet(RuntimeBackend):
     A program stays on one runtime, which holds its prefixes; if that runtime dies, the program
     continues on another one, token for token. `slots` is the number of programs that one runtime
     serves well concurrently. Addresses beyond this machine need `keys`, or a folder of them.
+
+    Runtimes with another model than the first one that answers are refused: here at once
+    (InvalidParameter), later with an error in the log (`channel.refused` names them).
     """
 
     def __init__(
@@ -38,7 +44,17 @@ class Fleet(RuntimeBackend):
             raise InvalidParameter("a fleet needs the address of a runtime", name="addresses")
         self.members = members or FixedMembers(addresses, client_keys(keys))
         self.channel = FleetChannel(self.members, slots=slots)
+        if addresses:
+            self._check_models()
         super().__init__(self.channel)
+
+    def _check_models(self) -> None:
+        """Raises InvalidParameter, and closes the fleet, where replicas have several."""
+        try:
+            self.channel.check_first(SETTLE_SECONDS)
+        except InvalidParameter:
+            self.channel.close()
+            raise
 
     @classmethod
     def local(
@@ -59,6 +75,7 @@ class Fleet(RuntimeBackend):
         members = LocalMembers(lambda: RuntimeProcess(model, **options), replicas)
         members.until_started()
         fleet = cls(members=members, slots=slots)
+        fleet._check_models()
         fleet.channel.wait_for(replicas)
         return fleet
 

@@ -1,8 +1,9 @@
 """The client's end of a fleet: a channel like any other, behind which programs are spread.
 
 One thread reads each replica, one looks after who is there and whether each of them gets on; all of
-them only feed the router, under one lock. Knows connections and threads; who goes where is the
-router's business.
+them only feed the router, under one lock. All replicas have the model of the first one, by its
+fingerprint: another one is refused by name, so that no program goes on with another model. Knows
+connections and threads; who goes where is the router's business.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
 from lmprog.fleet.members import Member, Members
 from lmprog.fleet.replica_link import ReplicaLink, ReplicaState
 from lmprog.fleet.router import Router
+from lmprog.launch import Connection
 from lmprog.launch.progress_watch import HangTimeouts
 from lmprog.transport import ReplyReader
 from lmprog.transport.channel import ops_frames
@@ -68,6 +70,10 @@ class FleetChannel:
         self._heard: queue.SimpleQueue[wire.Reply | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._first: wire.Welcome | None = None
+        self._first_name = ""
+        self._refused: dict[str, str] = {}
+        self._tried: set[str] = set()
+        """Members that have been dialed, whatever came of it."""
         self._why_not = ""
         """Why a replica could not be reached last."""
         self._readers: list[ReplyReader] = []
@@ -111,6 +117,49 @@ class FleetChannel:
         while len(self._links) < replicas and time.monotonic() < deadline:
             self._closed.wait(0.02)
         return len(self._links) >= replicas
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Members that answer with another model than this fleet's, by name, and what differs."""
+        with self._lock:
+            return dict(self._refused)
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether all members that there should be have another model: none is left that could go
+        on with the fleet's programs.
+        """
+        with self._lock:
+            return self._finds_others_only(self._members.current())
+
+    def check_first(self, timeout: float) -> None:
+        """Waits until each member has been tried, `timeout` seconds at most. Raises
+        InvalidParameter where one has another model than the first that answered.
+        """
+        deadline = time.monotonic() + timeout
+        names = {one.name for one in self._members.current()}
+        while not names <= self._tried and time.monotonic() < deadline:
+            self._closed.wait(0.01)
+        for name, difference in self.refused.items():
+            raise InvalidParameter(
+                f"the runtimes of a fleet have one model, and {name} has another than "
+                f"{self._first_name}: {difference}",
+                name="model",
+                value=name,
+            )
+
+    def begin_anew(self) -> None:
+        """A stranded fleet is from now on one of the next model that answers. No program goes
+        on.
+        """
+        error = RuntimeGone("the fleet's model was replaced, and this program had begun with it")
+        with self._lock:
+            if self._links:
+                return  # somebody with the fleet's model is back
+            self._router.give_up_all(error)
+            self._pass_on()
+            self._first = None
+            self._refused.clear()
 
     def replicas(self) -> list[ReplicaState]:
         """Those that are connected, by name."""
@@ -192,6 +241,8 @@ class FleetChannel:
                     ).start()
             with self._lock:
                 drained = self._finish_drains()
+                if self._finds_others_only(list(members.values())):
+                    self._router.strand(self._no_such_model())
                 self._router.tick()
                 self._pass_on()
             for name in drained:
@@ -230,18 +281,27 @@ class FleetChannel:
         except LmprogError as error:
             log.debug("replica %s does not answer: %s", member.name, error)
             self._why_not = str(error)
+            self._tried.add(member.name)
             self._closed.wait(DIAL_SECONDS)
             self._dialing.discard(member.name)
             return
-        with self._lock:
-            link = ReplicaLink(member, connection, self._hang, self._now)
+        if not self._take_replica(member, connection):
+            connection.close()
             if self._closed.is_set():
-                connection.close()
                 return
+            self._members.end(member.name, "it has another model than the fleet", 0.0)
+            self._closed.wait(DIAL_SECONDS)
+            self._dialing.discard(member.name)
+
+    def _take_replica(self, member: Member, connection: Connection) -> bool:
+        """False where it is not to be used: it has another model, or the fleet is closed."""
+        with self._lock:
+            if self._closed.is_set() or self._refuses(member.name, connection.info):
+                return False
+            link = ReplicaLink(member, connection, self._hang, self._now)
             self._links[member.name] = link
             self._dialing.discard(member.name)
             self._router.join(member.name, connection.info, self._slots)
-            self._first = self._first or connection.info
             self._pass_on()
             self._readers = [one for one in self._readers if not one.has_ended]
             self._readers.append(
@@ -253,6 +313,39 @@ class FleetChannel:
                 )
             )
         log.info("replica %s serves", member.name)
+        return True
+
+    def _refuses(self, name: str, info: wire.Welcome) -> bool:
+        """Whether a replica has another model than the first, whose the fleet's is. The lock is
+        held.
+        """
+        self._tried.add(name)
+        if self._first is None:
+            self._first, self._first_name = info, name
+        difference = info.difference(self._first)
+        if not difference:
+            self._refused.pop(name, None)
+            return False
+        if self._refused.get(name) != difference:
+            log.error(
+                "replica %s is refused, since it has another model than %s, with which this fleet "
+                "began: %s",
+                *(name, self._first_name, difference),
+            )
+        self._refused[name] = difference
+        return True
+
+    def _finds_others_only(self, members: Sequence[Member]) -> bool:
+        """Whether nobody is left who has the fleet's model, or may have it. The lock is held."""
+        are_all_refused = all(one.name in self._refused for one in members)
+        return not self._links and are_all_refused and 0 < self.size <= len(self._refused)
+
+    def _no_such_model(self) -> RuntimeGone:
+        others = "; ".join(f"{name}: {why}" for name, why in sorted(self._refused.items()))
+        return RuntimeGone(
+            f"no replica is left with the model that this fleet began with; others have another "
+            f"one, by {others}"
+        )
 
     def _take_in(self, link: ReplicaLink, replies: list[wire.Reply]) -> None:
         """Replies of a replica, on its reading thread."""

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from lmprog.errors import InvalidParameter
 from lmprog.launch import Connection, connect
 from lmprog.transport import CurveClient
+from lmprog.transport.address import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,21 @@ class FixedMembers:
     """Runtimes that run elsewhere, at known addresses."""
 
     def __init__(self, addresses: Sequence[str], keys: CurveClient | None = None) -> None:
+        """Raises InvalidParameter for what cannot be the address of a runtime, or is there
+        twice.
+        """
+        if isinstance(addresses, str):
+            raise InvalidParameter(
+                f"addresses is a list; write [{addresses!r}]", name="addresses", value=addresses
+            )
+        for at, address in enumerate(addresses):
+            check(address, keys is not None)
+            if address in addresses[:at]:
+                raise InvalidParameter(
+                    f"the address {address!r} is there twice; each replica is one runtime",
+                    name="addresses",
+                    value=address,
+                )
         self._members = [
             Member(address, functools.partial(connect, address, client="fleet", keys=keys))
             for address in addresses

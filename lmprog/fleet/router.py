@@ -57,6 +57,8 @@ class Router:
         self._holding: dict[int, RoutedProgram] = {}
         """Programs with held ops, by identity."""
         self._homeless: list[RoutedProgram] = []
+        self._stranded: LmprogError | None = None
+        """Why nobody will take a program; None: somebody does, or may come."""
         self._questions = Questions()
 
     @property
@@ -68,6 +70,7 @@ class Router:
 
     def join(self, name: str, welcome: wire.Welcome, slots: int) -> None:
         """A replica is there; programs that wait for one may go to it."""
+        self._stranded = None
         taken = {one.number for one in self._replicas.values()}
         number = min(set(range(len(taken) + 1)) - taken)
         self._replicas[name] = Replica(name, number, slots, mark=mark_of(name))
@@ -114,6 +117,23 @@ class Router:
                 self.outgoing.append((name, close))
                 self._leave_home(program)
                 self._move(program)
+
+    def strand(self, error: LmprogError) -> None:
+        """No replica is left that could go on with a program, and none is to be waited for: who
+        asks gets `error`, until one joins all the same.
+        """
+        self._stranded = error
+        homeless, self._homeless = self._homeless, []
+        for program in homeless:
+            self._give_up(program, error)
+        self._ask(self._questions.postponed())
+
+    def give_up_all(self, error: LmprogError) -> None:
+        """No program that is open now goes on, whoever joins."""
+        for program in {id(one): one for one in self._branches.values()}.values():
+            if program.failure is None:
+                self._give_up(program, error)
+        self._homeless.clear()
 
     def tick(self) -> None:
         """Gives up programs that have waited too long for a replica."""
@@ -226,6 +246,9 @@ class Router:
     def _ask(self, ops: Iterable[EveryReplica | AnyReplica]) -> None:
         """Questions about runtimes."""
         for op in ops:
+            if self._stranded is not None:
+                self._fail_call(op.call, self._stranded)
+                continue
             calls = op.texts_of if isinstance(op, wire.Inspect) else ()
             homes = [one.home.name for one in map(self._calls.get, calls) if one and one.home]
             for name in self._questions.ask(op, self.loads, homes):
@@ -301,6 +324,9 @@ class Router:
         """Finds the program a replica, and sends it there with all that it has."""
         replicas = [one for one in self._replicas.values() if not one.draining]
         replicas = replicas or list(self._replicas.values())
+        if self._stranded is not None:
+            self._give_up(program, self._stranded)
+            return
         if not replicas:
             if program.homeless_since is None:
                 program.homeless_since = self._clock()

@@ -62,15 +62,18 @@ def assemble(
     from lmprog.runtime.engine.draft_loading import without_draft_memory
     from lmprog.runtime.engine.kept_pages import open_store, page_release
     from lmprog.runtime.engine.selection import select_engine
+    from lmprog.runtime.fingerprint import ModelIdentity
 
     stage("loads the model")
+    identity = ModelIdentity(config.model)
     selected = select_engine(without_draft_memory(config), ranks)
     engine = selected.engine
     for name, value in selected.facts.items():
         resolved(name, value)
     tokenizer = load_tokenizer(engine.location)
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
-    store = open_store(config, engine) if scheduling.share else None
+    fingerprint = identity.fingerprint(engine, tokenizer.eos_ids)
+    store = open_store(config, engine, fingerprint)
     scheduler = Scheduler(scheduling, engine.context_len, clock=clock, store=store)
     scheduler.drafting.model = _draft_model(config, selected, tokenizer)
     template: list[ChatTemplate] = []
@@ -88,7 +91,7 @@ def assemble(
         public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix
     ]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
-    channel = _publishing(config, channel, scheduler, namespaces)
+    channel = _publishing(config, channel, scheduler, namespaces, fingerprint)
     limits = CallLimits(
         engine.vocab_size,
         scheduler.longest_sequence,
@@ -111,6 +114,7 @@ def assemble(
         tools=tools,
         infill=infill_texts(tokenizer),
         adapters=selected.adapters,
+        fingerprint=fingerprint,
     )
     interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
     stepping: StepEngine[Any] = engine
@@ -144,14 +148,22 @@ def _draft_model(
 
 
 def _publishing(
-    config: RuntimeConfig, channel: RuntimeChannel, scheduler: Scheduler, namespaces: Namespaces
+    config: RuntimeConfig,
+    channel: RuntimeChannel,
+    scheduler: Scheduler,
+    namespaces: Namespaces,
+    fingerprint: wire.Fingerprint,
 ) -> RuntimeChannel:
     """The channel, which also tells routers of the cache where that is asked for."""
     if not _asks_for_events(config):
         return channel
+    from lmprog.runtime.kv_events.block_record import BlockRecord
     from lmprog.runtime.kv_events.kv_publisher import publishing
 
-    return publishing(config, channel, scheduler.tree, namespaces.token)
+    made_by = " ".join(map(str, fingerprint.parts.values()))
+    return publishing(
+        config, channel, lambda: BlockRecord(scheduler.tree, namespaces.token, made_by)
+    )
 
 
 def _asks_for_events(config: RuntimeConfig) -> bool:

@@ -4,7 +4,7 @@
 again. Knows files; knows no model and no numbers.
 """
 
-from lmprog.weight_cache.digests import content_digest
+from lmprog.weight_cache.digests import content_digest, content_digests, file_identity
 from lmprog.weight_cache.packed_files import (
     LIMIT_VARIABLE,
     Draft,
@@ -13,4 +13,13 @@ from lmprog.weight_cache.packed_files import (
     user_cache,
 )
 
-__all__ = ["LIMIT_VARIABLE", "Draft", "PackedFile", "PackedFiles", "content_digest", "user_cache"]
+__all__ = [
+    "LIMIT_VARIABLE",
+    "Draft",
+    "PackedFile",
+    "PackedFiles",
+    "content_digest",
+    "content_digests",
+    "file_identity",
+    "user_cache",
+]

@@ -12,6 +12,8 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,19 @@ from lmprog.native import cache_folder
 
 _MOST_KEPT = 4096
 """Digests; the oldest go first."""
+_MOST_AT_ONCE = 4
+"""Files that are read side by side: one thread sums 1.5 to 2 GB a second."""
 _SETTLED = 3.0
 """Seconds since the last change. A younger file could change again within one tick of the system's
 clock, so its digest is not kept."""
+
+
+def content_digests(paths: Sequence[Path]) -> list[str]:
+    """Of each file, several of them at a time. Raises OSError where one cannot be read."""
+    if len(paths) < 2:
+        return [content_digest(path) for path in paths]
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, os.cpu_count() or 1)) as pool:
+        return list(pool.map(content_digest, paths))
 
 
 def content_digest(path: Path) -> str:
@@ -30,12 +42,12 @@ def content_digest(path: Path) -> str:
     name = hashlib.sha256(os.fsencode(real)).hexdigest()[:40]
     note = cache_folder() / "digests" / f"{name}.json"
     with real.open("rb") as opened:
-        before = identity(os.fstat(opened.fileno()))
+        before = file_identity(os.fstat(opened.fileno()))
         known = read_note(note)
         if known.get("identity") == before and isinstance(known.get("digest"), str):
             return str(known["digest"])
         found = hashlib.file_digest(opened, "sha256").hexdigest()
-        if identity(os.fstat(opened.fileno())) != before:
+        if file_identity(os.fstat(opened.fileno())) != before:
             raise OSError(f"{path} changed while it was read")
     if time.time() - max(before[3], before[4]) / 1e9 > _SETTLED:
         with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
@@ -44,7 +56,7 @@ def content_digest(path: Path) -> str:
     return found
 
 
-def identity(stat: os.stat_result) -> list[int]:
+def file_identity(stat: os.stat_result) -> list[int]:
     """What changes with every change of a file."""
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from lmprog.native import cache_folder
-from lmprog.weight_cache.digests import identity, is_ours, read_note, write_note
+from lmprog.weight_cache.digests import file_identity, is_ours, read_note, write_note
 
 log = logging.getLogger("lmprog")
 
@@ -78,7 +78,7 @@ class PackedFiles:
                 opened.seek(0)
                 if hashlib.file_digest(opened, "sha256").hexdigest() == known["digest"]:
                     with contextlib.suppress(OSError):
-                        write_note(seal, known | {"identity": identity(stat), "boot": _boot()})
+                        write_note(seal, known | {"identity": file_identity(stat), "boot": _boot()})
                     return memory
                 wrong = "its content is not what was written"
         log.warning("%s is dropped: %s", path, wrong)
@@ -131,7 +131,7 @@ class PackedFiles:
         note: dict[str, Any] = {"digest": digest, "label": label}
         write_note(self._seal(name), note)
         os.replace(draft, self._data(name))
-        seen = {"identity": identity(self._data(name).stat()), "boot": _boot()}
+        seen = {"identity": file_identity(self._data(name).stat()), "boot": _boot()}
         write_note(self._seal(name), note | seen)
 
     def _data(self, name: str) -> Path:
@@ -242,7 +242,7 @@ def _refusal(known: dict[str, Any], stat: os.stat_result, num_bytes: int) -> str
 
 def _seen(known: dict[str, Any], stat: os.stat_result) -> bool:
     """Whether the digest was seen to be true of this very state of the file."""
-    return known.get("identity") == identity(stat) and known.get("boot") == _boot()
+    return known.get("identity") == file_identity(stat) and known.get("boot") == _boot()
 
 
 def _whole(handle: int, num_bytes: int) -> mmap.mmap:

@@ -11,6 +11,37 @@ from lmprog.wire.message import FinishReason, Id, Message
 from lmprog.wire.sampling_params import SuggestedSampling
 
 
+class Fingerprint(Message, frozen=True):
+    """What decides the tokens that a runtime gives, in parts that have names; its adapters are
+    beside it in `Welcome`. A program goes on with another runtime only where all parts are the
+    same. Empty for doubles and services, which have no model of their own.
+    """
+
+    weights: str = ""
+    """A digest of the files with weights: of their content, not of their names."""
+    config: str = ""
+    """A digest of what config.json says besides positions."""
+    rope: str = ""
+    """The same, of rotary positions."""
+    tokenizer: str = ""
+    """A digest of vocabulary, special tokens and ends."""
+    template: str = ""
+    """A digest of the chat template and of the tokens that it writes; empty where there is none."""
+    context: int = 0
+    """Tokens, before memory bounds them."""
+    engine: str = ""
+    """Who computes: native, torch, a device. Instruction sets of processors are not told apart."""
+    weight_type: str = ""
+    """As weights are kept for products: int4, bfloat16 ..."""
+    kv_type: str = ""
+    """As keys and values are kept."""
+
+    @property
+    def parts(self) -> dict[str, str | int]:
+        """By their names."""
+        return msgspec.structs.asdict(self)
+
+
 class Welcome(Message, frozen=True):
     version: int
     model: str
@@ -26,6 +57,30 @@ class Welcome(Message, frozen=True):
     end, and after the end; empty for other models."""
     adapters: dict[str, str] = msgspec.field(default_factory=dict)
     """The LoRA adapters that branches may name, each with a digest of its content."""
+    fingerprint: Fingerprint = Fingerprint()
+
+    @property
+    def parts(self) -> dict[str, str | int]:
+        """The fingerprint with its adapters, by the names of its parts."""
+        adapters = {f"adapter {name}": one for name, one in sorted(self.adapters.items())}
+        return self.fingerprint.parts | adapters
+
+    def difference(self, other: Welcome) -> str:
+        """Which parts of the fingerprint are others than in `other`, in words; "" where all are
+        the same.
+        """
+        own, others = self.parts, other.parts
+        return ", ".join(
+            f"{name.replace('_', ' ')} ({_shown(own.get(name))} instead of "
+            f"{_shown(others.get(name))})"
+            for name in (own | others)
+            if own.get(name) != others.get(name)
+        )
+
+
+def _shown(part: str | int | None) -> str:
+    """The beginning of a digest is enough for people."""
+    return str(part)[:12] if part else "none"
 
 
 class TokenLogprob(Message, frozen=True):

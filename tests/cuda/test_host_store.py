@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.native import compiler
@@ -132,13 +133,16 @@ def test_the_processor_has_no_such_tier() -> None:
     scheduler = SchedulerConfig(num_pages=8)
     config = RuntimeConfig("dummy:tiny", kv_host_mb=1, scheduler=scheduler)
     with pytest.raises(InvalidParameter, match="on the processor there is kv_disk_mb"):
-        open_store(config, object())
+        open_store(config, object(), wire.Fingerprint())
 
 
 @needs_compiler
-def test_a_device_opens_the_tier_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_opens_the_tier_that_is_asked_for() -> None:
     config = RuntimeConfig("dummy:tiny", device="emulated", kv_host_mb=1)
-    store = open_store(config, engine_of("emulated"))
+    store = open_store(config, engine_of("emulated"), wire.Fingerprint())
     assert isinstance(store, HostStore)
     assert store.num_handles == (1 << 20) // engine_of("emulated").attention.bytes_per_page
     assert min(store.costs.store, store.costs.load) > 0.0
+    nothing = RuntimeConfig("dummy:tiny", device="emulated", kv_host_mb=0)
+    with pytest.raises(InvalidParameter, match="kv_host_mb = 0 holds no page"):
+        open_store(nothing, engine_of("emulated"), wire.Fingerprint())

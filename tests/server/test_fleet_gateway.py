@@ -40,6 +40,7 @@ class ToldFleet:
     size: int = 3
     num_moved: int = 5
     drained: list[tuple[str, float]] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
     def replicas(self) -> Sequence[ReplicaState]:
         return self.states

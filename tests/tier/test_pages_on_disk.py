@@ -6,27 +6,35 @@ import contextlib
 import logging
 import os
 import random
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lmprog
+from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, LmprogError, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.assembly import assemble
+from lmprog.runtime.engine import kept_pages
 from lmprog.runtime.engine.kept_pages import open_disk_store
+from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.tier import disk_store, second_tier
 from lmprog.runtime.tier.page_file import HEADER_BYTES, Contents, PageFile
 from lmprog.runtime.tier.page_store import PageKey
 from lmprog.runtime.tier.page_worth import PageWorth
 from lmprog.transport import LocalRuntimeChannel
+from tests.gguf import writer
+from tests.gguf.test_gguf_weights import quantized
+from tests.model.small_checkpoint import write_checkpoint
 from tests.runtime.runtime_thread import serving
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -45,9 +53,12 @@ async def chat(s: lmprog.Branch, seed: int) -> list[str]:
 
 
 def config(folder: Path | None, **fields: object) -> RuntimeConfig:
-    made = {"kv_disk_mb": None if folder is None else 16, "kv_disk_folder": str(folder), **fields}
+    made: dict[str, object] = {}
+    if folder is not None:
+        made = {"kv_disk_mb": 16, "kv_disk_folder": str(folder)}
     scheduler = SchedulerConfig(num_pages=PAGES)
-    return RuntimeConfig("dummy:tiny", threads=1, scheduler=scheduler, **made)  # type: ignore[arg-type]
+    given = {"model": "dummy:tiny", "threads": 1, "scheduler": scheduler, **made, **fields}
+    return RuntimeConfig(**given)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -116,13 +127,78 @@ def test_keys_and_values_in_bytes_come_back_with_their_scales(tmp_path: Path) ->
         assert describe(backend)["computed_tokens"] < 0.2 * num_tokens
 
 
-def test_another_type_of_keys_and_values_begins_anew(tmp_path: Path) -> None:
+OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "weights": ({"seed": 1}, {}),
+    "positions": ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, {}),
+    "config": ({"rms_norm_eps": 1e-4}, {}),
+    "tokens": ({"swapped": "ab"}, {}),
+    "products": ({}, {"dtype": "bfloat16", "kv_dtype": "float32"}),
+    "quantization": ({}, {"quantize": "int8"}),
+    "another quantization": ({}, {"quantize": "int4"}),
+    "keys and values": ({}, {"kv_dtype": "bfloat16"}),
+    "keys and values in bytes": ({}, {"kv_dtype": "int8"}),
+}
+
+
+def found(model: Path, folder: Path, **fields: Any) -> int:
+    """Pages of the file that a runtime begins with."""
+    loop, _ = assemble(config(folder, model=str(model), **fields), LocalRuntimeChannel())
+    assert loop.scheduler.tier is not None
+    num_pages = loop.scheduler.tier.num_pages
+    loop.stop()
+    return num_pages
+
+
+@pytest.mark.parametrize(("made", "fields"), OTHERS.values(), ids=list(OTHERS))
+def test_pages_of_another_model_under_the_same_name_are_never_found(
+    made: dict[str, Any], fields: dict[str, Any], tmp_path: Path
+) -> None:
+    model, folder = write_checkpoint(tmp_path / "model"), tmp_path / "kv"
+    with runtime(folder, model=str(model)) as backend:
+        answers(backend)
+    assert found(model, folder) > PAGES
+    shutil.rmtree(model)
+    assert found(write_checkpoint(model, **made), folder, **fields) == 0
+
+
+def test_pages_are_found_with_another_template_and_context(tmp_path: Path) -> None:
+    model, folder = write_checkpoint(tmp_path / "model"), tmp_path / "kv"
+    with runtime(folder, model=str(model)) as backend:
+        answers(backend)
+    num_pages = found(model, folder)
+    (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    assert found(model, folder, context_len=512) == num_pages > PAGES
+
+
+def test_pages_that_other_kernels_made_are_never_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with runtime(tmp_path) as backend:
         answers(backend)
-    loop, _ = assemble(config(tmp_path, kv_dtype="bfloat16"), LocalRuntimeChannel())
-    assert loop.scheduler.tier is not None
-    assert loop.scheduler.tier.num_pages == 0
-    loop.stop()
+    monkeypatch.setattr(NativeEngine, "computed_by", "others")
+    assert found(Path("dummy:tiny"), tmp_path) == 0
+
+
+def test_pages_of_a_gguf_model_are_found_again(tmp_path: Path) -> None:
+    """A checkpoint that is a file, not a folder; and never those of another such file."""
+    model, folder = gguf_model(tmp_path / "model.gguf", 1), tmp_path / "kv"
+    with runtime(folder, model=str(model)) as backend:
+        first = answers(backend)
+        num_tokens = describe(backend)["computed_tokens"]
+        assert figures(backend)["tier_pages_stored"] > PAGES
+    with runtime(folder, model=str(model)) as backend:
+        assert answers(backend) == first
+        assert describe(backend)["computed_tokens"] < 0.2 * num_tokens
+    assert found(gguf_model(model, 2), folder) == 0
+
+
+def gguf_model(path: Path, seed: int) -> Path:
+    content, _ = quantized("Q8_0", seed)
+    fields = writer.byte_vocabulary()
+    fields["tokenizer.ggml.tokens"] = fields["tokenizer.ggml.tokens"][:160]
+    fields["tokenizer.ggml.token_type"] = [1] * 160
+    content.metadata.update(fields)
+    return content.write(path)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
@@ -204,14 +280,26 @@ def test_a_damaged_file_costs_time_only(tmp_path: Path, expected: list[list[str]
     assert lost > 0
 
 
-def test_a_folder_that_cannot_be_written_is_a_line_in_the_log(
-    tmp_path: Path, expected: list[list[str]], caplog: pytest.LogCaptureFixture
+def test_a_tier_that_is_asked_for_and_cannot_be_had_is_an_error_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refused(match: str, folder: Path | None = None, **fields: object) -> None:
+        with pytest.raises(InvalidParameter, match=match):
+            assemble(config(folder, **fields), LocalRuntimeChannel())
+
     (tmp_path / "file").write_text("not a folder")
-    with runtime(tmp_path / "file" / "kv") as backend:
-        assert answers(backend) == expected
-        assert figures(backend) == {}
-    assert "keys and values are not kept on disk" in caplog.text
+    refused(r"cannot be kept in .*file/kv: .*Give another kv_disk_folder", tmp_path / "file" / "kv")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "dummy-tiny-0.kv").symlink_to(tmp_path / "file")
+    refused("Too many levels of symbolic links", tmp_path / "links")
+    refused("kv_disk_mb = 0 holds no page: one takes", tmp_path, kv_disk_mb=0)
+    refused("kv_disk_folder is where kv_disk_mb keeps pages", kv_disk_folder=str(tmp_path))
+    alone = SchedulerConfig(num_pages=PAGES, share=False)
+    refused("share = False switches that off", tmp_path, scheduler=alone)
+    refused("share = False switches that off", kv_host_mb=16, scheduler=alone)
+    monkeypatch.setattr(kept_pages, "MOST_FILES", 1)
+    with runtime(tmp_path / "one"):
+        refused("is in use by another process", tmp_path / "one")
 
 
 def test_two_runtimes_of_one_model_have_a_file_each(tmp_path: Path) -> None:
@@ -223,7 +311,7 @@ def test_two_runtimes_of_one_model_have_a_file_each(tmp_path: Path) -> None:
 
 def test_an_engine_that_cannot_keep_pages_says_so() -> None:
     with pytest.raises(InvalidParameter, match="needs the native engine"):
-        open_disk_store(RuntimeConfig("dummy:tiny", kv_disk_mb=1), object())
+        open_disk_store(RuntimeConfig("dummy:tiny", kv_disk_mb=1), object(), wire.Fingerprint())
     scheduler = SchedulerConfig(num_pages=64, page_size=8)
     with pytest.raises(NotSupported, match="multiple of 16"):
         assemble(

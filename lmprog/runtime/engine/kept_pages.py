@@ -1,40 +1,56 @@
 """Opens the second tier of an engine's pages (`runtime/tier`) that the configuration asks for: a
 file, or on a device the host's memory.
 
-What the pages are made by is hashed: weights, tokenizer, types, layout, the compiled kernels. A
-file that was made by anything else is begun anew. Knows files and engines; decides nothing about
-pages.
+What the pages are made by is hashed: the model's fingerprint, layout, the compiled kernels. A file
+that was made by anything else is begun anew. What was asked for and cannot be opened is an error.
+Knows files and engines; decides nothing about pages.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.native import cache_folder
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.tier.disk_store import DiskStore
-from lmprog.runtime.tier.page_file import FileInUse, PageFile
+from lmprog.runtime.tier.page_file import HEADER_BYTES, FileInUse, PageFile
 from lmprog.runtime.tier.page_store import PageStore
-from lmprog.weight_cache import content_digest
-
-log = logging.getLogger("lmprog")
 
 MOST_FILES = 8
 """Of one model: so many runtimes may each have one."""
+_OF_NO_PAGE = {"template", "context"}
+"""Parts of a fingerprint that only decide which tokens there are."""
 
 
-def open_store(config: RuntimeConfig, engine: object) -> PageStore | None:
+def open_store(
+    config: RuntimeConfig, engine: object, made_by: wire.Fingerprint
+) -> PageStore | None:
     """The second tier that `config` asks for; None where it asks for none. Raises InvalidParameter
-    where this engine cannot have it.
+    where it cannot be had: by this engine, of this size, in this place.
     """
+    if config.kv_disk_mb is None and config.kv_disk_folder is not None:
+        raise InvalidParameter(
+            "kv_disk_folder is where kv_disk_mb keeps pages, and that is not given",
+            name="kv_disk_folder",
+            value=config.kv_disk_folder,
+        )
+    if config.kv_disk_mb is None and config.kv_host_mb is None:
+        return None
+    if not config.scheduler.share:
+        name = "kv_host_mb" if config.kv_disk_mb is None else "kv_disk_mb"
+        raise InvalidParameter(
+            f"{name} keeps what the cache has, and share = False switches that off",
+            name=name,
+            value=getattr(config, name),
+        )
     if config.kv_host_mb is None:
-        return open_disk_store(config, engine)
+        return open_disk_store(config, engine, made_by)
     from lmprog.runtime.engine.device.device_engine import DeviceEngine
     from lmprog.runtime.engine.device.host_store import HostStore
 
@@ -45,15 +61,15 @@ def open_store(config: RuntimeConfig, engine: object) -> PageStore | None:
             name="kv_host_mb",
             value=config.kv_host_mb,
         )
-    store = HostStore(engine.attention, config.kv_host_mb << 20)
-    if not store.num_handles:
-        log.warning("kv_host_mb = %d holds no page", config.kv_host_mb)
-    return store
+    _check_holds("kv_host_mb", config.kv_host_mb, engine.attention.bytes_per_page)
+    return HostStore(engine.attention, config.kv_host_mb << 20)
 
 
-def open_disk_store(config: RuntimeConfig, engine: object) -> DiskStore | None:
-    """The store that `config` asks for; None where it asks for none, or, with a line in the log,
-    where the disk does not allow it. Raises InvalidParameter where this engine cannot have one.
+def open_disk_store(
+    config: RuntimeConfig, engine: object, made_by: wire.Fingerprint
+) -> DiskStore | None:
+    """The store that `config` asks for; None where it asks for none. Raises InvalidParameter where
+    this engine cannot have one, or the disk does not allow it.
     """
     if config.kv_disk_mb is None:
         return None
@@ -67,14 +83,31 @@ def open_disk_store(config: RuntimeConfig, engine: object) -> DiskStore | None:
     folder = Path(config.kv_disk_folder or cache_folder() / "kv")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = _free_file(folder, config, engine, memory.page_bytes)
-        store = DiskStore(file, memory, config.kv_disk_mb << 20)
+        file = _free_file(folder, config, engine, _identity(engine, made_by, memory.page_bytes))
     except OSError as error:
-        log.warning("keys and values are not kept on disk: %s", error)
-        return None
-    if not store.num_handles:
-        log.warning("kv_disk_mb = %d holds no page", config.kv_disk_mb)
-    return store
+        raise InvalidParameter(
+            f"keys and values cannot be kept in {folder}: {error}. Give another kv_disk_folder, "
+            "or leave out kv_disk_mb",
+            name="kv_disk_folder",
+            value=str(folder),
+        ) from error
+    try:
+        _check_holds("kv_disk_mb", config.kv_disk_mb, HEADER_BYTES + file.record_bytes)
+        return DiskStore(file, memory, config.kv_disk_mb << 20)
+    except BaseException:
+        file.close()
+        raise
+
+
+def _check_holds(name: str, megabytes: int, page_bytes: int) -> None:
+    """Raises InvalidParameter for a tier that could never hold a page of that size."""
+    if megabytes << 20 < page_bytes:
+        raise InvalidParameter(
+            f"{name} = {megabytes} holds no page: one takes {page_bytes:,} bytes",
+            name=name,
+            value=megabytes,
+            allowed=f">= {-(-page_bytes // (1 << 20))}",
+        )
 
 
 def page_release(engine: object) -> Callable[[Sequence[int]], None] | None:
@@ -88,11 +121,10 @@ def page_release(engine: object) -> Callable[[Sequence[int]], None] | None:
 
 
 def _free_file(
-    folder: Path, config: RuntimeConfig, engine: NativeEngine, page_bytes: int
+    folder: Path, config: RuntimeConfig, engine: NativeEngine, identity: bytes
 ) -> PageFile:
     """The first of the model's files that no other process has locked."""
-    page_size = engine.memory.page_size
-    identity = _identity(config, engine, page_bytes)
+    page_size, page_bytes = engine.memory.page_size, engine.page_memory().page_bytes
     name = re.sub(r"[^\w.-]+", "-", config.model).strip("-")[-64:]
     for number in range(MOST_FILES):
         try:
@@ -102,17 +134,10 @@ def _free_file(
     raise last
 
 
-def _identity(config: RuntimeConfig, engine: NativeEngine, page_bytes: int) -> bytes:
-    """Of everything that the numbers in a page depend on besides its tokens."""
-    facts = (
-        config.model if engine.location is None else "",
-        engine.fingerprint,
-        engine.memory.page_size,
-        page_bytes,
-    )
-    found = hashlib.sha256(repr(facts).encode())
-    if engine.location is not None:
-        for path in sorted(engine.location.iterdir()):
-            if path.suffix in (".safetensors", ".json", ".model") and path.is_file():
-                found.update(f"{path.name} {content_digest(path)} ".encode())
-    return found.digest()
+def _identity(engine: NativeEngine, made_by: wire.Fingerprint, page_bytes: int) -> bytes:
+    """Of everything that the numbers in a page depend on besides its tokens and its adapter, which
+    its namespace names.
+    """
+    made_by_parts = {name: part for name, part in made_by.parts.items() if name not in _OF_NO_PAGE}
+    facts = (made_by_parts, engine.computed_by, engine.memory.page_size, page_bytes)
+    return hashlib.sha256(repr(facts).encode()).digest()

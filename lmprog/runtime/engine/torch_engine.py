@@ -91,7 +91,7 @@ class TorchEngine:
         self.location = loaded.location
         self.context_len = loaded.context_len
         self.vocab_size = loaded.model.vocab_size
-        self.dtype = str(loaded.dtype).removeprefix("torch.")
+        self.dtype = type_name(loaded.dtype)
         self.shape = shape
         self.num_pages = num_pages
         self.attention = attention
@@ -99,6 +99,10 @@ class TorchEngine:
         """By name; rows' numbers count them from 1 on."""
         self._model = loaded.model
         self._threads = threads
+
+    @property
+    def kv_dtype(self) -> str:
+        return type_name(self.shape.kept)
 
     @property
     def label(self) -> str:
@@ -116,6 +120,11 @@ class TorchEngine:
 
     def finish(self) -> None:
         """Returns when all steps are computed: each is, when `forward` returns."""
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """As configurations and fingerprints spell it."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Threads:

@@ -1,8 +1,8 @@
 """Which blocks the prefix tree has: kept by its nodes, changed as the tree changes.
 
 A node has the blocks that end in it, so that splits move blocks and change none. Hashes are chained
-along the path; the salt is in the first one, and in the extra keys of the first block, as a digest:
-names of salts may be secrets. Knows tokens and nodes; sends nothing.
+along the path; the model and the salt are in the first one, the salt also in the extra keys of the
+first block, as a digest: names of salts may be secrets. Knows tokens and nodes; sends nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ class BlockRecord:
     shares what is above it. Its block has the key's digest among its extra keys.
     """
 
-    def __init__(self, tree: RadixTree, token: Callable[[int], int]) -> None:
+    def __init__(self, tree: RadixTree, token: Callable[[int], int], made_by: str = "") -> None:
+        """`made_by` names the model: blocks of another one have other hashes."""
         assert not tree.num_nodes, "what is in the tree already would be missed"
         self._tree = tree
         self._size = tree.page_size
         self._token = token
+        self._made_by = _digest(made_by)
         self._blocks: dict[Node, list[int]] = {}
         self._events: list[Event] = []
         tree.watcher = self
@@ -61,7 +63,7 @@ class BlockRecord:
     def added(self, leaf: Node) -> None:
         key, parent = self._path_key(leaf), self._parent_hash(leaf)
         if parent is None:
-            parent_bytes = _digest(leaf.salt)
+            parent_bytes = self._made_by + _digest(leaf.salt)
         else:
             parent_bytes = parent.to_bytes(8, "little")
         step = self._size * TOKEN_BYTES

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
-from lmprog.radix.tree import RadixTree
 from lmprog.runtime.kv_events.block_record import BlockRecord
 from lmprog.runtime.kv_events.kv_messages import AllBlocksCleared, encoded
 from lmprog.transport import ClientId, EventSocket, Received, RuntimeChannel
@@ -44,10 +43,10 @@ class PublishingChannel:
 
 
 def publishing(
-    config: RuntimeConfig, channel: RuntimeChannel, tree: RadixTree, token: Callable[[int], int]
+    config: RuntimeConfig, channel: RuntimeChannel, record: Callable[[], BlockRecord]
 ) -> RuntimeChannel:
-    """`channel`, publishing where `config` asks for it. Raises InvalidParameter for what cannot be.
-    `token` is as for `BlockRecord`.
+    """`channel`, publishing where `config` asks for it; only there the tree gets a `record`. Raises
+    InvalidParameter for what cannot be.
     """
     if config.kv_events is None:
         for name in ("kv_events_replay", "kv_events_topic", "kv_events_open"):
@@ -61,4 +60,4 @@ def publishing(
     socket = EventSocket(
         config.kv_events, config.kv_events_replay, config.kv_events_topic, config.kv_events_open
     )
-    return PublishingChannel(channel, BlockRecord(tree, token), socket)
+    return PublishingChannel(channel, record(), socket)

@@ -50,6 +50,11 @@ class FleetView(Protocol):
         """Programs and requests that were moved from one replica to another."""
         ...
 
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Replicas that have another model than this server's, and what differs."""
+        ...
+
     def replicas(self) -> Sequence[ReplicaView]:
         """Those that are connected now."""
         ...

@@ -52,10 +52,11 @@ def fleet_json(fleet: FleetView | None) -> dict[str, Any]:
     runtime.
     """
     if fleet is None:
-        return {"size": 1, "moved": 0, "replicas": []}
+        return {"size": 1, "moved": 0, "refused": {}, "replicas": []}
     return {
         "size": fleet.size,
         "moved": fleet.num_moved,
+        "refused": dict(fleet.refused),
         "replicas": [
             {
                 "name": one.name,

@@ -44,8 +44,14 @@ def router(gateway: Gateway) -> GatewayRouter:
             raise HttpError(Problem(503, "The runtime does not answer.", code="not_responding"))
         return JSONResponse({"status": "ready"})
 
-    @made.get("/version", dependencies=[guards.local], summary="The version of lmprog.")
+    @made.get(
+        "/version",
+        dependencies=[guards.local],
+        summary="The version of lmprog, and the fingerprint of its model.",
+    )
     async def what() -> Response:
-        return JSONResponse({"version": version()})
+        info = gateway.link.info
+        parts = {} if info is None else info.parts
+        return JSONResponse({"version": version(), "fingerprint": parts})
 
     return made

@@ -24,7 +24,6 @@ from lmprog.launch.progress_watch import HangTimeouts
 from lmprog.server.gateway import Gateway
 from lmprog.server.supervision.in_thread import in_thread
 from lmprog.transport import client_keys
-from lmprog.transport.address import check
 
 log = logging.getLogger("lmprog.server")
 
@@ -97,6 +96,9 @@ class SupervisedFleet:
             ticks = 0
             while not self._stopped.is_set():
                 self._count_restarts()
+                if channel.is_stranded:
+                    await self._begin_anew(channel)
+                    continue
                 if ticks % HISTORY_TICKS == 0:
                     self._gateway.meters.history.see(self.figures())
                 ticks += 1
@@ -138,6 +140,11 @@ class SupervisedFleet:
         """Programs and requests that were moved from one replica to another."""
         return 0 if self._channel is None else self._channel.num_moved
 
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Replicas that have another model than this server's, and what differs."""
+        return {} if self._channel is None else self._channel.refused
+
     def replicas(self) -> Sequence[ReplicaState]:
         """Those that are connected now."""
         return () if self._channel is None else self._channel.replicas()
@@ -153,6 +160,18 @@ class SupervisedFleet:
         self._channel.drain(name, seconds)
 
     # --- inside -----------------------------------------------------------------------------------
+
+    async def _begin_anew(self, channel: FleetChannel) -> None:
+        """All replicas have another model than this server began with: from now on it is the
+        server's, as that of a single runtime that was started again. What was under way fails.
+        """
+        log.error("the model was replaced: %s", channel.refused)
+        self._gateway.link.replace(None)
+        channel.begin_anew()
+        while not await in_thread(lambda: channel.wait_for(1, LOOK_SECONDS)):
+            if self._stopped.is_set():
+                return
+        self._gateway.link.replace(Connection(_GatewaysEnd(channel), channel.info))
 
     def _open(self) -> FleetChannel | None:
         """In a thread. None where the server stops meanwhile."""
@@ -193,7 +212,5 @@ def joined_runtimes(
     """Runtimes that run already, and are nobody's here; `keys` is a folder. Raises
     InvalidParameter for a wrong address or wrong keys.
     """
-    found = client_keys(keys)
-    for address in addresses:
-        check(address, found is not None)
-    return supervised(lambda: FixedMembers(addresses, found))
+    members = FixedMembers(addresses, client_keys(keys))
+    return supervised(lambda: members)

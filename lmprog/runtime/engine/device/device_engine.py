@@ -63,11 +63,14 @@ class FedTokens:
 class DeviceEngine:
     """One thread calls `forward`; logits are valid until the next call."""
 
+    name = "device"
+
     def __init__(self, driver: Driver, model: DeviceModel, sampler: DeviceSampler) -> None:
         self.location = model.location
         self.context_len = model.context_len
         self.vocab_size = model.decoder.shape.vocab_size
         self.dtype = model.dtype
+        self.kv_dtype = str(model.attention.shape.kept).removeprefix("torch.")
         place = "emulated" if driver.device.type == "cpu" else str(driver.device)
         adapters = model.decoder.adapters
         self.adapters = {} if adapters is None else adapters.digests

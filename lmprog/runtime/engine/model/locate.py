@@ -34,14 +34,10 @@ def locate(model: str) -> Path | None:
     """
     if model.startswith(DUMMY):
         return None
-    if model == "nano":
-        return NANO
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.suffix == ".gguf" and folder.is_file():
-        return folder
-    if folder.exists():
+    found = local_checkpoint(model)
+    if found is not None:
+        return found
+    if Path(model).expanduser().exists():
         raise ModelError(
             f"{model} is a file; a model is the folder that has config.json, or a .gguf file"
         )
@@ -51,6 +47,16 @@ def locate(model: str) -> Path | None:
         f"there is no model {model!r}: give a folder, a .gguf file, 'nano', 'dummy:tiny' or a hub "
         "id like 'owner/name'"
     )
+
+
+def local_checkpoint(model: str) -> Path | None:
+    """The same where the model is on this machine under its own name; None for a dummy, a name of
+    the hub, and what is no model.
+    """
+    if model == "nano":
+        return NANO
+    found = Path(model).expanduser()
+    return found if found.is_dir() or (found.suffix == ".gguf" and found.is_file()) else None
 
 
 def dummy_shape(model: str) -> ModelShape:

@@ -163,10 +163,12 @@ class NativeEngine:
         return self._logits[:wanted, : self.vocab_size]
 
     @property
-    def fingerprint(self) -> str:
-        """Of everything but the weights that its keys and values depend on."""
+    def computed_by(self) -> str:
+        """What the bits of its keys and values depend on besides the model's fingerprint: kernels,
+        instruction set, and how its config is understood here.
+        """
         kernels = Path(self._library._name).name
-        return f"{kernels} {self.path} {self.dtype} {self.memory.kv_dtype} {self._shape!r}"
+        return f"{kernels} {self.path} {self._shape!r}"
 
     @property
     def has_page_memory(self) -> bool:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmprog.errors import ModelError
-from lmprog.runtime.engine.model.checkpoint import checkpoint_files
+from lmprog.runtime.engine.model.checkpoint_digests import weight_digests
 from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
@@ -22,7 +21,7 @@ from lmprog.runtime.engine.model.stored_weights import stored_weights
 from lmprog.runtime.engine.native import interface, recipe
 from lmprog.runtime.engine.native.packing import Packed, PackedLayout, Source, packed_layout
 from lmprog.runtime.engine.region import Region
-from lmprog.weight_cache import content_digest, user_cache
+from lmprog.weight_cache import user_cache
 
 _SMALLEST_KEPT = 64 << 20
 """Bytes. Packing less takes a fifth of a second at most."""
@@ -70,14 +69,10 @@ def _packed_now(layout: PackedLayout, source: Source, threads: int) -> Packed:
 
 
 def _name(layout: PackedLayout, location: Path) -> str:
-    try:
-        contents = [content_digest(path) for path in checkpoint_files(location)]
-    except OSError as error:
-        raise ModelError(f"the weights cannot be read: {error}") from error
     parts = (
         *(repr(layout.shape), layout.weight_type, layout.embedding_type.str),
         repr(read_quantization(read_config(location))),
-        *(_packing_digest(layout.weight_type), *contents),
+        *(_packing_digest(layout.weight_type), *weight_digests(location)),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
 

@@ -9,7 +9,6 @@ is rank 0's error; afterwards it is the end of all.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +25,7 @@ from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.loading import asked_model
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.machine import default_threads
-from lmprog.runtime.engine.model.checkpoint import checkpoint_files
+from lmprog.runtime.engine.model.checkpoint_digests import checkpoint_digests
 from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, locate
 from lmprog.runtime.engine.model.random_weights import RandomSource
@@ -58,13 +57,11 @@ class Agreed:
     kv_dtype: str
     context_len: int
     checkpoint: str
-    """See `_fingerprint`."""
+    """Digests of its weights and its config."""
 
 
 class ShardedEngine:
     """Rank 0's engine. One thread calls `forward`; the other ranks run `follow` meanwhile."""
-
-    name = "sharded"
 
     def __init__(
         self,
@@ -80,6 +77,14 @@ class ShardedEngine:
         self.vocab_size = own.vocab_size
         self.dtype = own.dtype
         self.num_pages = own.num_pages
+
+    @property
+    def name(self) -> str:
+        return self._own.name
+
+    @property
+    def kv_dtype(self) -> str:
+        return self._own.kv_dtype
 
     @property
     def label(self) -> str:
@@ -147,7 +152,7 @@ def load_shard(config: RuntimeConfig, group: RankGroup) -> TorchEngine | DeviceE
 
 def _loaded(config: RuntimeConfig, agreed: Agreed, group: RankGroup) -> _Part | DevicePart:
     folder = locate(config.model)
-    if _fingerprint(folder) != agreed.checkpoint:
+    if _checkpoint(config, folder) != agreed.checkpoint:
         raise ModelError(f"its checkpoint of {config.model} is not the one of rank 0")
     shard = Shard(shardable_shape(config, folder), group.rank, group.size)
     if group.device == "cpu":
@@ -199,19 +204,14 @@ def _decided(config: RuntimeConfig, folder: Path | None, shape: ModelShape, devi
         dtype=dtype,
         kv_dtype=config.kv_dtype or dtype,
         context_len=context_length(config, shape.context_len),
-        checkpoint=_fingerprint(folder),
+        checkpoint=_checkpoint(config, folder),
     )
 
 
-def _fingerprint(folder: Path | None) -> str:
-    """Of the config, and of the names and sizes of the files with weights, which are not read."""
-    if folder is None:
-        return ""
-    files = [(path.name, path.stat().st_size) for path in checkpoint_files(folder)]
-    found = hashlib.sha256(repr(sorted(files)).encode())
-    if folder.is_dir():
-        found.update((folder / "config.json").read_bytes())
-    return found.hexdigest()
+def _checkpoint(config: RuntimeConfig, folder: Path | None) -> str:
+    """The same on every rank, whatever the checkpoint is called there."""
+    found = checkpoint_digests(config.model if folder is None else "", folder)
+    return f"{found.weights} {found.config} {found.rope}"
 
 
 def _source(folder: Path | None, shape: ModelShape) -> WeightSource:

@@ -1,0 +1,102 @@
+"""What a checkpoint is by its content: digests of its weights and of its config, and whether its
+files are still those that they were.
+
+Weights are read only where nobody has summed them before (`weight_cache.digests`). Knows files;
+what is computed with them, engines know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.checkpoint import checkpoint_files
+from lmprog.runtime.engine.model.locate import DUMMY_SEED
+from lmprog.runtime.engine.model.shape import read_config
+from lmprog.weight_cache import content_digests, file_identity
+
+_READ = (".safetensors", ".json", ".jinja", ".model")
+"""Ends of the names of files in a folder that anything is read from."""
+_SAYS_NOTHING = {"transformers_version"}
+"""In a config.json: who wrote it. So do fields that begin with an underscore."""
+
+Stamp = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDigests:
+    """Each is a digest in hex."""
+
+    weights: str
+    config: str
+    """Without what is in `rope`."""
+    rope: str
+
+
+def checkpoint_digests(model: str, location: Path | None) -> CheckpointDigests:
+    """Of the checkpoint at `location`; None: of the dummy that `model` names. Raises ModelError."""
+    if location is None:
+        return CheckpointDigests(digest_of([model, DUMMY_SEED]), digest_of(model), digest_of({}))
+    config = read_config(location)
+    rope = _about_rope(config)
+    rest = _without(config, rope)
+    return CheckpointDigests(digest_of(weight_digests(location)), digest_of(rest), digest_of(rope))
+
+
+def weight_digests(location: Path) -> list[str]:
+    """Of each file with weights, in their order. Raises ModelError."""
+    try:
+        return content_digests(checkpoint_files(location))
+    except OSError as error:
+        raise ModelError(f"the weights cannot be read: {error}") from error
+
+
+def checkpoint_stamp(location: Path | None) -> Stamp:
+    """Another one as soon as a file of the checkpoint is replaced or changed."""
+    if location is None:
+        return ()
+    try:
+        files = (
+            checkpoint_files(location)
+            if location.is_file()
+            else [path for path in sorted(location.iterdir()) if path.suffix in _READ]
+        )
+        return tuple((path.name, tuple(file_identity(os.stat(path)))) for path in files)
+    except OSError as error:
+        raise ModelError(f"{location} cannot be read: {error}") from error
+
+
+def digest_of(value: Any) -> str:
+    """Of anything that JSON can say."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _about_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """By the names of fields; those of an inner config under its own name."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if "rope" in name or "rotary" in name:
+            found[name] = value
+        elif isinstance(value, dict) and (inner := _about_rope(value)):
+            found[name] = inner
+    return found
+
+
+def _without(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """What else there is, that a computation may depend on."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if name.startswith("_") or name in _SAYS_NOTHING:
+            continue
+        if name not in rope:
+            found[name] = value
+        elif "rope" not in name and "rotary" not in name:
+            found[name] = _without(value, rope[name])
+    return found
