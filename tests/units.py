@@ -75,7 +75,7 @@ UNITS = {
     "kv_events": Unit("lmprog.runtime.kv_events", "errors config wire transport radix"),
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
-        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
+        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime.fingerprint lmprog.runtime",
         "errors config wire calls transport launch documents text scheduling programs loop engine batch ranks "
         "kv_events",
     ),

@@ -5,6 +5,7 @@ The only module that knows all parts.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import time
@@ -76,16 +77,8 @@ def assemble(
     store = open_store(config, engine, fingerprint)
     scheduler = Scheduler(scheduling, engine.context_len, clock=clock, store=store)
     scheduler.drafting.model = _draft_model(config, selected, tokenizer)
-    template: list[ChatTemplate] = []
-
-    def chat_template() -> ChatTemplate:
-        """Loaded when the first role comes: a model without a template serves plain text all the
-        same.
-        """
-        if not template:
-            template.append(load_template(engine.location))
-        return template[0]
-
+    # loaded when it is first asked for: a model without a template serves plain text all the same
+    chat_template = functools.cache(lambda: load_template(engine.location))
     tools = _tool_support(chat_template, tokenizer)
     prefixes = [
         public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix

@@ -4,9 +4,12 @@ they are not what was written.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +22,19 @@ from lmprog import native
 from lmprog.cli import main
 from lmprog.config import RuntimeConfig
 from lmprog.native import compiler
+from lmprog.runtime.assembly import assemble
+from lmprog.runtime.engine import engine as engine_module
 from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.model.families import read_native_shape
 from lmprog.runtime.engine.native import packed_loading, packing
 from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.transport import LocalRuntimeChannel
 from lmprog.weight_cache import PackedFiles, content_digest, digests, packed_files, user_cache
 from tests.model.checkpoints import NATIVE
 from tests.model.conftest import Judge
 from tests.model.driver import Driver
+from tests.model.quantized_layouts import FORMATS, rewrite
+from tests.model.small_checkpoint import write_checkpoint
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
@@ -119,6 +128,72 @@ def test_changed_weights_are_packed_again_though_size_and_time_are_the_same(
     assert path.stat().st_size == stat.st_size
     assert not torch.equal(scored(folder), before)
     assert len(packings) == 2
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of files with weights that were read to be summed."""
+    found: list[str] = []
+    summed = hashlib.file_digest
+
+    def counted(opened: Any, *rest: Any) -> Any:
+        found.append(Path(opened.name).name)
+        return summed(opened, *rest)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    return found
+
+
+def test_the_same_integers_of_another_quantization_are_packed_again(
+    folder: Path, packings: list[str], tmp_path: Path
+) -> None:
+    """Only the config says whether zero points are kept less one: files and sizes are the same."""
+    written = tmp_path / "gptq"
+    rewrite(folder, written, tmp_path / "meant", FORMATS["gptq-asymmetric-ordered"])
+    first = scored(written, dtype="float32")
+    config = json.loads((written / "config.json").read_text())
+    config["quantization_config"]["checkpoint_format"] = "gptq_v2"
+    (written / "config.json").write_text(json.dumps(config))
+    assert not torch.equal(scored(written, dtype="float32"), first)
+    assert len(packings) == len(kept()) == 2
+
+
+def test_the_same_weights_of_another_shape_are_packed_again(
+    folder: Path, packings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms that are kept as their distance from 1 have the same sizes, and mean other numbers."""
+    first = scored(folder)
+
+    def moved(described: Any) -> Any:
+        return replace(read_native_shape(described), norms_add_one=True)
+
+    monkeypatch.setattr(engine_module, "read_native_shape", moved)
+    assert not torch.equal(scored(folder), first)
+    assert len(packings) == len(kept()) == 2
+
+
+def test_the_same_weights_of_another_type_have_a_file_each(
+    folder: Path, packings: list[str]
+) -> None:
+    types = ["float32", "bfloat16", "int8", "int4"]
+    for _ in range(2):
+        for weight_type in types:
+            small = weight_type in ("int8", "int4")
+            scored(folder, **{"quantize" if small else "dtype": weight_type})
+    assert packings == types
+    assert len(kept()) == 4
+
+
+def test_what_is_known_of_weights_is_not_read_again_for_the_fingerprint(
+    packings: list[str], reads: list[str], tmp_path: Path
+) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    for _ in range(2):
+        loop, _ = assemble(
+            RuntimeConfig(str(model), threads=1, kv_memory_mb=8), LocalRuntimeChannel()
+        )
+        loop.stop()
+    assert reads == ["model.safetensors"]
 
 
 def flip(path: Path) -> None:
