@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.mutation.call_mutants import CALL_MUTANTS
 from tests.mutation.draft_mutants import DRAFT_MUTANTS
+from tests.mutation.identity_mutants import IDENTITY_MUTANTS
 from tests.mutation.memory_mutants import MEMORY_MUTANTS
 from tests.mutation.mutant import ROOMS, Mutant
 from tests.mutation.outer_mutants import OUTER_MUTANTS
@@ -37,7 +38,10 @@ SIMULATION = (
     "from lmprog.simulation.world_runs import run_world\n"
     "for seed in count(): run_world(seed, 200)\n"
 )
-MUTANTS = [*MEMORY_MUTANTS, *TIER_MUTANTS, *DRAFT_MUTANTS, *CALL_MUTANTS, *OUTER_MUTANTS]
+MUTANTS = [
+    *(*MEMORY_MUTANTS, *TIER_MUTANTS, *DRAFT_MUTANTS),
+    *(*CALL_MUTANTS, *OUTER_MUTANTS, *IDENTITY_MUTANTS),
+]
 
 
 def main() -> int:

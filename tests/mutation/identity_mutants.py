@@ -1,0 +1,89 @@
+"""Planted bugs in what keeps models apart: fleets, pages on disk, packed weights."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+_PAGES = "runtime/engine/kept_pages.py"
+_WEIGHTS = "runtime/engine/native/packed_loading.py"
+
+IDENTITY_MUTANTS = [
+    Mutant(
+        "a replica with another model joins",
+        "identity",
+        "fleet/fleet_channel.py",
+        "        if not difference:\n",
+        "        if difference is not None:\n",
+    ),
+    Mutant(
+        "a replica with another adapter of one name joins",
+        "identity",
+        "wire/replies.py",
+        "return self.fingerprint.parts | adapters",
+        "return self.fingerprint.parts | dict.fromkeys(adapters, 1)",
+    ),
+    Mutant(
+        "programs wait for a model that nobody has",
+        "identity",
+        "fleet/fleet_channel.py",
+        "                    self._router.strand(self._no_such_model())\n",
+        "                    pass\n",
+    ),
+    Mutant(
+        "a program goes on when its fleet has taken another model",
+        "identity",
+        "fleet/fleet_channel.py",
+        "            self._router.give_up_all(error)\n",
+        "",
+    ),
+    Mutant(
+        "a fingerprint has no tokenizer",
+        "identity",
+        "runtime/fingerprint.py",
+        "            tokenizer=_tokenizer_digest(location, eos_ids),\n",
+        "",
+    ),
+    Mutant(
+        "the weights of a fingerprint are the model's name",
+        "identity",
+        "runtime/fingerprint.py",
+        "            weights=digests.weights,\n",
+        "            weights=self._model,\n",
+    ),
+    Mutant(
+        "pages of another model are believed",
+        "identity",
+        _PAGES,
+        "facts = (made_by_parts, engine.computed_by,",
+        "facts = (engine.computed_by,",
+    ),
+    Mutant(
+        "pages that other kernels made are believed",
+        "identity",
+        _PAGES,
+        "facts = (made_by_parts, engine.computed_by,",
+        "facts = (made_by_parts,",
+    ),
+    Mutant(
+        "packed weights of another shape serve",
+        "identity",
+        _WEIGHTS,
+        "*(repr(layout.shape), layout.weight_type,",
+        "*(layout.weight_type,",
+    ),
+    Mutant(
+        "packed weights of another quantization serve",
+        "identity",
+        _WEIGHTS,
+        "        repr(read_quantization(read_config(location))),\n",
+        "",
+    ),
+    Mutant(
+        "packed weights of another content serve",
+        "identity",
+        _WEIGHTS,
+        "*(_packing_digest(layout.weight_type), *weight_digests(location)),",
+        "_packing_digest(layout.weight_type),",
+    ),
+]
+"""In the order of a model's life: who has it, what is kept of it."""
