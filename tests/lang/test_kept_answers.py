@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import lmprog
@@ -89,6 +90,20 @@ def test_another_model_is_asked(tmp_path: Path) -> None:
         info = backend.runtime.info
         backend._client.welcome = wire.Welcome(1, "another", info.context_len, 0, 1, 1, 0)
         assert travel.using(backend=backend, cache=tmp_path).run("Peru").num_from_cache == 0
+
+
+def test_other_weights_under_one_name_are_asked(tmp_path: Path) -> None:
+    """Wherever the runtime's files are: its fingerprint says what they hold."""
+    numbers = []
+    for weights in ("one", "two", "one"):
+        with Scripted(answered) as backend:
+            info = backend._client.welcome
+            backend._client.welcome = msgspec.structs.replace(
+                info, fingerprint=wire.Fingerprint(weights=weights)
+            )
+            run = travel.using(backend=backend, cache=tmp_path).run("Peru")
+            numbers.append(run.num_from_cache)
+    assert numbers == [0, 0, 5]
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,63 @@ def test_a_gateway_joins_runtimes_by_keys_and_goes_on_when_one_is_told_to_stop(
     asyncio.run(run())
 
 
+def test_a_gateway_whose_model_was_replaced_everywhere_begins_anew_with_the_new_one() -> None:
+    """It refuses the new one while somebody has the old one."""
+    options: dict[str, Any] = {"threads": 1, "kv_memory_mb": 32}
+
+    async def run() -> None:
+        runtimes = [
+            RuntimeProcess("dummy:tiny", address="tcp://127.0.0.1:*", **options) for _ in range(2)
+        ]
+        addresses = [one.address for one in runtimes]
+        bound = bind(settings := ServerSettings(port=0))
+        service = ServerService(settings, joined_runtimes(addresses, None))
+        serving = asyncio.create_task(service.run(bound, lambda facts: None))
+        try:
+            async with httpx2.AsyncClient(
+                base_url=url_of(bound), timeout=PATIENCE, trust_env=False
+            ) as client:
+
+                async def told(path: str) -> Any:
+                    return (await client.get(path)).json()
+
+                async def replace(at: int) -> None:
+                    await asyncio.to_thread(runtimes[at].close)
+                    runtimes[at] = await asyncio.to_thread(
+                        lambda: RuntimeProcess("dummy:64x3", address=addresses[at], **options)
+                    )
+
+                async with asyncio.timeout(PATIENCE):
+                    while len((await told("/fleet"))["replicas"]) != 2:
+                        await asyncio.sleep(0.05)
+                    before = (await told("/version"))["fingerprint"]
+                    await replace(0)
+                    while not (refused := (await told("/fleet"))["refused"]):
+                        await asyncio.sleep(0.05)
+                    assert refused[addresses[0]].startswith("weights (")
+                    assert (await told("/version"))["fingerprint"] == before
+                    assert (await client.get("/ready")).status_code == 200
+                    await replace(1)
+                    while len((await told("/fleet"))["replicas"]) != 2:
+                        await asyncio.sleep(0.05)
+                    while (await client.get("/ready")).status_code != 200:
+                        await asyncio.sleep(0.05)
+                after = (await told("/version"))["fingerprint"]
+                assert after["weights"] not in ("", before["weights"])
+                assert after["tokenizer"] == before["tokenizer"]
+                body = {"prompt": "a", "max_tokens": 4}
+                assert (await client.post("/v1/completions", json=body)).status_code == 200
+                service.ask_to_stop()
+                assert await asyncio.wait_for(serving, PATIENCE)
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            for one in runtimes:
+                one.close(0.0)
+
+    asyncio.run(run())
+
+
 def test_what_is_said_of_runtimes_must_make_sense() -> None:
     with pytest.raises(InvalidParameter, match="one of them"):
         ServerSettings(join=("tcp://127.0.0.1:1",), replicas=2)

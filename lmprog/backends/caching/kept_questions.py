@@ -88,14 +88,11 @@ def deltas(op: wire.Generate | wire.Select, reply: object) -> Iterator[wire.Delt
 
 
 def identity(backend: Backend) -> tuple[object, ...]:
-    """Who answers. A model in a folder is also its files: another file is another model."""
+    """Who answers: a runtime's model by its fingerprint. Of others, a model in a folder is also its
+    files: another file is another model.
+    """
     welcome = backend.client.welcome
-    folder = Path(welcome.model)
-    files = sorted(
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-        for path in (folder.iterdir() if folder.is_dir() else [folder])
-        if path.is_file()
-    )
+    parts = welcome.fingerprint
     return (
         wire.PROTOCOL_VERSION,
         type(backend).__name__,
@@ -103,5 +100,15 @@ def identity(backend: Backend) -> tuple[object, ...]:
         welcome.model,
         welcome.vocab_size,
         welcome.context_len,
-        files,
+        tuple(parts.parts.items()) if parts.weights else _files(Path(welcome.model)),
     )
+
+
+def _files(model: Path) -> tuple[object, ...]:
+    """What is there under the name of a model, if anything; names, sizes and times."""
+    found = (
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in (model.iterdir() if model.is_dir() else [model])
+        if path.is_file()
+    )
+    return tuple(sorted(found))
