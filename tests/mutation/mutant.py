@@ -29,8 +29,9 @@ ROOMS = {
     "tier": "tests/tier/test_second_tier.py tests/tier/test_storing.py tests/tier/test_page_file.py",
     "fleet": "tests/fleet/test_program_log.py tests/fleet/test_placement.py tests/fleet/test_moving.py "
     "tests/fleet/test_replica_death.py",
-    "identity": "tests/fleet/test_one_model.py tests/tier/test_pages_on_disk.py "
-    "tests/model/test_weight_cache.py",
+    "fingerprint": "tests/fleet/test_one_model.py",
+    "pages on disk": "tests/tier/test_pages_on_disk.py",
+    "packed weights": "tests/model/test_weight_cache.py",
     "calls": "tests/calls/test_call_stream.py tests/calls/test_derivation.py",
     "tags": "tests/constrained/test_structural_tags.py",
 }
