@@ -50,7 +50,7 @@ UNITS = {
     "radix": Unit("lmprog.radix", "errors"),
     "constraints": Unit("lmprog.constraints", "errors native wire"),
     "documents": Unit("lmprog.runtime.documents", "errors"),
-    "text": Unit("lmprog.runtime.text", "errors wire documents calls"),
+    "text": Unit("lmprog.runtime.text", "errors wire documents calls constraints"),
     "tier": Unit("lmprog.runtime.tier", "radix"),
     "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
     "programs": Unit(

@@ -46,11 +46,12 @@ class Repeat:
 @dataclass(frozen=True, slots=True)
 class Anchor:
     """The start or end of the text, at `position` of the pattern. Removed by `whole` and
-    `somewhere`.
+    `somewhere`. `of_line`: also that of each line.
     """
 
     at_start: bool
     position: int
+    of_line: bool = False
 
 
 Expression: TypeAlias = Chars | Seq | Alt | Repeat | Anchor

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import EMPTY, Alt, Anchor, Chars, Expression, Repeat, alt, seq
-from lmprog.constraints.pattern_sets import PatternDialect, SetReader
+from lmprog.constraints.pattern_sets import NotRegular, PatternDialect, SetReader
 from lmprog.errors import GrammarError
 
 _FLAGS = "aiLmsux"
@@ -52,9 +52,11 @@ class _Flags:
     dot_all: bool = False
     verbose: bool = False
     ascii_only: bool = False
+    multi_line: bool = False
 
     def changed(self, letters: str, to: bool) -> _Flags:
         names = {"i": "ignore_case", "s": "dot_all", "x": "verbose", "a": "ascii_only"}
+        names["m"] = "multi_line"
         return replace(self, **{names[letter]: to for letter in letters if letter in names})
 
 
@@ -103,6 +105,9 @@ class _Parser:
 
     def _error(self, message: str, position: int) -> GrammarError:
         return GrammarError(f"{message} at position {position} of the pattern", position=position)
+
+    def _not_regular(self, message: str, position: int) -> NotRegular:
+        return NotRegular(f"{message} at position {position} of the pattern", position=position)
 
     def _peek(self, what: str) -> bool:
         return self._text.startswith(what, self._at)
@@ -188,7 +193,7 @@ class _Parser:
         if self._peek("?"):
             self._at += 1
         elif self._peek("+"):
-            raise self._error(
+            raise self._not_regular(
                 "a possessive quantifier is not regular here and not supported", begin
             )
         low, high = bounds
@@ -230,7 +235,7 @@ class _Parser:
         if char in "^$":
             self._at += 1
             self._num_anchors += 1
-            return Anchor(char == "^", begin)
+            return Anchor(char == "^", begin, flags.multi_line)
         if (
             char == "\\"
             and self._dialect is PatternDialect.PYTHON
@@ -289,11 +294,11 @@ class _Parser:
         """Parses what is between `(?` and the group's body."""
         kind = self._text[self._at : self._at + 1]
         if kind in _REFUSED_GROUPS:
-            raise self._error(
+            raise self._not_regular(
                 f"{_REFUSED_GROUPS[kind]} is not regular here and not supported", begin
             )
         if self._text[self._at : self._at + 2] in ("<=", "<!"):
-            raise self._error("lookbehind is not supported", begin)
+            raise self._not_regular("lookbehind is not supported", begin)
         if kind == ":":
             self._at += 1
             return flags
@@ -302,7 +307,7 @@ class _Parser:
             self._group_name(begin, len(named))
             return flags
         if self._peek("P="):
-            raise self._error("a back-reference is not regular and not supported", begin)
+            raise self._not_regular("a back-reference is not regular and not supported", begin)
         return self._scoped_flags(begin, flags)
 
     def _group_name(self, begin: int, skip: int) -> None:

@@ -39,6 +39,10 @@ _CLASS = re.compile(r"\[\^?\]?[^\]\\]*(?:\\.[^\]\\]*)*\]", re.DOTALL)
 _LONGEST_KNOWN = 200
 
 
+class NotRegular(GrammarError):
+    """What is well-formed, and depends on text ahead, behind, or on how another part matched."""
+
+
 class PatternDialect(enum.Enum):
     PYTHON = "Python"
     ECMA = "ECMA-262"
@@ -143,7 +147,9 @@ class SetReader:
         ):
             return self._single(_CONTROL[char], at + 2)
         if char in "bB":
-            raise self._error("a word boundary is not supported", at)
+            raise NotRegular(
+                f"a word boundary is not supported at position {at} of the pattern", position=at
+            )
         if char in _HEX_LENGTH and (char != "U" or self._dialect is PatternDialect.PYTHON):
             return self._hexadecimal(at, char)
         if char.isdigit() and char.isascii():
@@ -215,7 +221,11 @@ class SetReader:
         if octal.startswith("0"):
             octal = octal[:3]
         elif len(octal) < 3 and not (in_class and octal):
-            raise self._error("a back-reference is not regular and not supported", at)
+            raise NotRegular(
+                f"a back-reference is not regular and not supported at position {at} of the "
+                "pattern",
+                position=at,
+            )
         code = int(octal, 8)
         if code > 0o377:
             raise self._error("an octal escape outside of 0-0o377", at)

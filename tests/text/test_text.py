@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lmprog.constraints.search import TextSearch
 from lmprog.errors import InvalidParameter, NotSupported
-from lmprog.runtime.text.stops import StopWatch
+from lmprog.runtime.text.stops import Counts, Stop, StopWatch, stop_search
 from lmprog.runtime.text.stream import TextEnd, TextStream
 from lmprog.runtime.text.tokenizer import ByteTokenizer
 
@@ -37,10 +38,14 @@ def cut(text: str | bytes, places: list[int]) -> Cuts:
     return Cuts(pieces)
 
 
+def searches(regexes: tuple[str, ...]) -> list[TextSearch]:
+    return [stop_search(regex) for regex in regexes]
+
+
 def run(
     tokenizer: Cuts, stop: tuple[str, ...] = (), regex: tuple[str, ...] = ()
 ) -> tuple[list[str], TextStream, TextEnd]:
-    stream = TextStream(tokenizer, stop, regex)
+    stream = TextStream(tokenizer, stop, searches(regex))
     given_out = []
     for token in range(len(tokenizer.cuts)):
         given_out.append(stream.push(token))
@@ -199,11 +204,11 @@ def test_a_copy_goes_on_as_the_original_would_have(
     before: str, one: str, other: str, stop: tuple[str, ...], regex: tuple[str, ...]
 ) -> None:
     tokenizer = Cuts([before.encode(), one.encode(), other.encode()])
-    stream = TextStream(tokenizer, stop, regex)
+    stream = TextStream(tokenizer, stop, searches(regex))
     head = stream.push(0)
     copy = stream.copy()
     for branch, token, text in ((copy, 2, other), (stream, 1, one)):
-        whole = TextStream(Cuts([before.encode(), text.encode()]), stop, regex)
+        whole = TextStream(Cuts([before.encode(), text.encode()]), stop, searches(regex))
         expected = whole.push(0) + whole.push(1)
         assert head + branch.push(token) == expected
         assert branch.finish() == whole.finish()
@@ -212,14 +217,14 @@ def test_a_copy_goes_on_as_the_original_would_have(
 @pytest.mark.parametrize("pattern", ["(", "a{3,1}", "*"])
 def test_a_stop_regex_that_is_none_is_refused_with_its_text(pattern: str) -> None:
     with pytest.raises(InvalidParameter, match="stop regex") as raised:
-        TextStream(ByteTokenizer(), (), (pattern,))
+        stop_search(pattern)
     assert raised.value.value == pattern
 
 
 @pytest.mark.parametrize("pattern", ["a*", "", "(a|)", "x{0}"])
 def test_a_stop_regex_that_matches_nothing_at_all_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidParameter, match="empty text"):
-        TextStream(ByteTokenizer(), (), (pattern,))
+        stop_search(pattern)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +232,12 @@ def test_a_stop_regex_that_matches_nothing_at_all_is_refused(pattern: str) -> No
 )
 def test_a_stop_regex_that_looks_around_is_refused(pattern: str) -> None:
     with pytest.raises(NotSupported, match="ahead"):
-        TextStream(ByteTokenizer(), (), (pattern,))
+        stop_search(pattern)
 
 
 def test_a_stop_regex_of_too_many_states_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="states"):
-        TextStream(ByteTokenizer(), (), ("(?:a{100}){100}",))
+        stop_search("(?:a{100}){100}")
 
 
 def test_a_pattern_that_would_backtrack_for_ever_takes_linear_time() -> None:
@@ -263,13 +268,13 @@ class Counting:
     def __init__(self, watch: StopWatch) -> None:
         self.watch, self.taken, self.begin = watch, 0, 0
 
-    def take(self, char: str, at: int) -> tuple[int, str] | None:
-        self.taken += 1
-        stop = self.watch.take(char, at)
+    def read(self, new: str, at: int, counts: Counts) -> Stop | None:
+        self.taken += len(new)
+        stop = self.watch.read(new, at, counts)
         self.begin = self.watch.begin
         return stop
 
-    def skip(self, char: str, at: int) -> None:
+    def skip(self, new: str, at: int) -> None:
         raise AssertionError("no character is passed over")
 
     def copy(self) -> Counting:

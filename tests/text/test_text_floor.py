@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmprog.runtime.text.stream import TextEnd, TextStream
-from tests.text.test_text import LETTERS, REGEXES, STOPS, Cuts, cut, first_stop
+from tests.text.test_text import LETTERS, REGEXES, STOPS, Cuts, cut, first_stop, searches
 
 
 def read(
@@ -19,7 +19,7 @@ def read(
     seam: str = "",
 ) -> tuple[str, TextEnd, str | None]:
     """What was given out piece by piece, what the end said, and which stop ended it."""
-    stream = TextStream(tokenizer, stop, regex, None, min_tokens, seam)
+    stream = TextStream(tokenizer, stop, searches(regex), None, min_tokens, seam)
     given_out = ""
     for token in range(len(tokenizer.cuts)):
         given_out += stream.push(token)

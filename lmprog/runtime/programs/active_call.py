@@ -9,10 +9,12 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.search import TextSearch
 from lmprog.errors import LmprogError
 from lmprog.runtime.programs.beam_search import Beam, BeamSearch
 from lmprog.runtime.programs.branch import Awaited, Promise, QueuedOp, RuntimeBranch
-from lmprog.runtime.programs.compile_pool import PendingConstraint
+from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.result_selection import ResultSelector, RunningContest
 from lmprog.runtime.programs.select_scoring import Ballot
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
@@ -123,7 +125,9 @@ class ActiveCall(QueuedOp):
     branch: RuntimeBranch
     promises: tuple[Promise, ...] = ()
     """The texts of its results, for appends that refer to them."""
-    constraint: PendingConstraint | None = None
+    constraint: Pending[Constraint] | None = None
+    stops: tuple[Pending[TextSearch], ...] = ()
+    """Its stop patterns."""
     run: GenerateRun | BeamRun | SelectRun | None = None
     """None before the branch has come to the call, and after its end."""
     contest: RunningContest[ActiveCall] | None = None
@@ -140,9 +144,15 @@ class ActiveCall(QueuedOp):
         return self.op.call
 
     def missing(self) -> Awaited | None:
-        """The constraint, while it is compiled and the call still needs it."""
-        pending = self.constraint
-        return pending if pending and not pending.is_known and self.error is None else None
+        """The constraint or a stop pattern, while it is compiled and the call still needs it."""
+        if self.error is not None:
+            return None
+        return next((pending for pending in self.compiled if not pending.is_known), None)
+
+    @property
+    def compiled(self) -> tuple[Pending[Constraint] | Pending[TextSearch], ...]:
+        """What has to be compiled for it."""
+        return self.stops if self.constraint is None else (self.constraint, *self.stops)
 
     @property
     def needs_tokens(self) -> bool:

@@ -7,22 +7,27 @@ and no tree.
 
 from __future__ import annotations
 
-import functools
 import random
 from array import array
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from lmprog import wire
-from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.constraint import Constraint, State
 from lmprog.constraints.pieces import mask_row
-from lmprog.errors import InvalidParameter, NotSupported, UnsatisfiableConstraint
+from lmprog.constraints.search import TextSearch
+from lmprog.errors import (
+    InvalidParameter,
+    LmprogError,
+    NotSupported,
+    UnsatisfiableConstraint,
+)
 from lmprog.runtime.programs.active_call import ActiveCall, BeamRun, GenerateRun, SelectRun
 from lmprog.runtime.programs.beam_search import Beam, BeamSearch, check_beams
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_constraints import CallConstraints
-from lmprog.runtime.programs.compile_pool import PendingConstraint
+from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.healing import Healer
 from lmprog.runtime.programs.judging import Ballots, Judging
 from lmprog.runtime.programs.long_texts import LongTexts
@@ -36,6 +41,7 @@ from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGr
 from lmprog.runtime.scheduling.token_rules import BannedSequences, TokenRules
 from lmprog.runtime.text.chunked_encoder import ChunkedEncoder
 from lmprog.runtime.text.cuts import Cutter
+from lmprog.runtime.text.stops import stop_search
 from lmprog.runtime.text.stream import TextStream
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import Tokenizer
@@ -89,14 +95,23 @@ class CallBuilder:
         return self._rng.getrandbits(63) if given is None else given
 
     def begin_constraint(
-        self, op: wire.Generate, client: Hashable = None
-    ) -> PendingConstraint | None:
-        """Has the op's constraint compiled; None where it has none."""
+        self, op: wire.Generate, owner: Hashable = None
+    ) -> Pending[Constraint] | None:
+        """Has the op's constraint compiled; None where it has none. Owners take turns."""
         if op.constraint is None:
             return None
         if self.constraints is None:
-            return PendingConstraint(error=NotSupported("this runtime has no constraints."))
-        return self.constraints.begin(op.constraint, client)
+            return Pending(error=NotSupported("this runtime has no constraints."))
+        return self.constraints.begin(op.constraint, owner)
+
+    def begin_stops(
+        self, op: wire.Generate, owner: Hashable = None
+    ) -> tuple[Pending[TextSearch], ...]:
+        """Has the op's stop patterns compiled."""
+        if self.constraints is None:
+            return tuple(_compiled_at_once(pattern) for pattern in op.sampling.stop_regex)
+        begin = self.constraints.begin_stop
+        return tuple(begin(pattern, owner) for pattern in op.sampling.stop_regex)
 
     def check_length(self, branch: RuntimeBranch) -> None:
         """Raises `ContextOverflow` where the branch's text is too long to be worth tokenising."""
@@ -150,7 +165,8 @@ class CallBuilder:
             tokens = prompt[:]
             task.start(tokens)
             group.sequences.append(self._sequence(group, tokens, task, branch))
-        streams = [self._stream(settings) for _ in range(sampling.n)]
+        searches = [pending.result() for pending in call.stops]
+        streams = [self._stream(settings, searches) for _ in range(sampling.n)]
         if sampling.stop or sampling.stop_regex:
             for sequence, stream in zip(group.sequences, streams, strict=True):
                 assert isinstance(sequence.task, Generation)
@@ -176,14 +192,14 @@ class CallBuilder:
         constraint = call.constraint.result() if call.constraint is not None else None
         return prompt, self._settings(call.branch, prompt, op, sampling, constraint)
 
-    def _stream(self, settings: GenerationSettings) -> TextStream:
+    def _stream(self, settings: GenerationSettings, searches: Iterable[TextSearch]) -> TextStream:
         """The text of a result, of which nothing is known yet."""
         sampling, constraint = settings.sampling, settings.constraint
         return TextStream(
             self.tokenizer,
             sampling.stop,
-            sampling.stop_regex,
-            None if constraint is None else functools.partial(_is_complete, constraint),
+            searches,
+            None if constraint is None else _Completeness(constraint, constraint.start),
             sampling.min_tokens,
             "" if settings.seam is None else settings.seam.text.decode(),
             not sampling.skip_special_tokens,
@@ -263,13 +279,14 @@ class CallBuilder:
         task = Generation(settings, 0)
         task.start(prompt)
         stops = op.sampling.stop or op.sampling.stop_regex
-        start = Beam(prompt, task, self._stream(settings) if stops else None)
+        searches = [pending.result() for pending in call.stops]
+        start = Beam(prompt, task, self._stream(settings, searches) if stops else None)
         num_ends = len({*settings.eos_ids, *op.sampling.stop_token_ids})
         search, branch = BeamSearch(beams, start, num_ends), call.branch
         run = BeamRun(
             group,
             search,
-            lambda: self._stream(settings),
+            lambda: self._stream(settings, searches),
             lambda tokens, task: self._sequence(group, tokens, task, branch),
         )
         run.ask()
@@ -349,7 +366,27 @@ class CallBuilder:
         return sequence
 
 
-def _is_complete(constraint: Constraint, text: str) -> bool:
-    """Whether the constraint accepts `text` as a whole."""
-    state = constraint.advance_bytes(constraint.start, text.encode())
-    return state is not None and constraint.is_final(state)
+@dataclass(frozen=True, slots=True)
+class _Completeness:
+    """Whether a constraint accepts a text as a whole."""
+
+    constraint: Constraint
+    state: State | None
+    """None: it does not go on like this."""
+
+    def after(self, text: str) -> _Completeness:
+        if self.state is None or not text:
+            return self
+        state = self.constraint.advance_bytes(self.state, text.encode())
+        return _Completeness(self.constraint, state)
+
+    @property
+    def may_end(self) -> bool:
+        return self.state is not None and self.constraint.is_final(self.state)
+
+
+def _compiled_at_once(pattern: str) -> Pending[TextSearch]:
+    try:
+        return Pending(stop_search(pattern))
+    except LmprogError as error:
+        return Pending(error=error)

@@ -1,4 +1,4 @@
-"""Compiles and caches the constraints of calls, and finds forced tokens.
+"""Compiles and caches the constraints and stop patterns of calls, and finds forced tokens.
 
 Joins two things that know nothing of each other: the automata of `lmprog.constraints`, and the
 tokenizer. A worker compiles a constraint and makes its first mask;
@@ -11,25 +11,31 @@ import logging
 import queue
 import time
 from array import array
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 from lmprog import wire
 from lmprog.constraints.cache import ConstraintCache
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import Constraint, State
+from lmprog.constraints.constraint import Check, Constraint, State
 from lmprog.constraints.forced import forced_tokens
+from lmprog.constraints.search import TextSearch
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, LmprogError
 from lmprog.runtime.programs.compile_pool import (
     CompilePool,
-    PendingConstraint,
+    Job,
+    Pending,
     Submit,
     TimeLimit,
     at_once,
     never_pause,
 )
 from lmprog.runtime.scheduling.stats import Histogram
+from lmprog.runtime.text.stops import stop_search
 from lmprog.runtime.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 12
@@ -37,6 +43,8 @@ CONTEXT_TOKENS = 12
 _MAX_FORCED_TEXTS = 64
 """Preceding texts per state for which forced tokens are kept."""
 MAX_COMPILE_SECONDS = 2.0
+MAX_SEARCH_BYTES = 16 << 20
+"""Of stop patterns that are kept; those of running calls come on top."""
 COMPILE_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0)
 """Histogram bucket upper bounds, in seconds."""
 
@@ -53,10 +61,41 @@ def vocabulary_of(tokenizer: Tokenizer, num_logits: int | None = None) -> Vocabu
     return Vocabulary.of(texts, [token for token in tokenizer.eos_ids if token < size])
 
 
+@dataclass(frozen=True, slots=True)
+class _StopPattern:
+    pattern: str
+
+
+class SearchCache:
+    """Compiled stop patterns, the least recently used first out; bounded by their bytes."""
+
+    def __init__(self, max_bytes: int = MAX_SEARCH_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[str, TextSearch] = OrderedDict()
+        self.num_bytes = 0
+
+    def find(self, pattern: str) -> TextSearch | None:
+        found = self._held.get(pattern)
+        if found is not None:
+            self._held.move_to_end(pattern)
+        return found
+
+    def put(self, search: TextSearch) -> None:
+        if search.pattern not in self._held:
+            self._held[search.pattern] = search
+            self.num_bytes += search.num_bytes
+        while self.num_bytes > self._max_bytes:
+            self.num_bytes -= self._held.popitem(last=False)[1].num_bytes
+
+    def clear(self) -> None:
+        self._held.clear()
+        self.num_bytes = 0
+
+
 class CallConstraints:
     """Compiles constraints for one tokenizer. The vocabulary's index is made with the first one.
 
-    All methods belong to the loop's thread. Submitted jobs run on the worker's thread, or at once
+    All methods belong to the loop's thread. Submitted jobs run on a worker's thread, or at once
     where there is no worker.
     """
 
@@ -73,9 +112,10 @@ class CallConstraints:
         self._vocabulary: Vocabulary | None = None
         self._lock = Lock()
         self._cache = ConstraintCache()
-        self._compiling: dict[wire.Constraint, PendingConstraint] = {}
+        self._searches = SearchCache()
+        self._compiling: dict[Hashable, Pending[Any]] = {}
         self._finished: queue.SimpleQueue[
-            tuple[wire.Constraint, Constraint | LmprogError, float]
+            tuple[Hashable, Pending[Any], Constraint | TextSearch | LmprogError, float]
         ] = queue.SimpleQueue()
         self.seconds = Histogram(COMPILE_BOUNDS)
         """Processor time of each compile, failures included; cache hits are not counted."""
@@ -89,32 +129,54 @@ class CallConstraints:
         if self._workers is not None and self._compiling:
             self._workers.turn(busy)
 
-    def begin(self, constraint: wire.Constraint, client: Hashable = None) -> PendingConstraint:
-        """The cached constraint, else one that becomes known in a later `collect`. Clients take
+    def begin(self, constraint: wire.Constraint, owner: Hashable = None) -> Pending[Constraint]:
+        """The cached constraint, else one that becomes known in a later `collect`. Owners take
         turns in compiling."""
-        compiling = self._compiling.get(constraint)
-        if compiling is not None:
-            return compiling
         found = None if self._vocabulary is None else self._cache.peek(constraint, self._vocabulary)
-        if found is not None:
-            return PendingConstraint(found)
-        compiling = self._compiling[constraint] = PendingConstraint()
-        self._submit(lambda: self._finished.put((constraint, *self._timed(constraint))), client)
+        return self._begin(constraint, found, owner, lambda check: self._made(constraint, check))
+
+    def begin_stop(self, pattern: str, owner: Hashable = None) -> Pending[TextSearch]:
+        """The same for a stop regex."""
+        found = self._searches.find(pattern)
+        return self._begin(
+            _StopPattern(pattern), found, owner, lambda check: stop_search(pattern, check)
+        )
+
+    def _begin(
+        self,
+        key: Hashable,
+        found: Any,
+        owner: Hashable,
+        make: Callable[[Check], Constraint | TextSearch],
+    ) -> Pending[Any]:
+        compiling = self._compiling.get(key)
+        if compiling is None or compiling.is_abandoned:
+            if found is not None:
+                return Pending(found)
+            compiling = self._compiling[key] = Pending()
+            job = self._job(key, compiling, make)
+            self._submit(job, owner)
+        compiling.num_callers += 1
         return compiling
 
-    def collect(self) -> list[PendingConstraint]:
-        """Constraints that have become known since the last call and that branches wait for."""
+    def collect(self) -> list[Pending[Any]]:
+        """What has become known since the last call and branches wait for."""
         known = []
         while not self._finished.empty():
-            spec, made, seconds = self._finished.get()
+            key, compiling, made, seconds = self._finished.get()
             self.seconds.see(seconds)
-            compiling = self._compiling.pop(spec)
+            if self._compiling.get(key) is compiling:
+                del self._compiling[key]
             if isinstance(made, LmprogError):
                 compiling.error = made
+            elif isinstance(made, TextSearch):
+                self._searches.put(made)
+                compiling.made = made
             else:
                 # Cached here and not by the worker, which may be paused while it holds the cache's
                 # lock.
-                compiling.constraint = self._cache.put(spec, self.vocabulary, made)
+                assert isinstance(key, wire.Constraint), "only constraints are made else"
+                compiling.made = self._cache.put(key, self.vocabulary, made)
             if compiling.waiting:
                 known.append(compiling)
         return known
@@ -128,30 +190,42 @@ class CallConstraints:
     def flush(self) -> None:
         """Drops the cached constraints."""
         self._cache.clear()
+        self._searches.clear()
 
-    def _timed(self, spec: wire.Constraint) -> tuple[Constraint | LmprogError, float]:
-        began = time.thread_time()
-        made = self._made(spec)
-        return made, time.thread_time() - began
+    def _job(
+        self,
+        key: Hashable,
+        compiling: Pending[Any],
+        make: Callable[[Check], Constraint | TextSearch],
+    ) -> Job:
+        """On a worker: compiles, unless nobody waits for it any more."""
+        pause = never_pause if self._workers is None else self._workers.pause
 
-    def _made(self, spec: wire.Constraint) -> Constraint | LmprogError:
-        """On a worker: compiles, and makes the first mask, which often takes longest."""
-        try:
-            vocabulary = self.vocabulary
-            pause = never_pause if self._workers is None else self._workers.pause
-            limit = TimeLimit(MAX_COMPILE_SECONDS, pause)
-            made = compile_constraint(spec, vocabulary, check=limit)
-            made.forced(made.start)
-            made.mask(made.start, max(1, made.distance(made.start)))
-            return made
-        except LmprogError as error:
-            return error
-        except Exception as error:  # the worker's border: the call must fail
-            log.exception("a constraint could not be compiled")
-            return GrammarError(
-                f"the constraint could not be compiled: {type(error).__name__}: {error}",
-                position=None,
-            )
+        def job() -> None:
+            began = time.thread_time()
+            made: Constraint | TextSearch | LmprogError
+            try:
+                limit = TimeLimit(MAX_COMPILE_SECONDS, pause, compiling)
+                limit()
+                made = make(limit)
+            except LmprogError as error:
+                made = error
+            except Exception as error:  # the worker's border: the call must fail
+                log.exception("a constraint could not be compiled")
+                made = GrammarError(
+                    f"the constraint could not be compiled: {type(error).__name__}: {error}",
+                    position=None,
+                )
+            self._finished.put((key, compiling, made, time.thread_time() - began))
+
+        return job
+
+    def _made(self, spec: wire.Constraint, check: Check) -> Constraint:
+        """Compiled, and with its first mask, which often takes longest."""
+        made = compile_constraint(spec, self.vocabulary, check=check)
+        made.forced(made.start)
+        made.mask(made.start, max(1, made.distance(made.start)))
+        return made
 
     @property
     def vocabulary(self) -> Vocabulary:

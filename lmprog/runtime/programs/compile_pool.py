@@ -1,8 +1,8 @@
-"""Compiles constraints in the background: pending constraints, and the thread that compiles them.
+"""Compiles constraints and stop patterns in the background: what is pending, and the threads.
 
 The loop never waits for a compiler: it submits a job, lets the branch wait as for any promise, and
-collects finished constraints between two steps. How jobs run is an argument (`Submit`): in a thread
-in the runtime process, at once in tests and in the simulation. Knows queues and threads; does not
+collects what is finished between two steps. How jobs run is an argument (`Submit`): in threads of
+the runtime process, at once in tests and in the simulation. Knows queues and threads; does not
 know patterns.
 """
 
@@ -13,13 +13,14 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from lmprog.constraints.constraint import CompileTooLong, Constraint
-from lmprog.errors import LmprogError
+from lmprog.constraints.constraint import CompileTooLong
+from lmprog.errors import Cancelled, LmprogError
 from lmprog.runtime.programs.branch import Awaited
 
 Job = Callable[[], None]
+Made = TypeVar("Made")
 
 
 class Submit(Protocol):
@@ -33,36 +34,50 @@ TURN = 0.003
 """Seconds by which a step may take longer while something is compiled."""
 STANDSTILL = 0.05
 """Seconds after which a paused worker goes on, whatever the loop does: nothing hangs for ever."""
+LONG_SECONDS, LONG_WAIT = 0.05, 0.25
+"""A job that has computed, or has been under way, for so long makes room: others begin beside it."""
+MAX_LONG, MAX_THREADS = 2, 16
+"""Of the long jobs so many go on at a time, in the order in which they became long, and so many
+have begun."""
 _SWITCH_INTERVAL = 0.0005
 """Python's switch interval, in seconds, once something was compiled."""
 _CALLS_PER_CHECK = 32
 
 
-class PendingConstraint(Awaited):
-    """A constraint that is being compiled, or the result of that.
+class Pending(Awaited, Generic[Made]):
+    """What is being compiled, or the result of that.
 
-    Only the loop's thread reads and writes this; a worker hands its result over through a queue.
+    Only the loop's thread reads and writes this, but for `is_abandoned`; a worker hands its result
+    over through a queue.
     """
 
-    __slots__ = ("constraint", "error")
+    __slots__ = ("error", "is_abandoned", "made", "num_callers")
 
-    def __init__(
-        self, constraint: Constraint | None = None, error: LmprogError | None = None
-    ) -> None:
+    def __init__(self, made: Made | None = None, error: LmprogError | None = None) -> None:
         super().__init__()
-        self.constraint = constraint
+        self.made = made
         self.error = error
+        self.num_callers = 0
+        """Calls that wait for it. Without any it is abandoned: the worker begins it no more, and
+        ends it soon where it has begun."""
+        self.is_abandoned = False
 
     @property
     def is_known(self) -> bool:
-        return self.constraint is not None or self.error is not None
+        return self.made is not None or self.error is not None
 
-    def result(self) -> Constraint:
+    def result(self) -> Made:
         """Raises the error where compiling failed. Only once it is known."""
         if self.error is not None:
             raise self.error
-        assert self.constraint is not None, "the result is not known yet"
-        return self.constraint
+        assert self.made is not None, "the result is not known yet"
+        return self.made
+
+    def let_go(self) -> None:
+        """One of its callers has ended."""
+        self.num_callers -= 1
+        if self.num_callers <= 0 and not self.is_known:
+            self.is_abandoned = True
 
 
 def at_once(job: Job, owner: Hashable = None) -> None:
@@ -70,83 +85,153 @@ def at_once(job: Job, owner: Hashable = None) -> None:
     job()
 
 
+class _Worker:
+    """A thread's job: since when it computes."""
+
+    __slots__ = ("began", "began_computing")
+
+    def __init__(self) -> None:
+        self.began, self.began_computing = time.monotonic(), time.thread_time()
+
+    @property
+    def is_late(self) -> bool:
+        """Asked by any thread."""
+        return time.monotonic() - self.began > LONG_WAIT
+
+    @property
+    def is_long(self) -> bool:
+        """Asked by its own thread."""
+        return self.is_late or time.thread_time() - self.began_computing > LONG_SECONDS
+
+
 class CompilePool:
-    """A thread that runs jobs in turns that the loop gives it, one of each owner after the other.
+    """Threads that run jobs in turns that the loop gives them, one of each owner after the other.
+
+    One thread does, until its job proves to be long: then the next job begins in another, so that
+    what is compiled quickly never waits for what takes long.
 
     Python runs one thread at a time, and a computing thread would keep the loop waiting for the
     interpreter lock for milliseconds at every tensor operation. So jobs call `pause` again and
-    again: there the worker waits while a step runs, and goes on in the `turn` after it. It is a
-    daemon: a pattern that takes long must not delay the end of the process. It is started with the
-    first job.
+    again: there a worker waits while a step runs, and goes on in the `turn` after it. Workers are
+    daemons: a pattern that takes long must not delay the end of the process. They are started with
+    the first jobs.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._jobs: OrderedDict[Hashable, deque[Job]] = OrderedDict()
         """By owner; the next one's turn comes first."""
-        self._started = False
+        self._num_idle = self._num_threads = 0
+        self._short: _Worker | None = None
+        """Whose job is not long yet: the next one begins when there is none."""
+        self._long: list[_Worker] = []
+        """In the order in which they became so; the first `MAX_LONG` go on."""
+        self._own = threading.local()
         self._may_run = threading.Event()
         self._may_run.set()
         self._all_done = threading.Event()
 
     def submit(self, job: Job, owner: Hashable = None) -> None:
-        if not self._started:
-            self._started = True
+        if not self._num_threads:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
-            threading.Thread(target=self._work, name="constraints", daemon=True).start()
         with self._lock:
             self._all_done.clear()
             self._jobs.setdefault(owner, deque()).append(job)
-            self._lock.notify()
+            self._get_worker()
+
+    def _get_worker(self) -> None:
+        """A thread for the next job, if one may begin."""
+        if not self._jobs or self._short is not None:
+            return
+        if self._num_idle:
+            self._lock.notify_all()
+        elif self._num_threads < MAX_THREADS:
+            self._num_threads += 1
+            name = f"constraints-{self._num_threads}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def turn(self, busy: bool) -> None:
-        """Lets the worker go on: for a moment where the loop is `busy`, else until the next turn
+        """Lets the workers go on: for a moment where the loop is `busy`, else until the next turn
         ends.
         """
+        short = self._short
+        if short is not None and short.is_late:  # perhaps in one call that does not come to pause
+            self._make_room(short)
         self._may_run.set()
         if busy:
             self._all_done.wait(TURN)
             self._may_run.clear()
 
     def pause(self) -> None:
-        """Called by jobs: waits while a step of the loop runs.
+        """Called by jobs: waits while a step of the loop runs, and a long job for others' turns.
 
         The worker may hold a lock here that the loop needs (the logging module's, say). A loop that
         gives no turn for `STANDSTILL` either waits for it or is in a long step: then the worker
         goes on.
         """
+        worker: _Worker | None = getattr(self._own, "worker", None)
+        if worker is not None:
+            if worker is self._short and worker.is_long:
+                self._make_room(worker)
+            if worker in self._long[MAX_LONG:]:
+                with self._lock:
+                    self._lock.wait_for(lambda: worker in self._long[:MAX_LONG], STANDSTILL)
         if not self._may_run.is_set() and not self._may_run.wait(STANDSTILL):
             self._may_run.set()
+
+    def _make_room(self, worker: _Worker) -> None:
+        with self._lock:
+            if worker is self._short:
+                self._short = None
+                self._long.append(worker)
+                self._get_worker()
 
     def _work(self) -> None:
         while True:
             job = self._next()
             self.pause()
             job()
-            with self._lock:
-                if not self._jobs:
-                    self._all_done.set()
+            self._end(self._own.worker)
 
     def _next(self) -> Job:
         """The next job of the owner who waited longest; that owner comes last then."""
         with self._lock:
-            while not self._jobs:
-                self._lock.wait()
+            self._num_idle += 1
+            self._lock.wait_for(lambda: self._jobs and self._short is None)
+            self._num_idle -= 1
+            self._short = self._own.worker = _Worker()
             owner, jobs = self._jobs.popitem(last=False)
             job = jobs.popleft()
             if jobs:
                 self._jobs[owner] = jobs
             return job
 
+    def _end(self, worker: _Worker) -> None:
+        with self._lock:
+            if worker is self._short:
+                self._short = None
+            else:
+                self._long.remove(worker)
+                self._lock.notify_all()
+            if not self._jobs and not self._short and not self._long:
+                self._all_done.set()
+
 
 class TimeLimit:
-    """Called again and again while a constraint is compiled: pauses where it has to, and raises
-    CompileTooLong once this thread has computed for so many seconds."""
+    """Called again and again while something is compiled: pauses where it has to, and raises
+    CompileTooLong once this thread has computed for so many seconds, Cancelled once nobody waits
+    for `pending` any more."""
 
-    def __init__(self, seconds: float, pause: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        pause: Callable[[], None],
+        pending: Pending[Made] | None = None,
+    ) -> None:
         self._seconds = seconds
         self._until = time.thread_time() + seconds
         self._pause = pause
+        self._pending = pending
         self._calls = 0
 
     def __call__(self) -> None:
@@ -154,6 +239,8 @@ class TimeLimit:
         if self._calls % _CALLS_PER_CHECK != 1:
             return
         self._pause()
+        if self._pending is not None and self._pending.is_abandoned:
+            raise Cancelled("nobody waits for this constraint any more.")
         if time.thread_time() > self._until:
             raise CompileTooLong(
                 f"compiling the constraint takes more than {self._seconds:g} s of processor time; "

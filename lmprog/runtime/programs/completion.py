@@ -105,6 +105,8 @@ class CallCompletion:
     ) -> None:
         assert not call.is_done, "a call gets one last reply"
         call.is_done = True
+        for pending in call.compiled:
+            pending.let_go()
         self.send(call.client, reply)
         for index, promise in enumerate(call.promises):
             if isinstance(outcome, LmprogError):

@@ -286,12 +286,15 @@ class Interpreter:
             )
             self._completion.send(client_id, failed(op.call, error))
             return
-        num_results, constraint = 1, None
+        num_results = 1
         if isinstance(op, wire.Generate):
             num_results = op.sampling.n if op.keep == "first" else 1
-            constraint = self._calls.begin_constraint(op, client_id)
         promises = tuple(Promise(quoted=True) for _ in range(num_results))
-        call = ActiveCall(client_id, op, branch, promises, constraint)
+        call = ActiveCall(client_id, op, branch, promises)
+        if isinstance(op, wire.Generate):
+            owner = (client_id, branch.salt)
+            call.constraint = self._calls.begin_constraint(op, owner)
+            call.stops = self._calls.begin_stops(op, owner)
         client.add(call)
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:

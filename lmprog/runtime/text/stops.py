@@ -1,10 +1,10 @@
-"""Finds stops in a growing text, one character at a time.
+"""Finds stops in a growing text, which is read a piece at a time.
 
-Stop strings are one Aho-Corasick automaton. A stop regex is a simulated nondeterministic automaton,
-so that every pattern takes linear time and a match may be of any length. Its syntax is that of `re`
-without what depends on text ahead or behind: `$`, `\\b`, lookarounds, back references, possessive
-and atomic groups. It must not match the empty text. As a stop ends a text at once, `+` and `*` are
-never greedy here. `begin` of a watch is exact: the text from there on could still become a stop.
+Stop strings are one Aho-Corasick automaton; a stop regex is two tables (`constraints.search`), so
+that a character costs the same whatever the pattern is, and a match may be of any length. Its
+syntax is that of `re` without what depends on text ahead or behind: `$`, `\\b`, lookarounds, back
+references, possessive and atomic groups. It must not match the empty text. As a stop ends a text
+at once, `+` and `*` are never greedy here.
 
 Knows characters; knows no tokens and no streams.
 """
@@ -12,31 +12,43 @@ Knows characters; knows no tokens and no streams.
 from __future__ import annotations
 
 import functools
-import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from re import _parser  # type: ignore[attr-defined]
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
-from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.constraints.constraint import Check, CompileTooLong, never_stop
+from lmprog.constraints.pattern_sets import NotRegular
+from lmprog.constraints.search import AFTER_BREAK, AT_START, INSIDE, TextSearch, text_search
+from lmprog.errors import GrammarError, InvalidParameter, NotSupported
 
-_MAX_STATES = 4096
-"""Per stop regex; counted repeats multiply states."""
+_MAX_STRING_NETS = 16
+"""Nets of stop strings that are kept; of 16 strings of 256 characters one takes a megabyte."""
+_LOOKED_AT = 64
+"""Characters back to which a possible match is looked for after every piece. Where one began
+earlier, this is done so seldom that the whole costs `_LOOKS` look-ups a character."""
+_LOOKS = 16
+
+Stop: TypeAlias = tuple[int, int, str]
+"""Where it ends, where it begins, and its string or pattern. The least of several counts."""
+Counts: TypeAlias = Callable[[int], bool]
+"""Whether a stop that begins at a position ends the text."""
 
 
 class StopWatch(Protocol):
     """A cursor that finds stops of one kind; compiled automata are shared."""
 
     begin: int
-    """Where the earliest possible stop begins; the text's end where there is none."""
+    """No possible stop begins before; the text's end where there is none. Of strings it is where
+    the earliest possible one begins, of a regex too unless that is far back."""
 
-    def take(self, char: str, at: int) -> tuple[int, str] | None:
-        """The earliest stop that ends with the character at position `at`: its begin and source."""
+    def read(self, new: str, at: int, counts: Counts) -> Stop | None:
+        """Reads `new`, which begins at position `at`, up to the first stop that counts. Of those
+        that end at one character, the one that began first is asked for."""
         ...
 
-    def skip(self, char: str, at: int) -> None:
-        """Reads a character at which no stop may begin; drops matches under way."""
+    def skip(self, new: str, at: int) -> None:
+        """Reads a piece in which no stop may begin; drops matches under way."""
         ...
 
     def copy(self) -> StopWatch: ...
@@ -47,11 +59,31 @@ def watch_strings(stops: tuple[str, ...]) -> StopWatch:
     return _Strings(_string_net(stops))
 
 
-def watch_regex(pattern: str) -> StopWatch:
-    """A watch for one regex. Raises InvalidParameter for an invalid one, NotSupported as said
-    above.
+def stop_search(pattern: str, check: Check = never_stop) -> TextSearch:
+    """The tables of one regex. Raises InvalidParameter for an invalid one, or one beyond the
+    limits, NotSupported as said above, and what `check` raises.
     """
-    return _Regex(pattern, _regex_net(pattern))
+    try:
+        return text_search(pattern, check)
+    except NotRegular as error:
+        raise NotSupported(
+            f"the stop regex {pattern!r} depends on text behind or ahead; a stop is found while "
+            f"the text still grows: {error.message}."
+        ) from error
+    except CompileTooLong:
+        raise
+    except GrammarError as error:
+        raise InvalidParameter(
+            f"the stop regex {pattern!r} is refused: {error.message}.",
+            name="stop_regex",
+            value=pattern,
+            allowed="regular expressions of at least one character that take few states",
+        ) from error
+
+
+def watch_search(search: TextSearch) -> StopWatch:
+    """A watch for one regex."""
+    return _Searching(search)
 
 
 # --- stop strings
@@ -68,7 +100,7 @@ class _StringNet:
     """The longest stop string that is complete in this state."""
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=_MAX_STRING_NETS)
 def _string_net(stops: tuple[str, ...]) -> _StringNet:
     net = _StringNet([{}], [0], [0], [None])
     for stop in stops:
@@ -104,17 +136,21 @@ class _Strings:
         self._net, self._state = net, state
         self.begin = begin
 
-    def take(self, char: str, at: int) -> tuple[int, str] | None:
-        net, state = self._net, self._state
-        while state and char not in net.moves[state]:
-            state = net.falls[state]
-        self._state = state = net.moves[state].get(char, 0)
-        self.begin = at + 1 - net.depths[state]
-        stop = net.ends[state]
-        return None if stop is None else (at + 1 - len(stop), stop)
+    def read(self, new: str, at: int, counts: Counts) -> Stop | None:
+        moves, falls, ends, state = self._net.moves, self._net.falls, self._net.ends, self._state
+        for end, char in enumerate(new, at + 1):
+            while state and char not in moves[state]:
+                state = falls[state]
+            state = moves[state].get(char, 0)
+            stop = ends[state]
+            if stop is not None and counts(end - len(stop)):
+                return end, end - len(stop), stop
+        self._state = state
+        self.begin = at + len(new) - self._net.depths[state]
+        return None
 
-    def skip(self, char: str, at: int) -> None:
-        self._state, self.begin = 0, at + 1
+    def skip(self, new: str, at: int) -> None:
+        self._state, self.begin = 0, at + len(new)
 
     def copy(self) -> _Strings:
         return _Strings(self._net, self._state, self.begin)
@@ -122,196 +158,61 @@ class _Strings:
 
 # --- stop regexes
 
-_Test = Callable[[str], bool]
-_INSIDE, _AFTER_BREAK, _AT_START = range(3)
-"""What precedes a position: a character, a line break, the start of the text."""
 
-
-class _RegexNet:
-    """A nondeterministic automaton over characters, built from `re`'s own parse of the pattern."""
-
-    def __init__(self, pattern: str) -> None:
-        self._pattern = pattern
-        self.tests: list[_Test | None] = []
-        self._ways: list[list[tuple[int, int]]] = []
-        """Per state: states reached without reading, each with the least context it needs."""
-        try:
-            re.compile(pattern)
-            parsed = _parser.parse(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise InvalidParameter(
-                f"the stop regex {pattern!r} is not a regular expression: {error}.",
-                name="stop_regex",
-                value=pattern,
-            ) from error
-        if parsed.getwidth()[0] == 0:
-            raise InvalidParameter(
-                f"the stop regex {pattern!r} matches the empty text, so every text would "
-                "stop at once.",
-                name="stop_regex",
-                value=pattern,
-                allowed="patterns that match at least one character",
-            )
-        first = self._state()
-        self.last = self._sequence(parsed, first, parsed.state.flags)
-        self.first = first
-        self.closure = functools.lru_cache(maxsize=None)(self._closure)
-
-    def _state(self, test: _Test | None = None) -> int:
-        if len(self.tests) >= _MAX_STATES:
-            raise InvalidParameter(
-                f"the stop regex {self._pattern!r} has more than {_MAX_STATES} states; use smaller "
-                "counts.",
-                name="stop_regex",
-                value=self._pattern,
-            )
-        self.tests.append(test)
-        self._ways.append([])
-        return len(self.tests) - 1
-
-    def _closure(self, state: int, before: int) -> tuple[int, ...]:
-        """The reading states, and the last one, reachable from `state` without reading."""
-        seen, todo = {state}, [state]
-        while todo:
-            for target, least in self._ways[todo.pop()]:
-                if before >= least and target not in seen:
-                    seen.add(target)
-                    todo.append(target)
-        return tuple(one for one in sorted(seen) if self.tests[one] is not None or one == self.last)
-
-    def _sequence(self, items: Iterable[tuple[Any, Any]], state: int, flags: int) -> int:
-        """Adds `items` after `state`; returns the state after them. A reading state leads to the
-        state of the next number.
-        """
-        for op, value in items:
-            state = self._item(str(op), value, state, flags)
-        return state
-
-    def _item(self, op: str, value: Any, state: int, flags: int) -> int:
-        if op in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
-            reading = self._state(_test_of(op, value, flags))
-            self._ways[state].append((reading, _INSIDE))
-            return self._state()
-        if op == "SUBPATTERN":
-            _, added, removed, items = value
-            return self._sequence(items, state, (flags | added) & ~removed)
-        if op == "BRANCH":
-            ends = [self._sequence(items, self._after(state), flags) for items in value[1]]
-            return self._joined(ends)
-        if op in ("MAX_REPEAT", "MIN_REPEAT"):
-            return self._repeat(value, state, flags)
-        if op == "AT" and str(value) in ("AT_BEGINNING", "AT_BEGINNING_STRING"):
-            is_line = flags & re.MULTILINE and str(value) == "AT_BEGINNING"
-            return self._after(state, _AFTER_BREAK if is_line else _AT_START)
-        raise NotSupported(
-            f"the stop regex {self._pattern!r} uses "
-            f"{str(value if op == 'AT' else op).lower()}, which depends on text behind or "
-            "ahead; a stop "
-            "is found while the text still grows."
-        )
-
-    def _repeat(self, value: tuple[int, Any, Any], state: int, flags: int) -> int:
-        low, high, items = value
-        for _ in range(low):
-            state = self._sequence(items, state, flags)
-        if high == _parser.MAXREPEAT:
-            loop = self._after(state)
-            self._ways[self._sequence(items, loop, flags)].append((loop, _INSIDE))
-            return self._after(loop)
-        ends = [state]
-        for _ in range(high - low):
-            ends.append(self._sequence(items, ends[-1], flags))
-        return self._joined(ends)
-
-    def _after(self, state: int, least: int = _INSIDE) -> int:
-        new = self._state()
-        self._ways[state].append((new, least))
-        return new
-
-    def _joined(self, states: list[int]) -> int:
-        end = self._state()
-        for state in states:
-            self._ways[state].append((end, _INSIDE))
-        return end
-
-
-def _test_of(op: str, value: Any, flags: int) -> _Test:
-    """The test of whether one item of a parsed pattern reads a character."""
-    if op == "ANY":
-        return (lambda char: True) if flags & re.DOTALL else (lambda char: char != "\n")
-    items = [(str(kind), what) for kind, what in value] if op == "IN" else [("LITERAL", value)]
-    singles = {what for kind, what in items if kind == "LITERAL"}
-    ranges = [what for kind, what in items if kind == "RANGE"]
-    classes = [
-        re.compile(_CLASSES[str(what)], flags & re.ASCII).match
-        for kind, what in items
-        if kind == "CATEGORY"
-    ]
-    wanted = not (op == "NOT_LITERAL" or ("NEGATE", None) in items)
-
-    def is_in(char: str) -> bool:
-        code = ord(char)
-        return (
-            code in singles
-            or any(low <= code <= high for low, high in ranges)
-            or any(match(char) is not None for match in classes)
-        )
-
-    if flags & re.IGNORECASE:
-        return lambda char: (
-            any(is_in(one) for one in {char, char.lower(), char.upper()} if len(one) == 1) is wanted
-        )
-    return lambda char: is_in(char) is wanted
-
-
-_CLASSES = {
-    "CATEGORY_DIGIT": r"\d",
-    "CATEGORY_NOT_DIGIT": r"\D",
-    "CATEGORY_SPACE": r"\s",
-    "CATEGORY_NOT_SPACE": r"\S",
-    "CATEGORY_WORD": r"\w",
-    "CATEGORY_NOT_WORD": r"\W",
-}
-
-
-@functools.lru_cache(maxsize=256)
-def _regex_net(pattern: str) -> _RegexNet:
-    return _RegexNet(pattern)
-
-
-class _Regex:
+class _Searching:
     """The possible matches of one stop regex."""
 
-    __slots__ = ("_before", "_net", "_pattern", "_threads", "begin")
+    __slots__ = ("_before", "_looks", "_search", "_state", "_text", "begin")
 
-    def __init__(self, pattern: str, net: _RegexNet) -> None:
-        self._pattern, self._net = pattern, net
-        self._threads: dict[int, int] = {}
-        """Per reading state: where the earliest match in it begins."""
-        self._before = _AT_START
+    def __init__(self, search: TextSearch) -> None:
+        self._search = search
+        self._state = search.starts[AT_START]
+        self._text = ""
+        """From `begin` on."""
+        self._before = AT_START
+        """What precedes it."""
+        self._looks = 0
+        """Look-ups that were allowed and not made."""
         self.begin = 0
 
-    def take(self, char: str, at: int) -> tuple[int, str] | None:
-        net = self._net
-        for state in net.closure(net.first, self._before):
-            self._threads.setdefault(state, at)
-        self._before = _AFTER_BREAK if char == "\n" else _INSIDE
-        threads: dict[int, int] = {}
-        for state, begin in self._threads.items():
-            test = net.tests[state]
-            if test is not None and test(char):
-                for target in net.closure(state + 1, self._before):
-                    threads[target] = min(begin, threads.get(target, begin))
-        self._threads = threads
-        self.begin = min(threads.values(), default=at + 1)
-        done = threads.get(net.last)
-        return None if done is None else (done, self._pattern)
+    def read(self, new: str, at: int, counts: Counts) -> Stop | None:
+        search, state = self._search, self._state
+        moves, ascii_classes, class_of = search.forward, search.ascii_classes, search.class_of
+        first_final = search.first_final
+        if not self._text:
+            self.begin = at
+        for index, char in enumerate(new, 1):
+            state = moves[state + (ascii_classes[ord(char)] if char < "\x80" else class_of(char))]
+            if state >= first_final:
+                text = self._text + new[:index]
+                begin = self.begin + search.first_begin(text, search.of_ends, self._before)
+                if counts(begin):
+                    return at + index, begin, search.pattern
+        self._state = state
+        self._text += new
+        self._looks += _LOOKS * len(new)
+        if not search.is_under_way[state // search.width]:
+            self._forget(len(self._text))
+        elif len(self._text) <= max(_LOOKED_AT, self._looks):
+            self._looks = 0
+            self._forget(search.first_begin(self._text, search.of_any, self._before))
+        return None
 
-    def skip(self, char: str, at: int) -> None:
-        self._before = _AFTER_BREAK if char == "\n" else _INSIDE
-        self._threads, self.begin = {}, at + 1
+    def _forget(self, count: int) -> None:
+        """No match under way begins in the first `count` characters."""
+        if count:
+            self._before = AFTER_BREAK if self._text[count - 1] == "\n" else INSIDE
+            self._text = self._text[count:]
+            self.begin += count
 
-    def copy(self) -> _Regex:
-        other = _Regex(self._pattern, self._net)
-        other._threads, other._before, other.begin = dict(self._threads), self._before, self.begin
+    def skip(self, new: str, at: int) -> None:
+        if new:
+            self._before = AFTER_BREAK if new[-1] == "\n" else INSIDE
+            self._state, self._text = self._search.starts[self._before], ""
+            self.begin = at + len(new)
+
+    def copy(self) -> _Searching:
+        other = _Searching(self._search)
+        other._state, other._text, other._before = self._state, self._text, self._before
+        other._looks, other.begin = self._looks, self.begin
         return other

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import codecs
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from lmprog.runtime.text.stops import StopWatch, watch_regex, watch_strings
+from lmprog.constraints.search import TextSearch
+from lmprog.runtime.text.stops import Stop, StopWatch, watch_search, watch_strings
 from lmprog.runtime.text.tokenizer import Tokenizer
 
 
@@ -34,10 +36,23 @@ class TextEnd:
     delta: str
 
 
-class TextStream:
-    """The text of one generation. Raises RequestRejected for an invalid or unsupported stop regex.
+class TextCheck(Protocol):
+    """Which texts may be whole, asked of one text that grows. Immutable."""
 
-    `may_stop` says whether the generation may end with the text before a stop; where it may not,
+    def after(self, text: str) -> TextCheck:
+        """The check of what follows `text`."""
+        ...
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text so far may be whole."""
+        ...
+
+
+class TextStream:
+    """The text of one generation, which a stop string or a match of a stop regex ends.
+
+    `check` says whether the generation may end with the text before a stop; where it may not,
     the stop is ordinary text. No stop begins before the end of the first `min_tokens` tokens.
     `seam` is prompt text that the first tokens repeat (`healing.py`): it is not given out again, no
     stop is found in it, and tokens inside it do not count. With `names_special` the text of a
@@ -46,15 +61,17 @@ class TextStream:
 
     __slots__ = (
         "_borders",
+        "_check",
+        "_checked",
         "_decoder",
         "_ended",
         "_given",
         "_held",
         "_is_simple",
         "_length",
-        "_may_stop",
         "_min_tokens",
         "_names_special",
+        "_num_certain",
         "_seam",
         "_stop_at",
         "_tokenizer",
@@ -67,15 +84,17 @@ class TextStream:
         self,
         tokenizer: Tokenizer,
         stop: tuple[str, ...] = (),
-        stop_regex: tuple[str, ...] = (),
-        may_stop: Callable[[str], bool] | None = None,
+        searches: Iterable[TextSearch] = (),
+        check: TextCheck | None = None,
         min_tokens: int = 0,
         seam: str = "",
         names_special: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._names_special = names_special
-        self._may_stop = may_stop
+        self._check = check
+        """Of what follows the first `_checked` pieces of the text given out."""
+        self._checked = 0
         self._min_tokens = min_tokens
         self._seam = seam
         self._unread = len(seam.encode())
@@ -83,7 +102,7 @@ class TextStream:
         self.num_tokens = 0
         """Tokens so far that reach beyond the seam."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._watches: list[StopWatch] = [watch_regex(pattern) for pattern in stop_regex]
+        self._watches: list[StopWatch] = [watch_search(search) for search in searches]
         if stop:
             self._watches.append(watch_strings(stop))
         self._is_simple = not self._watches and not self._unread
@@ -94,6 +113,7 @@ class TextStream:
         """Characters so far, with the seam's and those held back."""
         self._borders: array[int] = array("q")
         """Per token: characters up to its end; -1 where it ends inside one."""
+        self._num_certain = 0
         self._stop_at: tuple[int, str] | None = None
         """Where the stop begins, and its string or pattern."""
         self._ended = False
@@ -153,31 +173,35 @@ class TextStream:
         return certain
 
     def _find(self, new: str, start: int) -> int:
-        """Where the stop begins; without one, where the earliest possible one begins."""
+        """Where the stop begins; without one, before which place none does."""
         if self.num_tokens <= self._min_tokens:
-            for at, char in enumerate(new, start):
-                for watch in self._watches:
-                    watch.skip(char, at)
-            return start + len(new)
-        begin = start
-        for at, char in enumerate(new, start):
-            found: list[tuple[int, str]] = []
-            begin = at + 1
             for watch in self._watches:
-                stop = watch.take(char, at)
-                if stop is not None and self._counts(stop[0], new, start):
-                    found.append(stop)
-                begin = min(begin, watch.begin)
-            if found:
-                self._stop_at = min(found)
-                return self._stop_at[0]
-        return begin if new else start - len(self._held)
+                watch.skip(new, start)
+            return start + len(new)
+        if not new:
+            return start - len(self._held)
+        first: Stop | None = None
+        for watch in self._watches:
+            piece = new if first is None else new[: first[0] - start]
+            stop = watch.read(piece, start, lambda begin: self._counts(begin, new, start))
+            if stop is not None and (first is None or stop < first):
+                first = stop
+        if first is not None:
+            self._stop_at = first[1], first[2]
+            return first[1]
+        return min(watch.begin for watch in self._watches)
 
     def _counts(self, cut: int, new: str, start: int) -> bool:
-        """Whether the text may end at character `cut`; `new` begins at character `start`."""
-        if self._may_stop is None:
+        """Whether the text may end at character `cut`; `new` begins at character `start`.
+
+        No stop begins in text that was given out, so all of it is looked at once only.
+        """
+        if self._check is None:
             return True
-        return self._may_stop(("".join(self._given) + self._held + new)[: cut - len(self._seam)])
+        self._check = self._check.after("".join(self._given[self._checked :]))
+        self._checked = len(self._given)
+        before = start - len(self._held)
+        return self._check.after((self._held + new)[: cut - before]).may_end
 
     def finish(self) -> TextEnd:
         """Ends the text. A character cut by the end becomes U+FFFD; no more stop is found."""
@@ -217,19 +241,19 @@ class TextStream:
         if self._ended:
             return len(self._borders)
         certain = self._length - len(self._held) if self._stop_at is None else self._stop_at[0]
-        return next(
-            (
-                at + 1
-                for at in reversed(range(len(self._borders)))
-                if 0 <= self._borders[at] <= certain
-            ),
-            0,
-        )
+        for at in range(self._num_certain, len(self._borders)):  # it never becomes less
+            if self._borders[at] > certain:
+                break
+            if self._borders[at] >= 0:
+                self._num_certain = at + 1
+        return self._num_certain
 
     def _border(self, count: int) -> int:
         """Whole characters of the first `count` tokens."""
-        borders = self._borders[:count]
-        return next((border for border in reversed(borders) if border >= 0), 0)
+        at = min(count, len(self._borders)) - 1
+        while at >= 0 and self._borders[at] < 0:
+            at -= 1
+        return self._borders[at] if at >= 0 else 0
 
     def num_before_stop(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` might be pushed before one completes a stop."""
@@ -244,13 +268,14 @@ class TextStream:
         """An independent stream that has read the same tokens."""
         other = TextStream(
             self._tokenizer,
-            may_stop=self._may_stop,
+            check=self._check,
             min_tokens=self._min_tokens,
             seam=self._seam,
             names_special=self._names_special,
         )
         other._unread, other.num_tokens = self._unread, self.num_tokens
-        other._is_simple = self._is_simple
+        other._is_simple, other._checked = self._is_simple, self._checked
+        other._num_certain = self._num_certain
         other._decoder.setstate(self._decoder.getstate())
         other._watches = [watch.copy() for watch in self._watches]
         other._given, other._held, other._length = self._given[:], self._held, self._length
