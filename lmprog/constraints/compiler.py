@@ -59,7 +59,7 @@ def compile_constraint(
             _refuse_where_ambiguous(net, vocabulary, check)
     except NeedsLlguidance as why:
         assert isinstance(spec, wire.Grammar), "only grammars may be left to the other engine"
-        return LlguidanceConstraint(spec.text, vocabulary, limits, str(why))
+        return LlguidanceConstraint(spec.text, vocabulary, limits, str(why), check)
     engine = _engine(net, vocabulary, limits)
     made = RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
     if not builder.unique_arrays:

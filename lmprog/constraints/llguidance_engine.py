@@ -2,9 +2,10 @@
 
 A state is a token and the previous state. Its matcher is cached while in use, and rebuilt from the
 nearest cached ancestor after eviction. So a fork of a guide copies a reference, and unreferenced
-states are freed. llguidance does not report the distance to acceptance: `distance` is only 0 or 1,
-and a budget does not narrow the mask, so a text may be cut off by the token limit. llguidance is an
-optional dependency, imported on first use.
+states are freed. A grammar that is not small is tried in another process first
+(`grammar/trial.py`). llguidance does not report the distance to acceptance: `distance` is only 0 or
+1, and a budget does not narrow the mask, so a text may be cut off by the token limit. llguidance is
+an optional dependency, imported on first use.
 """
 
 from __future__ import annotations
@@ -12,12 +13,22 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, State, bit_row
+from lmprog.constraints.constraint import (
+    NARROW,
+    Check,
+    CompileLimits,
+    MaskRow,
+    State,
+    bit_row,
+    never_stop,
+)
+from lmprog.constraints.grammar.read import is_gbnf
+from lmprog.constraints.grammar.trial import LEXER_LIMITS, MAX_UNTRIED, on_large_stack, tried
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, NotSupported
 
@@ -44,7 +55,12 @@ class LlguidanceConstraint:
     left_out: tuple[str, ...] = ()
 
     def __init__(
-        self, text: str, vocabulary: Vocabulary, limits: CompileLimits, why: str = ""
+        self,
+        text: str,
+        vocabulary: Vocabulary,
+        limits: CompileLimits,
+        why: str = "",
+        check: Check = never_stop,
     ) -> None:
         """`why` says, for people, why llguidance is used. Raises GrammarError if it rejects the
         grammar too, NotSupported if it is not installed.
@@ -54,7 +70,7 @@ class LlguidanceConstraint:
             [i for i, token in enumerate(vocabulary.tokens) if token], vocabulary.num_words
         )
         self._eos = bit_row(vocabulary.eos_ids, vocabulary.num_words)
-        self._root = _matcher(text, vocabulary, why)
+        self._root = _matcher(text, vocabulary, why, check)
         self._start = _Node(0, None, -1)
         self._numbers = itertools.count(1)
         self._following: WeakValueDictionary[tuple[int, int], _Node] = WeakValueDictionary()
@@ -167,7 +183,7 @@ class _Tokenizer:
 _tokenizers: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = weakref.WeakKeyDictionary()
 
 
-def _matcher(text: str, vocabulary: Vocabulary, why: str) -> LLMatcher:
+def _matcher(text: str, vocabulary: Vocabulary, why: str, check: Check) -> LLMatcher:
     try:
         import llguidance
     except ImportError as error:
@@ -181,17 +197,22 @@ def _matcher(text: str, vocabulary: Vocabulary, why: str) -> LLMatcher:
             wrapper, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids)
         )
         _tokenizers[vocabulary] = tokenizer
+    limits = llguidance.LLParserLimits(**LEXER_LIMITS)
+    kind: Literal["gbnf", "lark"] = "gbnf" if is_gbnf(text) else "lark"
     try:
-        grammar = llguidance.grammar_from("gbnf" if "::=" in text else "lark", text)
-    except ValueError as error:
-        raise GrammarError(str(error), position=None) from error
-    problem = llguidance.LLMatcher.validate_grammar(grammar, tokenizer)
-    if problem and not problem.startswith("WARNING"):
+        if len(text) <= MAX_UNTRIED:
+            grammar = llguidance.grammar_from(kind, text)
+            matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        else:
+            grammar = tried(text, kind, check)
+            matcher = on_large_stack(
+                lambda: llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+            )
+        if matcher.is_error():
+            raise GrammarError(matcher.get_error().partition("\n")[0], position=None)
+    except (ValueError, GrammarError) as error:
         raise GrammarError(
-            f"the grammar is refused: {problem}; lmprog's own reader does not take it: {why}",
+            f"the grammar is refused: {error}; lmprog's own reader does not take it: {why}",
             position=None,
-        )
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
-    if matcher.is_error():
-        raise GrammarError(f"the grammar is refused: {matcher.get_error()}", position=None)
+        ) from error
     return matcher

@@ -27,7 +27,7 @@ from lmprog.errors import GrammarError
 
 MAX_STATES = 4096
 """Of the nondeterministic automaton; counted repetitions multiply them."""
-MAX_MOVES = 1 << 18
+MAX_MOVES = 1 << 17
 """Of both tables together, 4 bytes each."""
 MAX_WORK = 3_000_000
 """Steps that the making of the tables may take, about a microsecond each at most."""
@@ -316,7 +316,7 @@ class _Tables:
             if later:
                 self._spend(1)
                 shift = size
-                while (more := later | (later & rounds) << shift) != later:
+                while (more := later | later << shift & rounds << size) != later:
                     later, shift = more, 2 * shift
                 readers &= ~later
         return readers

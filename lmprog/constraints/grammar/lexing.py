@@ -14,6 +14,7 @@ from collections.abc import Sequence as Many
 
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
+from lmprog.constraints.constraint import Check, never_stop
 from lmprog.constraints.derivatives import char_classes, derivatives
 from lmprog.constraints.expression import Chars, Expression, Repeat
 from lmprog.constraints.grammar.rules import (
@@ -72,7 +73,11 @@ def _renamed(part: Part, old: str, new: str) -> Part:
 
 
 def refuse_where_greed_matters(
-    rules: Rules, start: str, ignored: Many[RuleTerminal], priorities: Mapping[str, int]
+    rules: Rules,
+    start: str,
+    ignored: Many[RuleTerminal],
+    priorities: Mapping[str, int],
+    check: Check = never_stop,
 ) -> None:
     """Raises NeedsLlguidance if longest match, or a terminal's priority, could change the
     language.
@@ -89,7 +94,7 @@ def refuse_where_greed_matters(
     for one in terminals.values():
         if empty_expression(one.expression):
             raise NeedsLlguidance(f"the terminal {one.name} may be empty")
-    behind = _Following(rules, {one.name for one in ignored}, set(terminals)).of_terminals()
+    behind = _Following(rules, {one.name for one in ignored}, set(terminals), check).of_terminals()
     first = {name: _first(one.expression) for name, one in terminals.items()}
     distinct = {
         one.expression: name for name, one in terminals.items()
@@ -110,7 +115,7 @@ def refuse_where_greed_matters(
             ranks = [priorities.get(name, 0) for name in names]
             is_first = max(ranks) > min(priorities.get(name, 0) for name in others)
             # A terminal of higher priority ends where it can, whatever would be longer.
-            if _differs(expression, other, charset.ALL if is_first else next_chars):
+            if _differs(expression, other, charset.ALL if is_first else next_chars, check):
                 raise NeedsLlguidance(
                     f"where {names[0]} ends depends on how greedy the lexer is, for {other_name}"
                 )
@@ -130,7 +135,7 @@ def _first(expression: Expression) -> CharSet:
     return charset.union(*(one.ranges for one in first_characters(expression)))
 
 
-def _differs(one: Expression, other: Expression, next_chars: CharSet) -> bool:
+def _differs(one: Expression, other: Expression, next_chars: CharSet, check: Check) -> bool:
     """Whether a text of `one` also matches `other`, or can be extended to a prefix of it with a
     character of `next_chars`.
     """
@@ -143,6 +148,7 @@ def _differs(one: Expression, other: Expression, next_chars: CharSet) -> bool:
         if is_whole and one != other and any(map(empty_expression, theirs)):
             return True
         for chars in classes:
+            check()
             after = _step(theirs, chars[0][0])
             if not after:
                 continue
@@ -164,9 +170,9 @@ def _step(terms: _Terms, code: int) -> _Terms:
 class _Following:
     """Which terminals may follow which, by name."""
 
-    def __init__(self, rules: Rules, ignored: set[str], names: set[str]) -> None:
-        self._rules = rules
-        self._nullable = nullable_rules(rules)
+    def __init__(self, rules: Rules, ignored: set[str], names: set[str], check: Check) -> None:
+        self._rules, self._check = rules, check
+        self._nullable = nullable_rules(rules, check)
         self._first: dict[str, set[str]] = {name: set() for name in rules}
         self._behind_rule: dict[str, set[str]] = {name: set() for name in rules}
         self._behind: dict[str, set[str]] = {
@@ -182,12 +188,14 @@ class _Following:
         ):
             before = size
             for name, part in self._rules.items():
+                self._check()
                 self._spread(part, self._behind_rule[name])
         return self._behind
 
     def _grow_first(self) -> bool:
         grown = False
         for name, part in self._rules.items():
+            self._check()
             found = self._first_of(part)
             grown |= not found <= self._first[name]
             self._first[name] |= found
@@ -202,6 +210,7 @@ class _Following:
             return self._first_of(part.item)
         out: set[str] = set()
         for item in part.items:
+            self._check()
             out = out | self._first_of(item)
             if isinstance(part, RuleSequence) and not may_be_empty(item, self._nullable):
                 break
@@ -220,6 +229,7 @@ class _Following:
                 self._spread(item, after)
         else:
             for item in reversed(part.items):
+                self._check()
                 self._spread(item, after)
                 first = self._first_of(item)
                 after = first | after if may_be_empty(item, self._nullable) else first

@@ -36,9 +36,9 @@ def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
             start = lark.START
             found = lark.read_lark(text, limits)
             rules = reachable(found.rules, start)
-            refuse_where_greed_matters(rules, start, found.ignored, found.priorities)
+            refuse_where_greed_matters(rules, start, found.ignored, found.priorities, net.check)
             if found.ignored:
                 rules = with_ignored(rules, start, found.ignored)
-        return RuleLowering(net, without_left_recursion(rules)).rule(start)
+        return RuleLowering(net, without_left_recursion(rules, net.check)).rule(start)
     except RecursionError as error:
         raise NeedsLlguidance("the grammar nests too deeply") from error

@@ -6,10 +6,12 @@ left recursion has no net. Knows no syntax.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from lmprog.constraints.constraint import Check
 from lmprog.constraints.expression import Alt, Chars, Expression, Repeat
 from lmprog.constraints.expression import Seq as ExpressionSeq
 from lmprog.constraints.lower import Lowering
@@ -99,17 +101,28 @@ def empty_expression(node: Expression) -> bool:
     return isinstance(node, Repeat) and (node.low == 0 or empty_expression(node.item))
 
 
-def nullable_rules(rules: Rules) -> frozenset[str]:
+def nullable_rules(rules: Rules, check: Check) -> frozenset[str]:
     """The rules that match the empty text."""
-    known: frozenset[str] = frozenset()
-    while True:
-        now = frozenset(name for name, part in rules.items() if may_be_empty(part, known))
-        if now == known:
-            return known
-        known = now
+    users: dict[str, list[str]] = {}
+    for name, part in rules.items():
+        check()
+        for one in {item.rule for item in parts_of(part) if isinstance(item, RuleRef)}:
+            users.setdefault(one, []).append(name)
+    known: set[str] = set()
+    waiting, awaited = deque(rules), set(rules)
+    while waiting:
+        check()
+        name = waiting.popleft()
+        awaited.discard(name)
+        if name not in known and may_be_empty(rules[name], known):
+            known.add(name)
+            more = [user for user in users.get(name, ()) if user not in awaited]
+            awaited.update(more)
+            waiting += more
+    return frozenset(known)
 
 
-def may_be_empty(part: Part, nullable: frozenset[str]) -> bool:
+def may_be_empty(part: Part, nullable: Container[str]) -> bool:
     if isinstance(part, RuleTerminal):
         return empty_expression(part.expression)
     if isinstance(part, RuleRef):
@@ -121,24 +134,57 @@ def may_be_empty(part: Part, nullable: frozenset[str]) -> bool:
     return part.low == 0 or may_be_empty(part.item, nullable)
 
 
-def without_left_recursion(rules: Rules) -> dict[str, Part]:
+def without_left_recursion(rules: Rules, check: Check) -> dict[str, Part]:
     """The same grammar without left recursion. Raises NeedsLlguidance unless the recursion is
     direct.
     """
     out = {name: _unrolled(name, part) for name, part in rules.items()}
-    nullable = nullable_rules(out)
-    begins = {name: set(_first_rules(part, nullable)) for name, part in out.items()}
+    nullable = nullable_rules(out, check)
+    begins: dict[str, list[str]] = {}
+    for name, part in out.items():
+        check()
+        begins[name] = list(dict.fromkeys(_first_rules(part, nullable)))
+    looped = _in_loops(begins)
     for name in out:
-        seen: set[str] = set()
-        waiting = list(begins[name])
-        while waiting:
-            other = waiting.pop()
-            if other == name:
-                raise NeedsLlguidance(f"the rule {name!r} begins with itself by way of others")
-            if other not in seen:
-                seen.add(other)
-                waiting += begins[other]
+        if name in looped:
+            raise NeedsLlguidance(f"the rule {name!r} begins with itself by way of others")
     return out
+
+
+def _in_loops(begins: Mapping[str, list[str]]) -> set[str]:
+    """The rules that lead to themselves, in linear time (Tarjan's algorithm)."""
+    found: set[str] = set()
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    path: list[str] = []
+    on_path: set[str] = set()
+    for first in begins:
+        stack = [] if first in number else [(first, iter(begins[first]))]
+        while stack:
+            name, others = stack[-1]
+            if name not in number:
+                number[name] = lowest[name] = len(number)
+                path.append(name)
+                on_path.add(name)
+            other = next(others, None)
+            if other is None:
+                stack.pop()
+                if stack:
+                    above = stack[-1][0]
+                    lowest[above] = min(lowest[above], lowest[name])
+                if lowest[name] == number[name]:
+                    loop = [path.pop()]
+                    while loop[-1] != name:
+                        loop.append(path.pop())
+                    on_path.difference_update(loop)
+                    found.update(loop if len(loop) > 1 else ())
+            elif other not in number:
+                stack.append((other, iter(begins[other])))
+            elif other in on_path:
+                lowest[name] = min(lowest[name], number[other])
+                if other == name:
+                    found.add(name)
+    return found
 
 
 def _unrolled(name: str, part: Part) -> Part:

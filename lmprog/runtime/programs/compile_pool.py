@@ -35,7 +35,7 @@ TURN = 0.003
 STANDSTILL = 0.05
 """Seconds after which a paused worker goes on, whatever the loop does: nothing hangs for ever."""
 LONG_SECONDS, LONG_WAIT = 0.05, 0.25
-"""A job that has computed, or has been under way, for so long makes room: others begin beside it."""
+"""A job that has computed, or has been under way, for so long makes room: others begin."""
 MAX_LONG, MAX_THREADS = 2, 16
 """Of the long jobs so many go on at a time, in the order in which they became long, and so many
 have begun."""
