@@ -394,3 +394,22 @@ LMPROG_EXPORT int64_t lmprog_matcher_takes(lmprog_matcher* matcher, const uint32
 }
 
 LMPROG_EXPORT void lmprog_matcher_free(lmprog_matcher* matcher) { delete matcher; }
+
+LMPROG_EXPORT int64_t lmprog_search_begin(const lmprog_search* search, const uint32_t* text, int64_t length, int32_t state,
+                                          int32_t before) {
+    const int32_t* last_cut = search->cuts + search->num_cuts;
+    const auto class_of = [&](uint32_t character) {
+        return search->class_behind[std::upper_bound(search->cuts, last_cut, static_cast<int32_t>(character)) - search->cuts - 1];
+    };
+    int64_t found = -1;
+    int32_t here = length ? class_of(text[length - 1]) : 0;
+    for (int64_t at = length; at-- > 0;) {
+        state = search->moves[state + here];
+        if (state == 0) break;
+        const int32_t ahead = at ? class_of(text[at - 1]) : 0;
+        const int32_t behind = at == 0 ? before : ahead == search->line_break;
+        if (search->begins[state / search->width] >> behind & 1) found = at;
+        here = ahead;
+    }
+    return found;
+}

@@ -65,6 +65,19 @@ lmprog_matcher* lmprog_matcher_new(const int32_t* program, int64_t length);
 int64_t lmprog_matcher_takes(lmprog_matcher* matcher, const uint32_t* text, int64_t length, int64_t max_steps);
 void lmprog_matcher_free(lmprog_matcher* matcher);
 
+/* The table of a search that reads texts from their end (lmprog/constraints/search.py explains it). A state is where its
+ * row begins; 0: no match leads here. */
+typedef struct {
+    const int32_t* moves;        /* [states * width] */
+    const uint8_t* begins;       /* [states] bit p where a match may begin after what p names: 0 a character, 1 a line
+                                  * break, 2 the start of the text */
+    const int32_t* cuts;         /* [num_cuts] where the classes of characters change, the first one 0 ... */
+    const int32_t* class_behind; /* [num_cuts] ... and the class from there on */
+    int32_t num_cuts, width, line_break;
+} lmprog_search;
+/* Where in the text, which `before` precedes, the first match began that leads to `state` at its end; -1: none did. */
+int64_t lmprog_search_begin(const lmprog_search* search, const uint32_t* text, int64_t length, int32_t state, int32_t before);
+
 #ifdef __cplusplus
 }
 #endif

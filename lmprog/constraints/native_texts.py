@@ -63,6 +63,13 @@ class _COutput(ctypes.Structure):
     ]
 
 
+class _CSearch(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("moves", "begins", "cuts", "class_behind")),
+        *((name, _INT) for name in ("num_cuts", "width", "line_break")),
+    ]
+
+
 @functools.cache
 def _kernel() -> ctypes.CDLL | None:
     found = native.library("masks")
@@ -76,6 +83,7 @@ def _kernel() -> ctypes.CDLL | None:
         "matcher_new": (_POINTER, [ctypes.c_char_p, _LONG]),
         "matcher_takes": (_LONG, [_POINTER, ctypes.c_char_p, _LONG, _LONG]),
         "matcher_free": (None, [_POINTER]),
+        "search_begin": (_LONG, [_POINTER, ctypes.c_char_p, _LONG, _INT, _INT]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(found, f"lmprog_{name}")
@@ -162,6 +170,41 @@ def native_matches(expression: Expression, text: str) -> bool | None:
         while len(_matchers) > _MAX_MATCHERS:
             _matchers.popitem(last=False)
     return found.takes(text)
+
+
+class NativeSearch:
+    """The table of a search that reads texts from their end, which it borrows."""
+
+    def __init__(self, kernel: ctypes.CDLL, arrays: Sequence[array[int]], begins: bytes, *of: int):
+        moves, cuts, class_behind = (one.buffer_info()[0] for one in arrays)
+        held = ctypes.c_char_p(begins)
+        place = ctypes.cast(held, _POINTER).value
+        self._alive = (arrays, begins)
+        self._view = _CSearch(moves, place, cuts, class_behind, *of)
+        self._at = ctypes.addressof(self._view)
+        self._begin = kernel.lmprog_search_begin
+
+    def first_begin(self, text: str, state: int, before: int) -> int:
+        found: int = self._begin(
+            self._at, text.encode("utf-32-le", "surrogatepass"), len(text), state, before
+        )
+        return found
+
+
+def native_search(
+    moves: array[int],
+    begins: bytes,
+    cuts: array[int],
+    class_behind: array[int],
+    width: int,
+    line_break: int,
+) -> NativeSearch | None:
+    """None if the kernel cannot be built."""
+    kernel = _kernel()
+    if kernel is None:
+        return None
+    arrays = (moves, cuts, class_behind)
+    return NativeSearch(kernel, arrays, begins, len(cuts), width, line_break)
 
 
 def _trie_arrays(trie: CharTrie | None) -> tuple[bytes, bytes, bytes]:

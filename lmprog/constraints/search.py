@@ -21,6 +21,7 @@ from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
 from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Repeat
+from lmprog.constraints.native_texts import NativeSearch, native_search
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import NotRegular
 from lmprog.errors import GrammarError
@@ -32,6 +33,8 @@ MAX_MOVES = 1 << 17
 MAX_WORK = 3_000_000
 """Steps that the making of the tables may take, about a microsecond each at most."""
 _ASCII = 128
+_FEW = 32
+"""Characters that are read here as quickly as by the kernel."""
 INSIDE, AFTER_BREAK, AT_START = range(3)
 """What precedes a position: a character, a line break, the start of the text."""
 
@@ -48,9 +51,9 @@ class TextSearch:
 
     pattern: str
     ascii_classes: bytes
-    cuts: list[int]
+    cuts: array[int]
     """Where the classes of characters change ..."""
-    class_behind: list[int]
+    class_behind: array[int]
     """... and the class from there on."""
     line_break: int
     """The class of the line break."""
@@ -65,17 +68,18 @@ class TextSearch:
     """Classes, so moves of a state."""
     backward: array[int]
     """State 0: no match leads here."""
-    begins: bytearray
+    begins: bytes
     """By the number of the backward row: bit p where a match may begin here after what p names."""
     of_ends: int
     """The backward state where a match ends ..."""
     of_any: int
     """... and where one may be under way."""
+    native: NativeSearch | None
 
     @property
     def num_bytes(self) -> int:
         moves = self.forward.itemsize * (len(self.forward) + len(self.backward))
-        return moves + 16 * len(self.cuts) + len(self.is_under_way) + len(self.begins) + 2048
+        return moves + 8 * len(self.cuts) + len(self.is_under_way) + len(self.begins) + 2048
 
     def class_of(self, char: str) -> int:
         code = ord(char)
@@ -87,6 +91,8 @@ class TextSearch:
         """Where in `text`, which `before` precedes, the first match began that leads to the
         backward `state` at the end of the text; -1 where none did.
         """
+        if self.native is not None and len(text) > _FEW:
+            return self.native.first_begin(text, state, before)
         moves, width, begins = self.backward, self.width, self.begins
         ascii_classes, class_of, line_break = self.ascii_classes, self.class_of, self.line_break
         found = -1
@@ -386,24 +392,28 @@ class _Tables:
             self._spend(1)
             moves.extend(row_of[to] for to in forward.moves[state * width : (state + 1) * width])
         num_final = sum(bool(key & self._end) for key in keys)
+        cuts, class_behind = array("i", self._cuts), array("i", self._class_behind)
+        moves_back = array("i", (to * width for to in backward.moves))
+        begins = bytes(
+            sum(1 << before for before, begin in enumerate(self._begin) if key & begin)
+            for key in backward.numbers
+        )
         return TextSearch(
             self._pattern,
             bytes(self._class_behind[bisect_right(self._cuts, c) - 1] for c in range(_ASCII)),
-            self._cuts,
-            self._class_behind,
+            cuts,
+            class_behind,
             self._line_break,
             moves,
             (row_of[starts[0]], row_of[starts[1]], row_of[starts[2]]),
             (len(keys) - num_final) * width,
             bytearray(keys[state] > 2 * self._end - 1 for state in order),
             width,
-            array("i", (to * width for to in backward.moves)),
-            bytearray(
-                sum(1 << before for before, begin in enumerate(self._begin) if key & begin)
-                for key in backward.numbers
-            ),
+            moves_back,
+            begins,
             width,
             backward.numbers[self._end | (self._end - 1)] * width,
+            native_search(moves_back, begins, cuts, class_behind, width, self._line_break),
         )
 
 
