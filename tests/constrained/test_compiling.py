@@ -17,8 +17,9 @@ from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.errors import GrammarError, RequestRejected
 from lmprog.runtime.programs import call_constraints, compile_pool
-from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.call_constraints import CallConstraints, SearchCache
 from lmprog.runtime.programs.compile_pool import CompilePool
+from lmprog.runtime.text.stops import stop_search
 from lmprog.transport import Gone
 from tests.constrained.writer import ME, Writer, byte_tokenizer
 
@@ -236,6 +237,162 @@ def test_clients_take_turns_in_compiling() -> None:
     begin.set()
     assert finished.wait(10)
     assert ran == ["a", "x", "y", "b", "z", "c", "d"]
+
+
+class Work:
+    """Jobs that run until they are told to end, or say that they ran."""
+
+    def __init__(self) -> None:
+        self.pool = CompilePool()
+        self.begun, self.may_end = threading.Semaphore(0), threading.Event()
+        self.ended: list[str] = []
+        self.short_ended = threading.Event()
+
+    def compute(self) -> None:
+        """A long job that comes to `pause`."""
+        self.begun.release()
+        while not self.may_end.is_set():
+            self.pool.pause()
+        self.ended.append("long")
+
+    def stand(self) -> None:
+        """One that is in one call all the time."""
+        self.begun.release()
+        self.may_end.wait(60)
+        self.ended.append("long")
+
+    def short(self) -> None:
+        self.ended.append("short")
+        self.short_ended.set()
+
+
+@pytest.mark.parametrize("num_long", [1, 5])
+def test_a_short_compile_is_over_before_the_long_ones_that_began_before_it(num_long: int) -> None:
+    work = Work()
+    for _ in range(num_long):
+        work.pool.submit(work.compute, "greedy")
+    for _ in range(num_long):
+        assert work.begun.acquire(timeout=60)
+    work.pool.submit(work.short, "modest")
+    assert work.short_ended.wait(60)
+    assert work.ended == ["short"]
+    work.may_end.set()
+
+
+def test_a_compile_that_never_pauses_holds_up_no_others_for_long() -> None:
+    work = Work()
+    work.pool.submit(work.stand, "greedy")
+    assert work.begun.acquire(timeout=60)
+    work.pool.submit(work.short, "modest")
+    deadline = time.monotonic() + 60
+    while not work.short_ended.is_set() and time.monotonic() < deadline:
+        work.pool.turn(busy=False)  # as the loop does while something is compiled
+        time.sleep(0.005)
+    assert work.ended == ["short"]
+    work.may_end.set()
+
+
+def test_there_are_never_more_threads_than_may_be() -> None:
+    work = Work()
+    before = threading.active_count()
+    for _ in range(3 * compile_pool.MAX_THREADS):
+        work.pool.submit(work.compute)
+    for _ in range(compile_pool.MAX_THREADS):
+        assert work.begun.acquire(timeout=60)
+    assert threading.active_count() <= before + compile_pool.MAX_THREADS
+    work.may_end.set()
+    work.pool.submit(work.short)
+    assert work.short_ended.wait(60)
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[wire.Constraint] = []
+    real = compile_constraint
+    monkeypatch.setattr(
+        call_constraints,
+        "compile_constraint",
+        lambda spec, *args, **options: compiled.append(spec) or real(spec, *args, **options),
+    )
+    slow = Slow()
+    slow.gen(1, "abc")
+    slow.gen(2, "xyz")
+    slow.gen(3, "xyz")
+    slow.replies(2)
+    slow.say(wire.Cancel(1), wire.Cancel(2))
+    slow.replies(2)
+    slow.compile()
+    assert text_of(slow.replies()[3]) == "xyz"
+    assert wire.Regex("abc") not in compiled
+    slow.gen(4, "abc")
+    slow.replies(2)
+    slow.compile()
+    assert text_of(slow.replies()[4]) == "abc", "who asks later is served"
+
+
+def test_a_compile_ends_when_its_last_caller_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def endless(spec: wire.Constraint, vocabulary: object, check: Callable[[], None]) -> None:
+        begun.set()
+        try:
+            while True:
+                check()
+        finally:
+            ended.set()
+
+    workers = CompilePool()
+    room = CallConstraints(byte_tokenizer(), workers=workers)
+    _ = room.vocabulary
+    monkeypatch.setattr(call_constraints, "compile_constraint", endless)
+    monkeypatch.setattr(call_constraints, "MAX_COMPILE_SECONDS", 1e9)
+    pending = room.begin(wire.Regex("abc"))
+    assert begun.wait(60)
+    pending.let_go()
+    assert ended.wait(60)
+
+
+def stop_gen(slow: Slow, number: int, *patterns: str) -> None:
+    sampling = wire.SamplingParams(max_tokens=5, stop_regex=patterns)
+    slow.say(
+        wire.Open(number),
+        wire.Append(number, (wire.TextPiece("x"),)),
+        wire.Generate(number, number, sampling),
+    )
+
+
+def test_a_call_waits_for_its_stop_patterns_and_others_go_on() -> None:
+    slow = Slow()
+    stop_gen(slow, 1, "never!", "ever!")
+    slow.gen(2, None)
+    assert set(slow.replies()) == {2}
+    assert len(slow.jobs) == 2
+    slow.compile()
+    assert text_of(slow.replies()[1])
+    stop_gen(slow, 3, "never!")
+    assert text_of(slow.replies()[3]), "what is there already is not waited for"
+    assert not slow.jobs
+
+
+@pytest.mark.parametrize("pattern", ["(", "[ab]*a[ab]{24}c", "a*"])
+def test_a_stop_pattern_that_is_refused_fails_its_own_call_only(pattern: str) -> None:
+    slow = Slow()
+    stop_gen(slow, 1, "never!", pattern)
+    stop_gen(slow, 2, "never!")
+    slow.replies(2)
+    slow.compile()
+    replies = slow.replies()
+    assert code_of(replies[1]) == "invalid_parameter"
+    assert text_of(replies[2])
+
+
+def test_stop_patterns_are_kept_up_to_their_bytes() -> None:
+    one = stop_search("a{1,9}b")
+    cache = SearchCache(3 * one.num_bytes)
+    for number in range(20):
+        cache.put(stop_search(f"a{{1,9}}{number % 10}"))
+        assert cache.num_bytes <= 3 * one.num_bytes
+    assert cache.find("a{1,9}9") is not None
+    assert cache.find("a{1,9}0") is None
 
 
 def test_compiling_installs_no_profile_hook(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,11 @@ def _first_rules(part: Part, nullable: frozenset[str]) -> Iterator[str]:
                 return
 
 
+_DEEPEST = 300
+"""Parts of rules within each other, two frames of Python each, so that what is left to llguidance
+does not depend on how deep its caller stands."""
+
+
 class RuleLowering:
     """Lowers rules into one builder; recursive rules refer to themselves through a hole."""
 
@@ -228,6 +233,7 @@ class RuleLowering:
         self._expressions = Lowering(net, json_string=False)
         self._done: dict[str, Node] = {}
         self._open: dict[str, Node | None] = {}
+        self._depth = 0
 
     def rule(self, name: str) -> Node:
         if name in self._done:
@@ -248,13 +254,19 @@ class RuleLowering:
     def _part(self, part: Part) -> Node:
         if isinstance(part, RuleTerminal):
             return self._expressions.lower(part.expression)
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise NeedsLlguidance(f"rules lead to each other more than {_DEEPEST} parts deep")
         if isinstance(part, RuleRef):
-            return self.rule(part.rule)
-        if isinstance(part, RuleSequence):
-            return self._net.seq([self._part(item) for item in part.items])
-        if isinstance(part, RuleChoice):
-            return self._net.alt([self._part(item) for item in part.items])
-        return self._net.repeat(self._part(part.item), part.low, part.high)
+            made = self.rule(part.rule)
+        elif isinstance(part, RuleSequence):
+            made = self._net.seq([self._part(item) for item in part.items])
+        elif isinstance(part, RuleChoice):
+            made = self._net.alt([self._part(item) for item in part.items])
+        else:
+            made = self._net.repeat(self._part(part.item), part.low, part.high)
+        self._depth -= 1
+        return made
 
 
 def first_characters(expression: Expression) -> list[Chars]:
