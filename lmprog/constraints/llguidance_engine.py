@@ -28,7 +28,7 @@ from lmprog.constraints.constraint import (
     never_stop,
 )
 from lmprog.constraints.grammar.read import is_gbnf
-from lmprog.constraints.grammar.trial import LEXER_LIMITS, MAX_UNTRIED, on_large_stack, tried
+from lmprog.constraints.grammar.trial import LEXER_FUEL, MAX_UNTRIED, on_large_stack, tried
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, NotSupported
 
@@ -197,7 +197,7 @@ def _matcher(text: str, vocabulary: Vocabulary, why: str, check: Check) -> LLMat
             wrapper, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids)
         )
         _tokenizers[vocabulary] = tokenizer
-    limits = llguidance.LLParserLimits(**LEXER_LIMITS)
+    limits = llguidance.LLParserLimits(initial_lexer_fuel=LEXER_FUEL)
     kind: Literal["gbnf", "lark"] = "gbnf" if is_gbnf(text) else "lark"
     try:
         if len(text) <= MAX_UNTRIED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _PROGRAMS, _SCHEDULING, _TEXT = "runtime/programs/", "runtime/scheduling/", "runtime/text/"
-_ENGINE, _TRANSPORT = "runtime/engine/", "transport/"
+_ENGINE, _TRANSPORT, _CONSTRAINTS = "runtime/engine/", "transport/", "constraints/"
 
 CALL_MUTANTS = [
     # --- interpreter and branches
@@ -298,8 +298,8 @@ CALL_MUTANTS = [
         "the later of two stops wins",
         "text",
         _TEXT + "stream.py",
-        "                self._stop_at = min(found)\n",
-        "                self._stop_at = max(found)\n",
+        "(first is None or stop < first)",
+        "(first is None or stop > first)",
     ),
     Mutant(
         "min_tokens lets a stop begin one token early",
@@ -318,16 +318,30 @@ CALL_MUTANTS = [
     Mutant(
         "a regex begins at any line",
         "text",
-        _TEXT + "stops.py",
-        "_AFTER_BREAK if is_line else _AT_START)",
-        "_AFTER_BREAK)",
+        _CONSTRAINTS + "search.py",
+        "AFTER_BREAK if node.of_line else AT_START)",
+        "AFTER_BREAK)",
     ),
     Mutant(
         "a repeat takes one less",
         "text",
-        _TEXT + "stops.py",
+        _CONSTRAINTS + "search.py",
         "        for _ in range(high - low):\n",
         "        for _ in range(high - low - 1):\n",
+    ),
+    Mutant(
+        "the last of several rounds stands for the others",
+        "text",
+        _CONSTRAINTS + "search.py",
+        "                readers &= ~later\n",
+        "                readers &= ~(later >> size)\n",
+    ),
+    Mutant(
+        "a line's start is forgotten where text was given out",
+        "text",
+        _TEXT + "stops.py",
+        'AFTER_BREAK if self._text[count - 1] == "\\n" else INSIDE',
+        "INSIDE",
     ),
     # --- healing
     Mutant(

@@ -23,7 +23,7 @@ ROOMS = {
     "tests/runtime/test_spelling.py",
     "healing": "tests/runtime/test_healing.py",
     "sampler": "tests/sampler",
-    "text": "tests/text/test_text.py",
+    "text": "tests/text/test_text.py tests/text/test_stop_patterns.py",
     "transport": "tests/wire/test_channels.py tests/wire/test_zeromq.py tests/wire/test_messages.py "
     "tests/wire/test_access.py",
     "tier": "tests/tier/test_second_tier.py tests/tier/test_storing.py tests/tier/test_page_file.py",

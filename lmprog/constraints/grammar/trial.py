@@ -40,7 +40,7 @@ _WATCHDOG_SECONDS = 60.0
 """Of the clock: a machine may be busy with other things."""
 _POLL_SECONDS = 0.005
 
-LEXER_LIMITS = {"initial_lexer_fuel": 200_000}
+LEXER_FUEL = 200_000
 """A step beyond it is an error of its own generation, after a tenth of a second at most."""
 
 _Result = TypeVar("_Result")
@@ -59,7 +59,7 @@ def tried(text: str, kind: str, check: Check) -> str:
         "memory": _MEMORY,
         "stack": _STACK,
         "step_stack": _STEP_STACK,
-        "limits": LEXER_LIMITS,
+        "lexer_fuel": LEXER_FUEL,
     }
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as answer:
         json.dump(job, asked)

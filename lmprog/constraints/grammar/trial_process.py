@@ -49,7 +49,7 @@ def _compiled(job: dict[str, Any]) -> tuple[str, Any]:
         llguidance.TokenizerWrapper(_Bytes()), n_vocab=_BYTES + 1, eos_token=[_EOS]
     )
     grammar = llguidance.grammar_from(job["format"], job["text"])
-    limits = llguidance.LLParserLimits(**job["limits"])
+    limits = llguidance.LLParserLimits(initial_lexer_fuel=job["lexer_fuel"])
     return grammar, llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
