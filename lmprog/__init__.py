@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from lmprog.backends.litellm_backend import LiteLLM as LiteLLM
     from lmprog.backends.openai_backend import OpenAI as OpenAI
     from lmprog.backends.server_backend import RuntimeEndpoint as RuntimeEndpoint
-    from lmprog.backends.service_calls import flush_cache as flush_cache
-    from lmprog.backends.service_calls import get_server_info as get_server_info
     from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
     from lmprog.errors import Paused as Paused
@@ -77,6 +75,8 @@ if TYPE_CHECKING:
     from lmprog.lang.runs.results import Run as Run
     from lmprog.lang.runs.run_replay import replay as replay
     from lmprog.lang.runs.run_tracing import tracing as tracing
+    from lmprog.lang.service_calls import flush_cache as flush_cache
+    from lmprog.lang.service_calls import get_server_info as get_server_info
     from lmprog.lang.sglang_engine import Engine as Engine
     from lmprog.lang.streaming.feed import AskedAgain as AskedAgain
     from lmprog.lang.streaming.feed import Called as Called
@@ -110,7 +110,7 @@ _HOMES = {
     **dict.fromkeys(("AsyncProgram", "Program"), "lmprog.lang.program"),
     "function": "lmprog.lang.decorator",
     **dict.fromkeys(("Results", "Run"), "lmprog.lang.runs.results"),
-    **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.backends.service_calls"),
+    **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.lang.service_calls"),
     **dict.fromkeys(("Runtime", "connect"), "lmprog.backends.embedded"),
     "Anthropic": "lmprog.backends.anthropic_backend",
     **dict.fromkeys(

@@ -32,16 +32,20 @@ UNITS = {
     "backends": Unit(
         "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray calls"
     ),
-    "ops": Unit("lmprog.lang.ops", "errors wire calls"),
+    "threads": Unit("lmprog.lang.threads"),
+    "ops": Unit("lmprog.lang.ops", "errors wire calls threads"),
     "streaming": Unit("lmprog.lang.streaming", "errors wire calls backends ops"),
     "checkpoints": Unit("lmprog.lang.checkpoints", "errors wire"),
     "branches": Unit(
-        "lmprog.lang.branches", "errors wire calls backends ops streaming checkpoints"
+        "lmprog.lang.branches", "errors wire calls backends threads ops streaming checkpoints"
     ),
-    "runs": Unit("lmprog.lang.runs", "errors wire backends ops streaming checkpoints branches"),
-    "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends ops branches runs"),
+    "runs": Unit(
+        "lmprog.lang.runs", "errors wire backends threads ops streaming checkpoints branches"
+    ),
+    "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends threads ops branches runs"),
     "lang": Unit(
-        "lmprog.lang", "errors wire backends ops streaming checkpoints branches runs rehearsal"
+        "lmprog.lang",
+        "errors wire backends threads ops streaming checkpoints branches runs rehearsal",
     ),
     "facade": Unit(
         "lmprog lmprog.grammar", "errors lang backends ops streaming branches runs constraint ray"

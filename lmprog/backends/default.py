@@ -1,16 +1,21 @@
 """The default backend of programs: the one given to `set_default_backend`, or an embedded runtime.
 
-The embedded runtime is started on first use, and stopped when the process exits. This is the only
-module of the frontend with process-wide state.
+The embedded runtime is started on first use, which is told, and stopped when the process exits. It
+is refused while a program runs on another backend: who asks then has most likely lost the context
+of that run. This is the only module of the frontend with process-wide state.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 
 from lmprog.backends import Backend
+from lmprog.errors import ProgramError
+
+log = logging.getLogger("lmprog")
 
 
 class _Default:
@@ -19,6 +24,8 @@ class _Default:
         self._given: Backend | None = None
         self._embedded: Backend | None = None
         self._connected: dict[str, Backend] = {}
+        self.running: dict[object, Backend] = {}
+        """Of each run that goes on in this process, what it runs on."""
 
     def at(self, address: str) -> Backend:
         with self._lock:
@@ -41,14 +48,32 @@ class _Default:
         with self._lock:
             if self._given is not None:
                 return self._given
+            self._refuse_beside_others()
             if self._embedded is None or self._embedded.client.closed:
                 self._embedded = self._start()
             return self._embedded
 
+    def _refuse_beside_others(self) -> None:
+        others = [one for one in list(self.running.values()) if one is not self._embedded]
+        if not others:
+            return
+        kind, model = type(others[0]).__name__, others[0].client.welcome.model
+        raise ProgramError(
+            f"no backend is given here, and none can be taken from a run, while a program runs on "
+            f"{kind} ({model!r}). A thread that a program starts by itself (threading.Thread, "
+            "ThreadPoolExecutor, loop.run_in_executor) does not know the run: start it with "
+            "contextvars.copy_context().run(function, ...), or use asyncio.to_thread, which does "
+            "so. Anywhere else name the backend: program.using(backend=...)"
+        )
+
     def _start(self) -> Backend:
         from lmprog.backends.embedded import Runtime
 
-        backend = Runtime()
+        log.warning(
+            "no backend is given, so this runs on nano, the toy model that comes with lmprog. For "
+            "another one: program.using(backend=...), or lmprog.set_default_backend(...)"
+        )
+        backend = Runtime("nano")
         atexit.register(backend.close)
         return backend
 
@@ -57,6 +82,7 @@ class _Default:
         is not this process's: its client is closed here, and another is started when it is needed.
         """
         self._lock = threading.Lock()
+        self.running.clear()  # those of other threads do not go on here
 
 
 _default = _Default()
@@ -86,3 +112,12 @@ def backend_at(address: str) -> Backend:
     use, and closed when the process exits.
     """
     return _default.at(address)
+
+
+def run_began(run: object, backend: Backend) -> None:
+    """A run goes on, on `backend`, until `run_ended`."""
+    _default.running[run] = backend
+
+
+def run_ended(run: object) -> None:
+    _default.running.pop(run, None)

@@ -32,7 +32,8 @@ class Runtime(RuntimeBackend):
             raise InvalidParameter(
                 "model and model_path are the same; give one of them", name="model_path"
             )
-        model = model or path or "nano"
+        model = path if model is None else model
+        model = "nano" if model is None else model
         self.process = launch.RuntimeProcess(model, **options)
         try:
             super().__init__(self.process.connect("python"))

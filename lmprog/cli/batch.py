@@ -74,7 +74,7 @@ def server(given: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         return
     from lmprog.cli.own_server import own_server
 
-    with own_server(given.model or "nano", given.concurrency) as found:
+    with own_server("nano" if given.model is None else given.model, given.concurrency) as found:
         yield found
 
 

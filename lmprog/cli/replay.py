@@ -22,7 +22,7 @@ def run(given: argparse.Namespace) -> int:
     with (
         connect(given.address)
         if given.address
-        else Runtime(given.model or recording.model) as backend
+        else Runtime(recording.model if given.model is None else given.model) as backend
     ):
         replayed = recording.replay(backend)
     print(f"{replayed.num_calls} calls, {replayed.num_tokens} tokens, seed {recording.seed}")

@@ -83,7 +83,11 @@ def _backend(given: argparse.Namespace) -> RuntimeBackend | RuntimeEndpoint:
         raise InvalidParameter(
             "A running runtime has its model: give --address or --model, not both.", name="model"
         )
-    return connect(given.address) if given.address else Runtime(given.model or "nano")
+    return (
+        connect(given.address)
+        if given.address
+        else Runtime("nano" if given.model is None else given.model)
+    )
 
 
 def _find(where: str) -> Program[Any, Any]:

@@ -75,7 +75,7 @@ def _without_http(given: argparse.Namespace) -> int:
         )
     from lmprog.cli import bare
 
-    given.model = given.model or "nano"
+    given.model = "nano" if given.model is None else given.model
     return bare.run(given)
 
 

@@ -8,10 +8,8 @@ start runs; `executor` does them.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -27,11 +25,12 @@ from typing import (
 
 from lmprog import wire
 from lmprog.errors import ProgramError
+from lmprog.lang import threads
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.runs.event_stream import Stream
 from lmprog.lang.runs.executor import Job, RunSettings, awaiting, blocking, in_thread, open_run
 from lmprog.lang.runs.results import Results, Run
-from lmprog.lang.runs.run_batch import OnBatchError, ProgramBatch, in_order, progress_bar, runs_of
+from lmprog.lang.runs.run_batch import OnBatchError, ProgramBatch, in_order, progress_bar
 from lmprog.lang.runs.run_options import RunOptions, is_setting, with_options
 from lmprog.lang.streaming.feed import Feed
 
@@ -255,7 +254,7 @@ class Program(Generic[P, R]):
         batch = self._batch(calls, concurrency, on_error, options)
         with progress_bar(len(calls), self.function.__name__, shown=progress) as step:
             await batch.perform_async(step)
-        return Results(runs_of(batch))
+        return Results(batch.runs)
 
     @overload
     def run_batch(
@@ -276,7 +275,8 @@ class Program(Generic[P, R]):
         Options: `num_threads` ("auto"), `progress_bar`, `on_error` ("collect"), `generator_style`,
         and `using`'s.
         """
-        threads, progress = options.pop("num_threads", "auto"), options.pop("progress_bar", False)
+        num_threads = options.pop("num_threads", "auto")
+        progress = options.pop("progress_bar", False)
         on_error, generator = (
             options.pop("on_error", "collect"),
             options.pop("generator_style", False),
@@ -285,13 +285,13 @@ class Program(Generic[P, R]):
             ((), dict(item)) if isinstance(item, Mapping) else (tuple(item), {})
             for item in batch_kwargs
         ]
-        batch = self._batch(calls, 64 if threads == "auto" else int(threads), on_error, options)
+        batch = self._batch(
+            calls, 64 if num_threads == "auto" else int(num_threads), on_error, options
+        )
         if not generator:
             return self._perform(batch, progress)
-        threading.Thread(
-            target=self._do, args=(batch, progress), name="lmprog-batch", daemon=True
-        ).start()
-        return in_order(batch.runs, raises=on_error == "raise")
+        done = threads.start("lmprog-batch", self._do, batch, progress)
+        return in_order(batch, done, raises=on_error == "raise")
 
     def _batch(
         self,
@@ -306,7 +306,7 @@ class Program(Generic[P, R]):
 
     def _perform(self, batch: ProgramBatch, progress: bool) -> list[Run[R]]:
         self._do(batch, progress)
-        return runs_of(batch)
+        return batch.runs
 
     def _do(self, batch: ProgramBatch, progress: bool) -> None:
         with progress_bar(len(batch.runs), self.function.__name__, shown=progress) as step:
@@ -316,7 +316,8 @@ class Program(Generic[P, R]):
         """`program(s, ...)` for a plain program inside an async one: it runs in a thread, where it
         may read values without stopping the event loop.
         """
-        found = await asyncio.to_thread(self, s, *args, **kwargs)
+        call = functools.partial(self, s, *args, **kwargs)
+        found = await threads.call("lmprog-call", call)
         return await found if inspect.isawaitable(found) else found
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:

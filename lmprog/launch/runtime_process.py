@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.errors import RuntimeGone, UnknownName
+from lmprog.errors import InvalidParameter, RuntimeGone, UnknownName
 from lmprog.launch.child_process import Child, python
 from lmprog.launch.connection import Connection, greet
 from lmprog.launch.parent_pipe import config_to_json
@@ -163,8 +163,18 @@ class _StageReporter:
 
 
 def configured(model: str | RuntimeConfig, options: dict[str, Any]) -> RuntimeConfig:
-    """The configuration with `options`; `UnknownName` for a name that neither config has."""
+    """The configuration with `options`; `UnknownName` for a name that neither config has,
+    `InvalidParameter` where no model is named.
+    """
     config = model if isinstance(model, RuntimeConfig) else RuntimeConfig(model=model)
+    if not str(config.model).strip():
+        allowed = "the name of a model (nano, say), or its folder"
+        raise InvalidParameter(
+            f"model={config.model!r} names no model; give {allowed}",
+            name="model",
+            value=repr(config.model),
+            allowed=allowed,
+        )
     own = {field.name for field in fields(RuntimeConfig)} - {"model"}
     scheduling = {field.name for field in fields(SchedulerConfig)}
     for name in options:

@@ -167,6 +167,9 @@ class Acting:
     async def abandon(self) -> None:
         """Nothing runs while nobody waits."""
 
+    def stop(self) -> None:
+        """Nothing waits for a thread."""
+
     # --- steps
 
     def _ask(self) -> Gen[ToolReply]:

@@ -263,6 +263,8 @@ class Branches(Sequence[Branch]):
                 raise_together(self._failed())
                 self._check_budget()
         finally:
+            for mapped in self._mapped:
+                mapped.stop()  # where all went well, nothing waits
             self._close(self._children, cancelled=error is not None)
 
     async def __aenter__(self) -> Branches:

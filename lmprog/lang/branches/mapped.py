@@ -8,7 +8,7 @@ branch is, and how branches are closed, is the group's business.
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import functools
 from collections.abc import (
     Awaitable,
     Callable,
@@ -18,12 +18,13 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, ProgramError
+from lmprog.lang import threads
 from lmprog.lang.branches.failures import raise_together
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.vote import Contested
@@ -89,10 +90,12 @@ class Mapped(Generic[T]):
         """Waits for the threads; the first failure cancels the other branches. What failed, unless
         that was told.
         """
-        wait(self._threads, return_when="ALL_COMPLETED" if self._keep else FIRST_EXCEPTION)
-        if not self._keep and any(thread.done() and thread.exception() for thread in self._threads):
+        threads.wait(self._threads, "ALL_COMPLETED" if self._keep else FIRST_EXCEPTION)
+        ended = [thread for thread in self._threads if thread.done()]
+        if not self._keep and any(_error(thread) is not None for thread in ended):
+            self.stop()
             self._branches.cancel()
-        wait(self._threads)
+        threads.wait(self._threads)
         return self._failures(self._threads)
 
     async def finish_async(self) -> list[Exception]:
@@ -115,6 +118,10 @@ class Mapped(Generic[T]):
     async def abandon(self) -> None:
         """Cancels the tasks that still run, and waits until they have ended."""
         await _abandon(self._tasks)
+
+    def stop(self) -> None:
+        """What waits for a thread does not begin."""
+        threads.cancel(self._threads)
 
     def _failures(self, runs: Sequence[Future[Any] | asyncio.Task[Any]]) -> list[Exception]:
         was_read, self._was_read = self._was_read, True
@@ -173,9 +180,11 @@ class BranchRace(Generic[T, B]):
         """
         pending: Collection[Future[Any]] = self._threads
         while pending and not self._is_decided():
-            _, pending = wait(pending, return_when=FIRST_COMPLETED)
+            threads.wait(pending, FIRST_COMPLETED)
+            pending = [thread for thread in pending if not thread.done()]
             self._decide(self._threads)
-        wait(self._threads)
+        self.stop()
+        threads.wait(self._threads)
         return self._untold()
 
     async def finish_async(self) -> list[Exception]:
@@ -195,6 +204,10 @@ class BranchRace(Generic[T, B]):
     async def abandon(self) -> None:
         """Cancels the tasks that still run, and waits until they have ended."""
         await _abandon(self._tasks)
+
+    def stop(self) -> None:
+        """What waits for a thread does not begin."""
+        threads.cancel(self._threads)
 
     def _is_decided(self) -> bool:
         return self._won is not None or self._failed is not None
@@ -253,13 +266,8 @@ def _asked(branches: BranchGroup[B], each: Callable[[B], Any]) -> list[Any]:
 def _begun(branches: BranchGroup[B], each: Callable[[B], Any]) -> _Begun:
     if running_loop() is not None:
         return _Begun([asyncio.ensure_future(_run_one(each, child)) for child in branches], [])
-    pool = ThreadPoolExecutor(min(len(branches), MAX_THREADS), thread_name_prefix="lmprog-branch")
-    threads = [
-        pool.submit(contextvars.copy_context().run, _run_blocking, each, child)
-        for child in branches
-    ]
-    pool.shutdown(wait=False)
-    return _Begun([], threads)
+    bodies = [functools.partial(_run_blocking, each, child) for child in branches]
+    return _Begun([], threads.start_all("lmprog-branch", bodies, MAX_THREADS))
 
 
 async def _abandon(tasks: Sequence[asyncio.Task[Any]]) -> None:

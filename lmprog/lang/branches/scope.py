@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from lmprog import wire
 from lmprog.backends import Backend, Speculates
 from lmprog.backends.caching.caching_backend import CachingBackend, RunCache
+from lmprog.backends.default import default_backend
 from lmprog.errors import Cancelled, LmprogError
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.gen import Gen
@@ -28,6 +29,22 @@ from lmprog.lang.streaming.partial import branch_name
 from lmprog.lang.streaming.trace_events import RunTrace
 
 current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
+
+
+def backend_of(given: Backend | None) -> Backend:
+    """The one that was given, the calling program's, or the default one. A rehearsal never leaves
+    its own: no service is asked for anything.
+    """
+    outer = current.get()
+    if outer is not None and (outer.is_rehearsal or given is None):
+        return outer.backend
+    return default_backend() if given is None else given
+
+
+def uncached_backend_of(given: Backend | None) -> Backend:
+    """The same, for what no folder of replies answers."""
+    outer = current.get()
+    return outer.uncached if outer is not None and given is None else backend_of(given)
 
 
 class OpenBranch(Protocol):
@@ -52,6 +69,10 @@ class BranchTask(Protocol):
 
     async def abandon(self) -> None:
         """Cancels the tasks and waits until they have ended."""
+        ...
+
+    def stop(self) -> None:
+        """What waits for a thread does not begin."""
         ...
 
 
@@ -114,6 +135,7 @@ class Scope(RunContext):
         self._parent = parent
         if parent is not None:
             parent.nested.add(self)
+            self.ended = parent.ended  # who ends the parent from now on finds this one
             if parent.client is self.client:
                 self.family = parent.family
 
@@ -162,8 +184,8 @@ class Scope(RunContext):
 
     def enter(self, branch: OpenBranch) -> None:
         """Adds a new branch of this run. Raises when the run was ended from outside."""
-        self.check()
-        with self._lock:
+        with self._lock:  # so that who ends the run either is seen here, or sees the branch
+            self.check()
             self._open[branch.id] = branch
 
     def leave(self, branch: OpenBranch) -> None:
@@ -183,11 +205,15 @@ class Scope(RunContext):
         if self.feed is not None:
             self.feed.changed()
 
+    @property
+    def uncached(self) -> Backend:
+        """The run's backend without its folder of replies."""
+        own = self.backend
+        return own.inner if isinstance(own, CachingBackend) else own
+
     def elsewhere(self, backend: Backend | None) -> Backend | None:
         """`backend` where it is another one; a rehearsal asks no other."""
-        own = self.backend
-        own = own.inner if isinstance(own, CachingBackend) else own
-        return None if backend is own or self.is_rehearsal else backend
+        return None if backend is self.uncached or self.is_rehearsal else backend
 
     def other_lora(self, lora: str | None, own: str) -> str | None:
         """`lora` where it is another adapter than a branch's own; a rehearsal computes nothing."""
@@ -220,7 +246,7 @@ class Scope(RunContext):
 
     def close(self) -> None:
         """Closes every branch that is still open, and sends that."""
-        for visit in self._visits.values():
+        for visit in list(self._visits.values()):
             visit.close()
         with self._lock:
             branches = list(self._open.values())
@@ -231,6 +257,8 @@ class Scope(RunContext):
     def cancel(self, error: LmprogError | None = None) -> None:
         """Ends the run from outside: every read and every further op raises."""
         self.ended = self.ended or error or Cancelled("the run was cancelled")
+        for task in list(self.tasks):
+            task.stop()
         for nested in list(self.nested):
             nested.cancel(self.ended)
         self.close()

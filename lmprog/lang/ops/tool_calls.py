@@ -8,11 +8,11 @@ event loop, which plain functions do not block.
 from __future__ import annotations
 
 import asyncio
-import contextvars
+import functools
 import inspect
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from lmprog.errors import (
     TokenBudgetExceeded,
     ValidationFailed,
 )
+from lmprog.lang import threads
 from lmprog.lang.ops.tool_functions import Tool, ToolSet
 
 MAX_CONCURRENT = 32
@@ -72,7 +73,8 @@ class ToolCall:
             if self.tool.is_async:
                 found = await self.tool.function(**self.arguments)
             else:
-                found = await asyncio.to_thread(self.tool.function, **self.arguments)
+                function = functools.partial(self.tool.function, **self.arguments)
+                found = await threads.call("lmprog-tool", function)
         except _ENDS_THE_RUN:
             raise
         except Exception as error:  # noqa: BLE001  (the border of a foreign function: it is shown)
@@ -127,9 +129,16 @@ class ToolReply:
         """Runs the calls, one after the other or `concurrent`ly; blocks."""
         if not concurrent or len(self.calls) < 2:
             return ToolResults(tuple(call.run() for call in self.calls))
-        with ThreadPoolExecutor(min(len(self.calls), MAX_CONCURRENT)) as pool:
-            started = [pool.submit(contextvars.copy_context().run, call.run) for call in self.calls]
-            return ToolResults(tuple(one.result() for one in started))
+        started = threads.start_all("lmprog-tool", [one.run for one in self.calls], MAX_CONCURRENT)
+        try:
+            threads.wait(started, FIRST_EXCEPTION)
+        finally:
+            threads.cancel(started)  # where none ends the run, all have ended
+        threads.wait(started)
+        for one in started:
+            if not one.cancelled():
+                one.result()  # raises what ends the run
+        return ToolResults(tuple(one.result() for one in started))
 
     async def arun(self, *, concurrent: bool = False) -> ToolResults:
         """The same for an event loop."""

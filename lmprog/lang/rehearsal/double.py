@@ -14,6 +14,7 @@ from lmprog import wire
 from lmprog.backends.client import Client, running_loop
 from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, ProgramError
+from lmprog.lang import threads
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.rehearsal.graph import Graph
@@ -146,7 +147,7 @@ def rehearse(
         if running_loop() is None:
             blocking(job, run)
         else:  # also within another program: a rehearsal never waits
-            in_thread(job, run).join()
+            threads.wait([in_thread(job, run)])
         failure = run.failure
         if failure is not None:
             failure.add_note(

@@ -8,7 +8,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Generic, TypeVar, cast
 
+from lmprog.lang import threads
 from lmprog.lang.runs.executor import Job, RunSettings, awaiting, in_thread, open_run
+from lmprog.lang.runs.results import stop_runs
 from lmprog.lang.streaming.feed import Done, Event, Feed
 
 R = TypeVar("R")
@@ -27,11 +29,10 @@ class Stream(Generic[R]):
         thread = in_thread(self._job, run)
         try:
             yield from feed.follow(feed.unseen())
+            threads.wait([thread])
             yield Done(cast(R, run.value), run.usage)
         finally:
-            if not run.outcome.done():
-                run.scope.cancel()
-            thread.join()
+            stop_runs([run], "nobody reads the stream any more")
 
     async def __aiter__(self) -> AsyncIterator[Event | Done[R]]:
         feed = Feed()

@@ -8,10 +8,9 @@ of decorators and signatures.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +18,9 @@ from typing import Any, TypeVar
 from lmprog.backends import Backend
 from lmprog.backends.caching.caching_backend import RunCache
 from lmprog.backends.client import running_loop
-from lmprog.backends.default import default_backend
+from lmprog.backends.default import run_began, run_ended
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
+from lmprog.lang import threads
 from lmprog.lang.branches import scope as scopes
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.budget import Budget
@@ -33,7 +33,7 @@ from lmprog.lang.branches.variables import settle
 from lmprog.lang.checkpoints.run_progress import Answer
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.runs import checkpointed_run
-from lmprog.lang.runs.results import Run
+from lmprog.lang.runs.results import Run, stop_runs
 from lmprog.lang.streaming.feed import Feed
 from lmprog.lang.streaming.trace_events import RunTrace, callbacks
 
@@ -105,13 +105,8 @@ class Job:
 
 
 def backend_of(settings: RunSettings) -> Backend:
-    """The one that was given, the calling program's, or the default one. A rehearsal never leaves
-    its own: no service is asked for anything.
-    """
-    outer = scopes.current.get()
-    if outer is not None and (outer.is_rehearsal or settings.backend is None):
-        return outer.backend
-    return settings.backend or default_backend()
+    """The one that was given, the calling program's, or the default one."""
+    return scopes.backend_of(settings.backend)
 
 
 def _cache_of(settings: RunSettings, outer: Scope | None) -> RunCache | None:
@@ -167,6 +162,7 @@ def execute(job: Job, run: Run[Any]) -> None:
     token = scopes.current.set(run.scope)
     ended = _tell_of(job, run)
     try:
+        run.scope.check()
         checkpointed_run.begin(run.scope, job.function, job.args, job.kwargs)
         run.scope.budget.begin()
         value = job.function(run.branch, *job.args, **job.kwargs)
@@ -181,13 +177,13 @@ def execute(job: Job, run: Run[Any]) -> None:
             gen.wait()
         value = _finish(run, value)
     except BaseException as error:
-        run.scope.close()
+        run.scope.cancel(_broken_off(error))
         checkpointed_run.end(run.scope, error)
-        run.outcome.set_exception(run.scope.progress.paused or error)
+        run.fail(run.scope.progress.paused or error)
         if not isinstance(error, Exception):
             raise
     else:
-        run.outcome.set_result(value)
+        run.end(value)
     finally:
         scopes.current.reset(token)
         forget_marks(run.scope)
@@ -214,16 +210,17 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         await settle(run.scope.all_gens())
         value = _finish(run, value)
     except BaseException as error:
-        run.scope.close()
-        await asyncio.gather(*(task.abandon() for task in run.scope.tasks))
-        checkpointed_run.end(run.scope, error)
         cancelled = isinstance(error, asyncio.CancelledError)
         why = run.scope.ended or Cancelled("the run was cancelled") if cancelled else error
-        run.outcome.set_exception(run.scope.progress.paused or why)
+        run.scope.stop, stop.is_over = None, True  # its task ends here
+        run.scope.cancel(_broken_off(why))
+        await asyncio.gather(*(task.abandon() for task in run.scope.tasks))
+        checkpointed_run.end(run.scope, error)
+        run.fail(run.scope.progress.paused or why)
         if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
             raise
     else:
-        run.outcome.set_result(value)
+        run.end(value)
     finally:
         run.scope.stop, stop.is_over = None, True
         scopes.current.reset(token)
@@ -234,12 +231,25 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
 
 
 def _tell_of(job: Job, run: Run[Any]) -> Callable[[], None]:
-    """Tells those who trace that the run begins; what is given back tells that it has ended."""
-    trace = run.scope.trace
+    """Tells that the run begins, also those who trace; what is given back tells that it has
+    ended.
+    """
+    scope, trace = run.scope, run.scope.trace
+    run_began(scope, scope.uncached)
     if trace is None:
-        return lambda: None
-    ended = trace.begin(job.name, run.scope.client.welcome.model)
-    return lambda: ended(run.usage, run.outcome.exception())
+        return lambda: run_ended(scope)
+    told = trace.begin(job.name, scope.client.welcome.model)
+
+    def ended() -> None:
+        run_ended(scope)
+        told(run.usage, run.outcome.exception())
+
+    return ended
+
+
+def _broken_off(error: BaseException) -> Cancelled:
+    """What threads and runs that the program has left behind are told."""
+    return Cancelled(f"the run has ended with {type(error).__name__}")
 
 
 class _Stop:
@@ -317,16 +327,19 @@ def blocking(job: Job, run: Run[Any]) -> None:
                 "inside an async program, write `await program.arun(...)` instead of "
                 "`program.run(...)`"
             )
-        in_thread(job, run).join()  # a notebook: its loop is busy with this very cell
+        try:
+            threads.wait([in_thread(job, run)])  # a notebook: its loop is busy with this very cell
+        except BaseException:
+            stop_runs([run], "the run was interrupted")
+            raise
     elif job.is_async:
         asyncio.run(execute_async(job, run))
     else:
         execute(job, run)
 
 
-def in_thread(job: Job, run: Run[Any]) -> threading.Thread:
+def in_thread(job: Job, run: Run[Any]) -> Future[None]:
     """Starts any program in a thread of its own."""
-    context = contextvars.copy_context()
 
     def body() -> None:
         if job.is_async:
@@ -334,21 +347,22 @@ def in_thread(job: Job, run: Run[Any]) -> threading.Thread:
         else:
             execute(job, run)
 
-    thread = threading.Thread(target=context.run, args=(body,), name="lmprog-run", daemon=True)
-    thread.start()
-    return thread
+    return threads.start("lmprog-run", body)
 
 
 async def awaiting(job: Job, run: Run[Any]) -> None:
-    """Runs any program without blocking this event loop. Being cancelled ends the program."""
+    """Runs any program without blocking this event loop. Being cancelled ends the program; a plain
+    one that is busy with something else is left behind.
+    """
     if job.is_async:
         await execute_async(job, run)
         return
-    context = contextvars.copy_context()
-    work = asyncio.ensure_future(asyncio.to_thread(context.run, execute, job, run))
+    work = asyncio.wrap_future(threads.start("lmprog-run", execute, job, run))
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
         run.scope.cancel()
-        await asyncio.wait([work])
+        await asyncio.wait([work], timeout=threads.STOP_SECONDS)
+        work.cancel()
+        run.fail(Cancelled("the run was cancelled"))
         raise

@@ -1,13 +1,20 @@
-"""What a run gives back: `Run` for one, `Results` for many. Knows how to read; starts nothing."""
+"""What a run gives back: `Run` for one, `Results` for many. Knows how to read, and how to stop runs
+that nobody waits for any more; starts none.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
 from lmprog import wire
+from lmprog.errors import Cancelled
+from lmprog.lang import threads
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.scope import Scope, total
 from lmprog.lang.runs.run_replay import Recording
@@ -18,7 +25,7 @@ R = TypeVar("R")
 
 class Run(Generic[R]):
     """One run of a program, with its value, its branch and its work. Reading what failed raises
-    why.
+    why. A read that is interrupted (Ctrl-C) while the run goes on in another thread ends the run.
     """
 
     def __init__(self, branch: Branch) -> None:
@@ -32,6 +39,7 @@ class Run(Generic[R]):
     @property
     def value(self) -> R:
         """What the program returned; blocks while it runs. Raises what the run raised."""
+        self.sync()
         return self.outcome.result()
 
     @property
@@ -42,6 +50,7 @@ class Run(Generic[R]):
     @property
     def failure(self) -> BaseException | None:
         """What the run raised; None where it went well. Blocks while it runs."""
+        self.sync()
         return self.outcome.exception()
 
     @property
@@ -86,7 +95,8 @@ class Run(Generic[R]):
 
     def __getitem__(self, name: str) -> Any:
         self._if_started_well()
-        return self.branch[name]
+        with self._ending_if_interrupted():
+            return self.branch[name]
 
     def __setitem__(self, name: str, value: object) -> None:
         """Gives a name of the run another value; texts stay as they are."""
@@ -103,7 +113,8 @@ class Run(Generic[R]):
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
         self._if_started_well()
-        return self.branch.get_meta_info(name)
+        with self._ending_if_interrupted():
+            return self.branch.get_meta_info(name)
 
     def text(self) -> str:
         """The whole text of the program's own branch; blocks while the program runs."""
@@ -116,7 +127,9 @@ class Run(Generic[R]):
 
     def sync(self) -> None:
         """Blocks until the program has ended, well or not."""
-        self.outcome.exception()
+        if not self.outcome.done():
+            with self._ending_if_interrupted():
+                threads.wait([self.outcome])
 
     def error(self) -> BaseException | None:
         """SGLang's name of `failure`."""
@@ -124,7 +137,8 @@ class Run(Generic[R]):
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """The text as it comes, from the beginning. Raises at the end what the run raised."""
-        yield from self.branch.text_iter(var_name)
+        with self._ending_if_interrupted():
+            yield from self.branch.text_iter(var_name)
         self._finished()
 
     async def text_async_iter(
@@ -158,9 +172,29 @@ class Run(Generic[R]):
         """The same for notebooks."""
         return to_html(self) if self.outcome.done() else "<i>still running</i>"
 
+    # --- ends: the first one counts
+
+    def end(self, value: R) -> None:
+        """The program has returned `value`."""
+        with contextlib.suppress(InvalidStateError):
+            self.outcome.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """The run has ended with `error`."""
+        with contextlib.suppress(InvalidStateError):
+            self.outcome.set_exception(error)
+
+    @contextlib.contextmanager
+    def _ending_if_interrupted(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            stop_runs([self], "the run was interrupted")
+            raise
+
     def _finished(self) -> None:
         """Waits for the end; raises the run's error."""
-        self.outcome.result()
+        self.value  # noqa: B018  (raises)
 
     def _if_started_well(self) -> None:
         """A run that is over and failed shows that, rather than that a name is missing."""
@@ -214,3 +248,36 @@ class Results(Sequence[R]):
 
     def __repr__(self) -> str:
         return f"<results of {len(self.runs)} runs, {len(self.errors)} failed>"
+
+
+def stop_runs(runs: Sequence[Run[Any]], why: str) -> None:
+    """Cancels those that still go on, and gives them a moment to end. One that does not, since its
+    program is busy with something else, is left behind as it is: it ends at its next op.
+    """
+    left = [run for run in runs if not run.outcome.done()]
+    if not left or sys.is_finalizing():  # with the process everything ends, and no thread starts
+        return
+    # Not in this thread: it may have been interrupted where it held a lock, and is not to wait for
+    # a backend either.
+    threads.start("lmprog-stop", _cancel, left, why)
+    concurrent.futures.wait([run.outcome for run in left], threads.STOP_SECONDS)
+    for run in left:
+        run.fail(Cancelled(why))
+
+
+def _cancel(runs: Sequence[Run[Any]], why: str) -> None:
+    for run in runs:
+        run.scope.cancel(Cancelled(why))
+
+
+def carry(error: BaseException, runs: Sequence[Run[Any]]) -> None:
+    """Gives an exception that leaves a batch what is done: the `Results`, as its `results`. All of
+    the runs have ended.
+    """
+    if not isinstance(getattr(error, "results", None), Results | None):
+        return  # an attribute of the user's own
+    error.results = Results(runs)  # type: ignore[attr-defined]
+    num_well = sum(run.failure is None for run in runs)
+    error.add_note(
+        f"{num_well:,} of {len(runs):,} runs had ended well; this exception's `results` has them"
+    )

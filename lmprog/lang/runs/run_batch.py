@@ -1,22 +1,27 @@
-"""Many runs of a program at once: in threads, or on one event loop."""
+"""Many runs of a program at once: in threads, or on one event loop.
+
+Whatever leaves a batch early (Ctrl-C, a cancelled task, the first failure, an iterator of its runs
+that is closed), one rule holds: nothing begins any more, what runs is cancelled and has a moment to
+end, and the exception has the results.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
+from lmprog.lang import threads
 from lmprog.lang.branches import scope as scopes
 from lmprog.lang.runs.executor import Job, RunSettings, awaiting, execute, open_run
-from lmprog.lang.runs.results import Run
+from lmprog.lang.runs.results import Run, carry, stop_runs
 
-R = TypeVar("R")
 OnBatchError: TypeAlias = Literal["raise", "collect"]
 
 
@@ -38,67 +43,87 @@ class ProgramBatch:
             raise InvalidParameter(message, name="checkpoint", allowed="None for many runs")
         self._jobs = jobs
         self._concurrency = min(concurrency, max(len(jobs), 1))
-        self._stops = on_error == "raise"
-        self.failed: BaseException | None = None
+        self._raises = on_error == "raise"
+        self._lock = threading.Lock()  # guards the two below
+        self._num_begun = 0
+        self._is_stopped = False
+        self._telling = threading.Lock()
         self.runs = [open_run(settings) for _ in jobs]
 
     def perform(self, step: Callable[[], object]) -> None:
-        """Does them all; `step` is told of each end. What failed is in the runs, and the first one
-        in `failed`.
-
-        After a failure, unless errors are collected, the others are cancelled.
+        """Does them all; `step` is told of each end. Raises the first failure, unless errors are
+        collected: then what failed is in the runs.
         """
-        if self._jobs and self._jobs[0].is_async:
-            if running_loop() is None:
-                asyncio.run(self._on_loop(step))
-            elif scopes.current.get() is None:
+        if not self._jobs:
+            return
+        is_async, is_on_loop = self._jobs[0].is_async, running_loop() is not None
+        if is_async and is_on_loop and scopes.current.get() is not None:
+            raise ProgramError(
+                "inside an async program, write `await program.amap(...)` instead of "
+                "`program.map(...)`"
+            )
+        with self._telling_what_is_done():
+            if not is_async:
+                self._in_threads(step)
+            elif is_on_loop:
                 self._beside_the_loop(step)
             else:
-                raise ProgramError(
-                    "inside an async program, write `await program.amap(...)` instead of "
-                    "`program.map(...)`"
-                )
-        elif self._jobs:
-            self._in_threads(step)
-        self._end_unbegun()
+                asyncio.run(self._on_loop(step))
 
     async def perform_async(self, step: Callable[[], object]) -> None:
         """The same without blocking this event loop. Being cancelled ends all runs."""
-        if self._jobs:
-            await self._on_loop(step)
-        self._end_unbegun()
+        with self._telling_what_is_done():
+            if self._jobs:
+                await self._on_loop(step)
 
-    def _end_unbegun(self) -> None:
-        for run in self.runs:
-            if not run.outcome.done():
-                run.outcome.set_exception(
-                    Cancelled("another run of the batch failed before this one began")
-                )
+    def stop(self) -> None:
+        """Nothing begins any more; what runs is cancelled, and has a moment to end."""
+        with self._lock:
+            self._is_stopped = True
+            num_begun = self._num_begun
+        stop_runs(self.runs[:num_begun], "the batch was stopped before this run had ended")
+        for run in self.runs[num_begun:]:
+            run.fail(Cancelled("the batch was stopped before this run began"))
+            run.scope.over()
+
+    @contextmanager
+    def _telling_what_is_done(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.stop()
+            carry(error, self.runs)
+            raise
+
+    def _next_up(self) -> int | None:
+        with self._lock:
+            if self._is_stopped or self._num_begun == len(self._jobs):
+                return None
+            self._num_begun += 1
+            return self._num_begun - 1
+
+    def _ended(self, index: int, step: Callable[[], object]) -> None:
+        """Raises the first failure of the batch."""
+        with self._telling:
+            step()
+        failure = self.runs[index].failure
+        if failure is None or not self._raises:
+            return
+        with self._lock:
+            was_stopped, self._is_stopped = self._is_stopped, True
+        if not was_stopped:
+            failure.add_note(f"raised by item {index} of {len(self._jobs)}")
+            raise failure
 
     def _beside_the_loop(self, step: Callable[[], object]) -> None:
         """In a notebook, whose loop is busy with this very cell: on a loop in a thread."""
-        with ThreadPoolExecutor(1, thread_name_prefix="lmprog-batch") as pool:
-            context = contextvars.copy_context()
-            pool.submit(context.run, asyncio.run, self._on_loop(step)).result()
-
-    def _next_up(self, todo: Iterator[int]) -> int | None:
-        return None if self.failed is not None else next(todo, None)
-
-    def _ended(self, index: int, step: Callable[[], object]) -> None:
-        step()
-        failure = self.runs[index].failure
-        if failure is not None and self._stops and self.failed is None:
-            failure.add_note(f"raised by item {index} of {len(self._jobs)}")
-            self.failed = failure
-            for run in self.runs:
-                if not run.outcome.done():
-                    run.scope.cancel()
+        done = threads.start("lmprog-batch", asyncio.run, self._on_loop(step))
+        threads.wait([done])
+        done.result()
 
     async def _on_loop(self, step: Callable[[], object]) -> None:
-        todo = iter(range(len(self._jobs)))
-
         async def worker() -> None:
-            while (index := self._next_up(todo)) is not None:
+            while (index := self._next_up()) is not None:
                 await awaiting(self._jobs[index], self.runs[index])
                 self._ended(index, step)
 
@@ -106,51 +131,51 @@ class ProgramBatch:
         try:
             await asyncio.gather(*tasks)
         finally:
+            with self._lock:
+                self._is_stopped = True  # also for a program that is cancelled and goes on
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _in_threads(self, step: Callable[[], object]) -> None:
-        todo = iter(range(len(self._jobs)))
-        lock = threading.Lock()
-
         def worker() -> None:
-            while True:
-                with lock:
-                    index = self._next_up(todo)
-                if index is None:
-                    return
+            while (index := self._next_up()) is not None:
                 execute(self._jobs[index], self.runs[index])
-                with lock:
-                    self._ended(index, step)
+                self._ended(index, step)
 
-        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="lmprog-batch") as pool:
-            workers = [
-                pool.submit(contextvars.copy_context().run, worker)
-                for _ in range(self._concurrency)
-            ]
-        for done in workers:
-            done.result()
+        workers = threads.start_all("lmprog-batch", [worker] * self._concurrency, self._concurrency)
+        threads.wait(workers, FIRST_EXCEPTION)
+        for ended in workers:
+            if ended.done():
+                ended.result()
 
 
 def _as_task(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(coroutine)
 
 
-def runs_of(batch: ProgramBatch) -> list[Run[Any]]:
-    """The runs of a batch that was done. Raises the first failure, unless they are collected."""
-    if batch.failed is not None:
-        raise batch.failed
-    return batch.runs
+def in_order(batch: ProgramBatch, done: Future[None], *, raises: bool) -> Iterator[Run[Any]]:
+    """The runs of a batch that is being `done`, each when it has ended. Who stops reading, or is
+    interrupted, stops the batch.
+    """
+    runs = _in_order(batch, done, raises=raises)
+    weakref.finalize(runs, batch.stop).atexit = False  # one that was never read, too
+    return runs
 
 
-def in_order(runs: Sequence[Run[R]], *, raises: bool) -> Iterator[Run[R]]:
-    """The runs, each when it has ended."""
-    for run in runs:
-        if raises:
-            run.value  # noqa: B018  (raises)
-        run.sync()
-        yield run
+def _in_order(batch: ProgramBatch, done: Future[None], *, raises: bool) -> Iterator[Run[Any]]:
+    try:
+        for run in batch.runs:
+            if run.failure is not None and raises:
+                break
+            yield run
+        threads.wait([done])
+        done.result()  # raises the batch's first failure
+    except BaseException as error:
+        batch.stop()
+        if not isinstance(error, GeneratorExit):
+            carry(error, batch.runs)
+        raise
 
 
 @contextmanager

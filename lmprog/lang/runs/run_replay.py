@@ -16,17 +16,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.client import Client, ClientCall
-from lmprog.backends.default import default_backend
 from lmprog.backends.majority import majority
 from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejected
-
-if TYPE_CHECKING:
-    from lmprog.lang.branches.scope import Scope
+from lmprog.lang.branches.scope import Scope, uncached_backend_of
 
 FORMAT = "lmprog run 1"
 Result: TypeAlias = wire.CallDone | wire.Chosen
@@ -341,8 +338,9 @@ def _shown(result: Result | None) -> Any:
 
 
 def replay(path: str | Path, backend: Backend | None = None) -> Replayed:
-    """Does a run that `run.save(path)` wrote again, on `backend` or the default one; blocks.
+    """Does a run that `run.save(path)` wrote again, on `backend`, that of the calling program, or
+    the default one; blocks.
 
     Raises `ModelError` where the backend has another model.
     """
-    return Recording.read(Path(path)).replay(backend or default_backend())
+    return Recording.read(Path(path)).replay(uncached_backend_of(backend))
