@@ -24,6 +24,7 @@ class _Default:
         self._given: Backend | None = None
         self._embedded: Backend | None = None
         self._connected: dict[str, Backend] = {}
+        self._has_told = False
         self.running: dict[object, Backend] = {}
         """Of each run that goes on in this process, what it runs on."""
 
@@ -69,10 +70,12 @@ class _Default:
     def _start(self) -> Backend:
         from lmprog.backends.embedded import Runtime
 
-        log.warning(
-            "no backend is given, so this runs on nano, the toy model that comes with lmprog. For "
-            "another one: program.using(backend=...), or lmprog.set_default_backend(...)"
-        )
+        if not self._has_told:
+            self._has_told = True
+            log.warning(
+                "lmprog: no backend is given, so this runs on nano, the toy model that comes with "
+                "it. For another one: program.using(backend=...), or set_default_backend(...)"
+            )
         backend = Runtime("nano")
         atexit.register(backend.close)
         return backend

@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, FIRST_EXCEPTION, Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
+_Job: TypeAlias = tuple[Future[Any], contextvars.Context, Callable[[], Any]]
 LOOK_SECONDS = 0.25
 """Between two looks of a waiting main thread: what interrupts it need not be a signal of the
 system, which alone wakes a thread (`_thread.interrupt_main`, as notebooks on some systems do it).
@@ -31,8 +32,12 @@ def start(name: str, function: Callable[..., T], *args: Any) -> Future[T]:
     return started
 
 
-def start_all(name: str, functions: Sequence[Callable[[], T]], at_most: int) -> list[Future[T]]:
-    """Starts functions in `at_most` threads. One that has not begun can be cancelled."""
+def start_all(
+    name: str, functions: Sequence[Callable[[], T]], at_most: int, *, all_or_none: bool = False
+) -> list[Future[T]]:
+    """Starts functions in `at_most` threads. One that has not begun can be cancelled, and with
+    `all_or_none` is, when another one fails.
+    """
     started: list[Future[T]] = [Future() for _ in functions]
     todo = deque(
         (future, contextvars.copy_context(), function)
@@ -41,7 +46,7 @@ def start_all(name: str, functions: Sequence[Callable[[], T]], at_most: int) -> 
     try:
         for number in range(min(at_most, len(functions))):
             threading.Thread(
-                target=_work, args=(todo,), name=f"{name}-{number}", daemon=True
+                target=_work, args=(todo, all_or_none), name=f"{name}-{number}", daemon=True
             ).start()
     except BaseException:
         cancel(started)
@@ -49,14 +54,20 @@ def start_all(name: str, functions: Sequence[Callable[[], T]], at_most: int) -> 
     return started
 
 
-def _work(todo: deque[tuple[Future[Any], contextvars.Context, Callable[[], Any]]]) -> None:
-    while todo:
-        try:
-            job = todo.popleft()
-        except IndexError:  # another thread was faster
-            return
+def _work(todo: deque[_Job], all_or_none: bool) -> None:
+    while (job := _next(todo)) is not None:
+        future = job[0]
         _perform(*job)
-        del job  # what it holds is not needed while this thread waits for the next
+        if all_or_none and not future.cancelled() and future.exception() is not None:
+            while (other := _next(todo)) is not None:
+                other[0].cancel()
+
+
+def _next(todo: deque[_Job]) -> _Job | None:
+    try:
+        return todo.popleft()
+    except IndexError:
+        return None
 
 
 def _perform(

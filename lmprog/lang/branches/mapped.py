@@ -69,7 +69,7 @@ class Mapped(Generic[T]):
         self._branches = branches
         self._keep = keep
         self._was_read = False
-        begun = _begun(branches, each)
+        begun = _begun(branches, each, all_or_none=not keep)
         self._tasks, self._threads = begun.tasks, begun.threads
 
     @property
@@ -150,7 +150,11 @@ class BranchRace(Generic[T, B]):
             if all(isinstance(found, Gen) for found in asked):
                 self._contest = Contested(asked, "first")
             each = dict(zip(branches, asked, strict=True)).__getitem__
-        begun = _Begun([], []) if self._contest is not None else _begun(branches, each)
+        begun = (
+            _Begun([], [])
+            if self._contest is not None
+            else _begun(branches, each, all_or_none=False)
+        )
         self._tasks, self._threads = begun.tasks, begun.threads
 
     @property
@@ -263,11 +267,12 @@ def _asked(branches: BranchGroup[B], each: Callable[[B], Any]) -> list[Any]:
     return found
 
 
-def _begun(branches: BranchGroup[B], each: Callable[[B], Any]) -> _Begun:
+def _begun(branches: BranchGroup[B], each: Callable[[B], Any], *, all_or_none: bool) -> _Begun:
     if running_loop() is not None:
         return _Begun([asyncio.ensure_future(_run_one(each, child)) for child in branches], [])
     bodies = [functools.partial(_run_blocking, each, child) for child in branches]
-    return _Begun([], threads.start_all("lmprog-branch", bodies, MAX_THREADS))
+    started = threads.start_all("lmprog-branch", bodies, MAX_THREADS, all_or_none=all_or_none)
+    return _Begun([], started)
 
 
 async def _abandon(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -129,7 +129,9 @@ class ToolReply:
         """Runs the calls, one after the other or `concurrent`ly; blocks."""
         if not concurrent or len(self.calls) < 2:
             return ToolResults(tuple(call.run() for call in self.calls))
-        started = threads.start_all("lmprog-tool", [one.run for one in self.calls], MAX_CONCURRENT)
+        started = threads.start_all(
+            "lmprog-tool", [one.run for one in self.calls], MAX_CONCURRENT, all_or_none=True
+        )
         try:
             threads.wait(started, FIRST_EXCEPTION)
         finally:

@@ -298,6 +298,7 @@ def _finish(run: Run[Any], value: Any) -> Any:
     never read, and gives the value with the results that it refers to.
     """
     checkpointed_run.check(run.scope)
+    run.scope.check()  # what a program returns that went on from its end is no result
     raise_together(unread_failures(run.scope.all_gens()))
     run.scope.budget.check()
     value = resolved(value, run.scope)
