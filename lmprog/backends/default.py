@@ -8,14 +8,11 @@ of that run. This is the only module of the frontend with process-wide state.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 
 from lmprog.backends import Backend
 from lmprog.errors import ProgramError
-
-log = logging.getLogger("lmprog")
 
 
 class _Default:
@@ -24,7 +21,6 @@ class _Default:
         self._given: Backend | None = None
         self._embedded: Backend | None = None
         self._connected: dict[str, Backend] = {}
-        self._has_told = False
         self.running: dict[object, Backend] = {}
         """Of each run that goes on in this process, what it runs on."""
 
@@ -70,13 +66,7 @@ class _Default:
     def _start(self) -> Backend:
         from lmprog.backends.embedded import Runtime
 
-        if not self._has_told:
-            self._has_told = True
-            log.warning(
-                "lmprog: no backend is given, so this runs on nano, the toy model that comes with "
-                "it. For another one: program.using(backend=...), or set_default_backend(...)"
-            )
-        backend = Runtime("nano")
+        backend = Runtime()
         atexit.register(backend.close)
         return backend
 

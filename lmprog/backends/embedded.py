@@ -5,6 +5,7 @@ Combines `lmprog.launch`, which manages processes, with the client. Imported on 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from lmprog import launch
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from lmprog.backends.server_backend import RuntimeEndpoint
 
 
+log = logging.getLogger("lmprog")
+
+
 class Runtime(RuntimeBackend):
-    """Starts a runtime with `model` (a name or a folder) and is the backend on it; ended by `close`
-    or its `with`.
+    """Starts a runtime with `model` (a name or a folder; without one it is nano, which is told) and
+    is the backend on it; ended by `close` or its `with`.
 
     `options` are those of `lmprog.launch.RuntimeProcess`: its own, and the fields of
     `RuntimeConfig` and `SchedulerConfig`. `model_path` and `shutdown` are SGLang's names of `model`
@@ -33,7 +37,13 @@ class Runtime(RuntimeBackend):
                 "model and model_path are the same; give one of them", name="model_path"
             )
         model = path if model is None else model
-        model = "nano" if model is None else model
+        if model is None:
+            log.warning(
+                "lmprog: nothing names a model, so this runs on nano, the toy model that comes "
+                "with lmprog. To choose: program.using(backend=...), "
+                "lmprog.set_default_backend(...), lmprog.Runtime(MODEL)"
+            )
+            model = "nano"
         self.process = launch.RuntimeProcess(model, **options)
         try:
             super().__init__(self.process.connect("python"))

@@ -120,7 +120,7 @@ def test_a_program_without_a_backend_starts_a_runtime_and_leaves_none_behind() -
     )
     assert done.returncode == 0, done.stderr
     (told,) = done.stderr.splitlines()
-    assert "no backend is given, so this runs on nano, the toy model" in told
+    assert "nothing names a model, so this runs on nano, the toy model" in told
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
 
