@@ -119,7 +119,7 @@ UNITS = {
     "cli": Unit(
         "lmprog.cli",
         "errors config wire native weight_cache transport launch gpu_report quality backends ops "
-        "branches runs lang facade constraint "
+        "branches runs threads lang facade constraint "
         "simulation server options http gateway supervision ray",
     ),
 }

@@ -15,7 +15,6 @@ import os
 import secrets
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -173,8 +172,12 @@ class BatchFile:
             if answer.status not in (429, 503) or self._stopping.is_set():
                 break
             if attempt < MOST_TRIES - 1:
-                time.sleep(min(LONGEST_PAUSE, (answer.retry_after or 1.0) * 2**attempt))
+                self._pause(min(LONGEST_PAUSE, (answer.retry_after or 1.0) * 2**attempt))
         return answer
+
+    def _pause(self, seconds: float) -> None:
+        """Until Ctrl-C at most."""
+        self._stopping.wait(seconds)
 
 
 def check_input(path: Path) -> set[str]:

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -21,6 +20,7 @@ from rich.table import Table
 
 from lmprog.cli.http_endpoint import Endpoint
 from lmprog.errors import LmprogError
+from lmprog.lang import threads
 
 PERCENTS = (50, 90, 99)
 
@@ -43,7 +43,7 @@ def run(given: argparse.Namespace) -> int:
     lock = threading.Lock()
     began = time.perf_counter()
 
-    def client(_: int) -> StreamTimes:
+    def client() -> StreamTimes:
         seen = StreamTimes()
         with Endpoint(given.url, given.api_key) as endpoint:
             while True:
@@ -56,8 +56,9 @@ def run(given: argparse.Namespace) -> int:
                 except LmprogError as error:
                     seen.failures.append(str(error))
 
-    with ThreadPoolExecutor(given.clients) as pool:
-        all_seen = list(pool.map(client, range(given.clients)))
+    clients = threads.start_all("lmprog-bench", [client] * given.clients, given.clients)
+    threads.wait(clients)  # Ctrl-C ends it, and with the process its requests
+    all_seen = [one.result() for one in clients]
     _print_summary(_joined(all_seen), given, model, time.perf_counter() - began)
     return int(any(seen.failures for seen in all_seen))
 

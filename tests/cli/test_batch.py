@@ -101,7 +101,7 @@ def test_an_overloaded_server_is_asked_again_as_late_as_it_says(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(batch.time, "sleep", waited.append)
+    monkeypatch.setattr(batch.BatchFile, "_pause", lambda _, seconds: waited.append(seconds))
 
     def full_at_first(number: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         return (429, {"retry-after": "2"}, b"{}") if number < 3 else good(number, body)

@@ -12,6 +12,7 @@ import _thread
 import asyncio
 import json
 import sys
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,6 +24,7 @@ NUM_ITEMS = 400
 CONCURRENCY = 8
 ITEMS = [str(index) for index in range(NUM_ITEMS)]
 begun: list[str] = []
+folder = tempfile.TemporaryDirectory()  # for replies
 
 
 @lmprog.function
@@ -129,6 +131,7 @@ MODES: dict[str, Callable[[], object]] = {
     "map plain": _map(plain),
     "map async": _map(awaiting),
     "map stubborn": _map(stubborn),
+    "map cached": lambda: plain.map(ITEMS, concurrency=CONCURRENCY, cache=folder.name),
     "run_batch": lambda: plain.run_batch([(item,) for item in ITEMS], num_threads=CONCURRENCY),
     "generator": _generator,
     "amap": _on_loop(_amap),

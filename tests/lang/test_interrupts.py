@@ -21,7 +21,7 @@ import pytest
 import lmprog
 from lmprog.errors import Cancelled, ModelError
 from lmprog.testing import Hold, Scripted, Scripting
-from tests.backends.scripted_api import ScriptedApi, until
+from tests.backends.scripted_api import Fault, ScriptedApi, until
 from tests.lang.interrupted_programs import CONCURRENCY, MODES
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +197,35 @@ def test_ctrl_c_ends_lmprog_run(name: str, tmp_path: Path) -> None:
         _, err = process.communicate(timeout=LONG)
     assert process.returncode == 130
     assert err == "", "neither a traceback, nor a word on the model, which was chosen"
+
+
+def test_ctrl_c_ends_lmprog_bench_while_its_requests_wait() -> None:
+    service = Silent(0)
+    with service.api as api, started("-m", "lmprog.cli", "bench", api.base_url) as process:
+        until(lambda: service.num_waiting() == 16 or process.poll() is not None, LONG)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LONG) == 130
+
+
+PAUSING = """
+import sys
+from lmprog.cli import batch, main
+batch.LONGEST_PAUSE = 1e6
+sys.exit(main(["batch", "-i", sys.argv[1], "-o", sys.argv[2], "--url", sys.argv[3]]))
+"""
+
+
+def test_ctrl_c_ends_lmprog_batch_while_it_waits_to_ask_again(tmp_path: Path) -> None:
+    asks = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}
+    (tmp_path / "in").write_text(json.dumps(asks))
+    full = Fault(503, headers={"Retry-After": "1000000"})
+    with ScriptedApi(lambda prompt: "yes") as api:
+        api.faults.append(full)
+        files = (str(tmp_path / "in"), str(tmp_path / "out"))
+        with started("-c", PAUSING, *files, api.url) as process:
+            until(lambda: api.requests or process.poll() is not None, LONG)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LONG) == 130
 
 
 LEFT_OPEN = """
