@@ -2,7 +2,8 @@
 
 The embedded runtime is started on first use, which is told, and stopped when the process exits. It
 is refused while a program runs on another backend: who asks then has most likely lost the context
-of that run. This is the only module of the frontend with process-wide state.
+of that run. This is the only module of the frontend with process-wide state, but for threads that
+wait to be used again.
 """
 
 from __future__ import annotations

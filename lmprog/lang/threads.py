@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +19,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
+_Work: TypeAlias = tuple[str, Callable[[], None]]
 _Job: TypeAlias = tuple[Future[Any], contextvars.Context, Callable[[], Any]]
 LOOK_SECONDS = 0.25
 """Between two looks of a waiting main thread: what interrupts it need not be a signal of the
@@ -24,6 +27,8 @@ system, which alone wakes a thread (`_thread.interrupt_main`, as notebooks on so
 """
 STOP_SECONDS = 0.5
 """How long what was cancelled has to end, before nobody waits for it any more."""
+SPARE_NAME = "lmprog-spare"
+SPARE_SECONDS = 5.0
 
 
 def start(name: str, function: Callable[..., T], *args: Any) -> Future[T]:
@@ -44,14 +49,62 @@ def start_all(
         for future, function in zip(started, functions, strict=True)
     )
     try:
-        for number in range(min(at_most, len(functions))):
-            threading.Thread(
-                target=_work, args=(todo, all_or_none), name=f"{name}-{number}", daemon=True
-            ).start()
+        for _ in range(min(at_most, len(functions))):
+            if not todo:  # those that began first were fast
+                break
+            _spares.begin(name, partial(_work, todo, all_or_none))
     except BaseException:
         cancel(started)
         raise
     return started
+
+
+class _Spares:
+    """Threads that have had something to do, kept for a while: to start one takes about as long as
+    a short program.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a garbage collection in it may stop runs, by a thread
+        self._inboxes: list[queue.SimpleQueue[_Work]] = []
+
+    def begin(self, name: str, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._inboxes:
+                self._inboxes.pop().put((name, work))
+                return
+        threading.Thread(target=self._serve, args=((name, work),), daemon=True).start()
+
+    def _serve(self, work: _Work | None) -> None:
+        inbox: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+        thread = threading.current_thread()
+        while work is not None:
+            thread.name = work[0]
+            work[1]()
+            work = None  # what it holds is not needed while this thread waits
+            thread.name = SPARE_NAME
+            with self._lock:
+                self._inboxes.append(inbox)
+            work = self._next(inbox)
+
+    def _next(self, inbox: queue.SimpleQueue[_Work]) -> _Work | None:
+        try:
+            return inbox.get(timeout=SPARE_SECONDS)
+        except queue.Empty:
+            pass
+        with self._lock:
+            if inbox in self._inboxes:
+                self._inboxes.remove(inbox)
+        return None if inbox.empty() else inbox.get()  # it was given work meanwhile
+
+    def forked(self) -> None:
+        """In a forked process, which has none of them."""
+        self._lock, self._inboxes = threading.RLock(), []
+
+
+_spares = _Spares()
+if hasattr(os, "register_at_fork"):  # not on Windows, which forks no processes
+    os.register_at_fork(after_in_child=_spares.forked)
 
 
 def _work(todo: deque[_Job], all_or_none: bool) -> None:

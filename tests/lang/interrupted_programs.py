@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,6 +24,15 @@ from lmprog.errors import LmprogError
 NUM_ITEMS = 400
 CONCURRENCY = 8
 ITEMS = [str(index) for index in range(NUM_ITEMS)]
+THREADS = {
+    "lmprog-batch",
+    "lmprog-branch",
+    "lmprog-call",
+    "lmprog-run",
+    "lmprog-stop",
+    "lmprog-tool",
+}
+"""The names of threads in which something runs."""
 begun: list[str] = []
 folder = tempfile.TemporaryDirectory()  # for replies
 
@@ -175,9 +185,8 @@ def main(mode: str, url: str) -> None:
     done = None if results is None else len(results.values)
     _tell(kind=type(told[-1]).__name__, done=done, begun=len(begun))
     going_on.wait()
-    for thread in threading.enumerate():
-        if thread.name.startswith(("lmprog-batch", "lmprog-run", "lmprog-branch")):
-            thread.join()
+    while any(thread.name in THREADS for thread in threading.enumerate()):
+        time.sleep(0.01)
     _tell(begun=len(begun))
 
 

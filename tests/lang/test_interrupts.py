@@ -22,7 +22,7 @@ import lmprog
 from lmprog.errors import Cancelled, ModelError
 from lmprog.testing import Hold, Scripted, Scripting
 from tests.backends.scripted_api import Fault, ScriptedApi, until
-from tests.lang.interrupted_programs import CONCURRENCY, MODES
+from tests.lang.interrupted_programs import CONCURRENCY, MODES, THREADS
 
 ROOT = Path(__file__).parents[2]
 NUM_ANSWERED = 12
@@ -275,9 +275,7 @@ def first_then_hold(prompt: str) -> Scripting:
 
 def ended_threads() -> None:
     """All threads of programs have ended."""
-    for thread in threading.enumerate():
-        if thread.name.startswith(("lmprog-batch", "lmprog-run", "lmprog-branch", "lmprog-tool")):
-            thread.join()
+    until(lambda: not any(thread.name in THREADS for thread in threading.enumerate()), LONG)
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
