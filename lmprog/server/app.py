@@ -22,7 +22,7 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.guard import Guard
 from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, Problem, response_of
-from lmprog.server.http.middleware import RequestMiddleware
+from lmprog.server.http.middleware import RequestMiddleware, request_id_headers
 from lmprog.server.openai import chat_completions, completions, models
 from lmprog.server.operations import fleet_routes, health, metrics_route
 from lmprog.server.operations.health import version
@@ -104,7 +104,7 @@ class _NoRoute:
             self._guard.check(request)
         except HttpError as refusal:
             if not is_question or refusal.status_code != 401:
-                return response_of(refusal.problem)
+                return response_of(refusal.problem, request.scope)
         if is_question:
             return Response(status_code=204, headers=error.headers)
         path, method = request.url.path[:100], request.method
@@ -114,13 +114,15 @@ class _NoRoute:
             405: f"{path} does not allow {method}; allowed: {headers.get('Allow', 'others')}.",
         }
         message = messages.get(error.status_code, str(error.detail))
-        return response_of(Problem(error.status_code, message, headers=headers))
+        problem = Problem(error.status_code, message, headers=headers)
+        return response_of(problem, request.scope)
 
 
 async def _broke(request: Request, error: Exception) -> Response:
     """Something of ours; the server's log has the trace."""
-    response = response_of(
-        Problem(500, "The server failed; its log says more.", code="internal_error")
-    )
-    response.headers["x-request-id"] = getattr(request.state, "request_id", "")
+    problem = Problem(500, "The server failed; its log says more.", code="internal_error")
+    response = response_of(problem, request.scope)
+    request_id = getattr(request.state, "request_id", "")
+    for name in request_id_headers(request.scope["path"]):
+        response.headers[name] = request_id
     return response

@@ -1,5 +1,5 @@
-"""Routers on a gateway: FastAPI's, whose errors are answered in OpenAI's form wherever they are
-included.
+"""Routers on a gateway: FastAPI's, whose errors are answered in the form of their dialect wherever
+they are included.
 
 Every route has one of the `guards` among its dependencies. Knows how endpoints' exceptions become
 answers; knows no routes.
@@ -26,7 +26,7 @@ from lmprog.server.http.http_errors import (
     problem_of,
     response_of,
 )
-from lmprog.server.http.json_body import REFUSALS, UnreadRequest
+from lmprog.server.http.json_body import UnreadRequest, refusals_of
 
 
 class GatewayRoute(APIRoute):
@@ -48,17 +48,18 @@ def answer_to(error: Exception, request: Request) -> Response:
     """The answer to a request that failed with one of our exceptions."""
     match error:
         case HttpError():
-            return response_of(error.problem)
+            return response_of(error.problem, request.scope)
         case ClientGone():
             return Response(status_code=CLIENT_GONE)
         case RequestValidationError():  # of a dependency that somebody else added
-            return response_of(Problem(422, str(error), code="invalid_value"))
+            problem = Problem(422, str(error), code="invalid_value")
+            return response_of(problem, request.scope)
         case LmprogError():
             problem = problem_of(error, getattr(request.state, "names", None))
             if isinstance(error, RuntimeGone):
                 gateway: Gateway = request.state.gateway
                 problem = replace(problem, retry_after=gateway.link.seconds_until_up())
-            return response_of(problem)
+            return response_of(problem, request.scope)
     raise error
 
 
@@ -74,7 +75,7 @@ class GatewayRouter(APIRouter):
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **given: Any) -> None:
         """What can be fetched can be asked about, too: every GET has a HEAD."""
         if given.get("include_in_schema", True):
-            given["responses"] = {**REFUSALS, **(given.get("responses") or {})}
+            given["responses"] = {**refusals_of(path), **(given.get("responses") or {})}
         super().add_api_route(path, endpoint, **given)
         if "GET" in (given.get("methods") or ["GET"]):
             needs = given.get("dependencies")

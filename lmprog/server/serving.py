@@ -42,7 +42,7 @@ def early_refusal(gateway: Gateway, routes: Iterable[BaseRoute]) -> EarlyRefusal
         try:
             guard.decide(request)
         except HttpError as error:
-            return response_of(error.problem)
+            return response_of(error.problem, request.scope)
         return None
 
     generating = [route for route in routes if isinstance(route, APIRoute) and _generates(route)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 
 from lmprog.server.openai.messages import ChatMessage
 from lmprog.server.responses.response_store import Kept, Store
+from tests.server.fake_runtime import Fake, asking
 from tests.server.live import Live
 
 GREEDY: dict[str, Any] = {
@@ -263,25 +267,85 @@ def test_messages_call_the_fields_by_this_dialects_names(live: Live) -> None:
 
 
 def kept(name: str, size: int = 10, caller: str = "") -> Kept:
-    return Kept(caller, {"id": name}, [ChatMessage("user", "x")], size)
+    state = {"id": name, "background": False, "status": "completed", "tools": "x" * size}
+    made = Kept(caller, state, [ChatMessage("user", "x")])
+    made.seal(state, [ChatMessage("user", "x")])
+    return made
 
 
 def test_the_store_is_bounded_in_number_and_in_size_and_forgets_what_was_used_longest_ago() -> None:
-    store = Store(most=3, most_chars=100)
+    store = Store(20_000, most=3)
     for name in "abc":
         store.put(kept(name))
     assert store.get("", "a")
     store.put(kept("d"))
     assert [name for name in "abcd" if store.get("", name)] == ["a", "c", "d"]
-    store.put(kept("big", 95))
+    store.put(kept("big", 18_000))
     assert len(store) == 1
-    store.put(kept("bigger", 200))
-    assert store.get("", "bigger")
+    store.put(kept("bigger", 30_000))
+    assert (len(store), store.num_bytes) == (0, 0)
 
 
 def test_nobody_sees_anothers_response() -> None:
-    store = Store()
+    store = Store(10**6)
     store.put(kept("a", caller="alice"))
     assert store.get("bob", "a") is None
     assert not store.drop("bob", "a")
     assert store.drop("alice", "a")
+    assert store.num_bytes == 0
+
+
+def tools(count: int) -> list[dict[str, Any]]:
+    """Large where they are parsed, much larger than their text."""
+    deep: dict[str, Any] = {"enum": list(range(500)), "x": [[] for _ in range(500)]}
+    schema = {"type": "object", "properties": {"a": deep}}
+    return [{"type": "function", "name": f"tool{at}", "parameters": schema} for at in range(count)]
+
+
+@pytest.mark.parametrize("way", ["whole", "stream", "background"])
+def test_what_stored_responses_hold_is_what_the_store_counts(
+    fake: Fake, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores: list[Store] = []
+    made = Store.__init__
+
+    def remember(self: Store, *given: Any, **more: Any) -> None:
+        stores.append(self)
+        made(self, *given, **more)
+
+    monkeypatch.setattr(Store, "__init__", remember)
+    body: dict[str, Any] = {"input": "Hello " * 40, "max_output_tokens": 3, "ignore_eos": True}
+    body |= {"tools": tools(16), "tool_choice": "none", "metadata": {"a": "b" * 500}}
+    body |= {} if way == "whole" else {way: True}
+
+    async def run() -> tuple[int, int, int]:
+        async with asking(fake, max_stored_bytes=1_000_000) as (client, _):
+
+            async def ask(count: int) -> None:
+                for _ in range(count):
+                    answer = await client.post("/v1/responses", json=body)
+                    assert answer.status_code == 200, answer.text
+                    while len(asyncio.all_tasks()) > 1:  # of those in the background
+                        await asyncio.sleep(0.01)
+
+            await ask(2)
+            store = stores[-1]
+            before, counted = held(), store.num_bytes
+            await ask(8)
+            grown = held() - before, store.num_bytes - counted
+            await ask(20)
+            return *grown, store.num_bytes
+
+    def held() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        grown, counted, at_last = asyncio.run(run())
+    finally:
+        tracemalloc.stop()
+    assert counted > 8 * 30_000
+    assert grown < 1.15 * counted + 100_000
+    assert at_last <= 1_000_000
+    assert len(stores[-1]) < 30

@@ -20,7 +20,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lmprog.server.http.middleware import RequestMonitor, log_request, request_id_of
+from lmprog.server.http.middleware import (
+    RequestMonitor,
+    log_request,
+    request_id_headers,
+    request_id_of,
+)
 
 _NAME = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
@@ -96,13 +101,16 @@ class EarlyRefusal:
         if head is None:
             return None
         request = Request(head.scope)
+        request_id = request_id_of(request.headers)
+        head.scope["state"] = {"request_id": request_id}
         response = self._refuse(request)
         if response is None:
             return None
         with self._monitor.watch(head.scope) as end:
-            request_id = request_id_of(request.headers)
             closes = head.closes or head.missing > 0
-            written = _encoded(response, request_id, closes)
+            for name in request_id_headers(head.scope["path"]):
+                response.headers[name] = request_id
+            written = _encoded(response, closes)
             log_request(head.scope, response.status_code, end, request_id)
         return EarlyAnswer(written, head.missing, closes)
 
@@ -148,12 +156,11 @@ def read_head(data: bytes, routes: Mapping[bytes, Route]) -> RequestHead | None:
     return RequestHead(scope, missing, given.get(b"connection", b"").lower() == b"close")
 
 
-def _encoded(response: Response, request_id: str, closes: bool) -> bytes:
+def _encoded(response: Response, closes: bool) -> bytes:
     """A response as HTTP/1.1."""
     phrase = HTTPStatus(response.status_code).phrase.encode()
     lines = [b"HTTP/1.1 %d %b" % (response.status_code, phrase)]
     lines += [b"%b: %b" % field for field in response.raw_headers]
-    lines.append(b"x-request-id: " + request_id.encode())
     if closes:
         lines.append(b"connection: close")
     return b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body)

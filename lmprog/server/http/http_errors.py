@@ -1,7 +1,10 @@
-"""Errors in OpenAI's form: one shape for every response that is not 2xx.
+"""Errors as the clients of each dialect read them: the shape of every response that is not 2xx, and
+of the last event of a stream that fails.
 
-`Problem` is the value, `HttpError` raises one, `problem_of` words our own exceptions. Knows
-statuses and the tree of `lmprog.errors`; knows no routes.
+`Problem` is the value, `HttpError` raises one, `problem_of` words our own exceptions. The form
+follows from the path alone, since requests are also refused before they have a route: Anthropic's
+below `/v1/messages`, OpenAI's everywhere else. Knows statuses and the tree of `lmprog.errors`;
+knows no routes.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from http import HTTPStatus
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from lmprog import errors
 
@@ -27,6 +31,18 @@ _TYPES = {
     503: "service_unavailable",
     504: "timeout_error",
 }
+_ANTHROPICS_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_ANTHROPICS_PATH = re.compile(r"/v1/messages(?:/|\Z)")
+_NAMED_EVENTS = re.compile(r"/v1/(?:messages|programs)\Z")
+"""Where every event of a stream has a name, the last one too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +57,34 @@ class Problem:
     retry_after: float | None = None
     headers: Mapping[str, str] | None = None
 
-    def body(self) -> bytes:
-        """`{"error": {...}}`."""
-        kind = (
-            self.type
-            or _TYPES.get(self.status)
-            or ("invalid_request_error" if self.status < 500 else "server_error")
-        )
-        code = self.code or HTTPStatus(self.status).phrase.lower().replace(" ", "_")
-        error = {
+    def error(self) -> dict[str, str | None]:
+        """OpenAI's error: the value of the field of this name."""
+        return {
             "message": _sound(self.message),
-            "type": kind,
+            "type": self.type or _kind(_TYPES, self.status, "server_error"),
             "param": self.param and _sound(self.param),
-            "code": code,
+            "code": self.code or HTTPStatus(self.status).phrase.lower().replace(" ", "_"),
         }
-        return msgspec.json.encode({"error": error})
+
+    def body(self) -> bytes:
+        """OpenAI's form: `{"error": {...}}`."""
+        return msgspec.json.encode({"error": self.error()})
+
+    def anthropics_body(self, request_id: str | None) -> bytes:
+        """Anthropic's form. What else we know of the failure stands in `details`, as its clients
+        have it (`error_code`).
+        """
+        known = self.error()
+        error = {
+            "type": _kind(_ANTHROPICS_TYPES, self.status, "api_error"),
+            "message": known["message"],
+            "details": {"error_code": known["code"], "param": known["param"]},
+        }
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+
+
+def _kind(known: Mapping[int, str], status: int, fault: str) -> str:
+    return known.get(status) or ("invalid_request_error" if status < 500 else fault)
 
 
 def _sound(text: str) -> str:
@@ -85,13 +114,31 @@ def refused(
     return HttpError(Problem(status, message, param, code))
 
 
-def response_of(problem: Problem) -> Response:
-    """The whole answer."""
+def speaks_anthropic(path: str) -> bool:
+    """Whether Anthropic's clients ask for this path."""
+    return _ANTHROPICS_PATH.search(path) is not None
+
+
+def body_of(problem: Problem, scope: Scope) -> bytes:
+    """The JSON of a failed request, in the form of its path."""
+    if not speaks_anthropic(scope["path"]):
+        return problem.body()
+    return problem.anthropics_body(scope.get("state", {}).get("request_id"))
+
+
+def event_name_of(scope: Scope) -> str | None:
+    """The name of the event that says how a stream of this request failed; None: it has none."""
+    return "error" if _NAMED_EVENTS.search(scope["path"]) else None
+
+
+def response_of(problem: Problem, scope: Scope) -> Response:
+    """The whole answer to the request of `scope`."""
     headers = dict(problem.headers or {})
     if problem.status in (429, 503):
         seconds = RETRY_SECONDS if problem.retry_after is None else problem.retry_after
         headers["retry-after"] = str(max(1, round(seconds)))
-    return Response(problem.body(), problem.status, headers, media_type="application/json")
+    body = body_of(problem, scope)
+    return Response(body, problem.status, headers, media_type="application/json")
 
 
 _STATUS: tuple[tuple[type[errors.LmprogError], int], ...] = (  # the first that fits

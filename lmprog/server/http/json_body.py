@@ -9,7 +9,7 @@ request that is refused. `described` says what a route answers.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 from fastapi import Body, Request
@@ -17,6 +17,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from lmprog.server.http.bodies import RequestBody, read_body
+from lmprog.server.http.http_errors import speaks_anthropic
 from lmprog.server.http.struct_schema import schema_of
 from lmprog.server.options.server_settings import ServerSettings
 
@@ -82,9 +83,29 @@ class Error(msgspec.Struct, frozen=True):
     error: ErrorDetails
 
 
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    "default": {"model": AnswerOf[Error], "description": "It was refused, or it failed."}
-}
+class AnthropicsDetails(msgspec.Struct, frozen=True):
+    error_code: str | None
+    param: str | None
+
+
+class AnthropicsErrorDetails(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+    details: AnthropicsDetails
+
+
+class AnthropicsError(msgspec.Struct, frozen=True):
+    """The same where Anthropic's clients ask."""
+
+    type: Literal["error"]
+    error: AnthropicsErrorDetails
+    request_id: str | None
+
+
+def refusals_of(path: str) -> dict[int | str, dict[str, Any]]:
+    """What a route answers where it does not answer with 2xx."""
+    model = AnswerOf[AnthropicsError] if speaks_anthropic(path) else AnswerOf[Error]
+    return {"default": {"model": model, "description": "It was refused, or it failed."}}
 
 
 def described(

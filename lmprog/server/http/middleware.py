@@ -18,7 +18,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lmprog.server.http.http_errors import Problem, response_of
+from lmprog.server.http.http_errors import Problem, response_of, speaks_anthropic
 
 log = logging.getLogger("lmprog.server")
 
@@ -62,19 +62,22 @@ class RequestMiddleware:
             return
         request_id = request_id_of(Headers(scope=scope))
         scope.setdefault("state", {})["request_id"] = request_id
+        id_headers = request_id_headers(scope["path"])
         status = 0
 
         async def reply(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                for name in id_headers:
+                    headers[name] = request_id
             await send(message)
 
         with self._monitor.watch(scope) as end:
             try:
                 if self._monitor.is_overfull():
-                    await response_of(_FULL)(scope, receive, reply)
+                    await response_of(_FULL, scope)(scope, receive, reply)
                 else:
                     await self._app(scope, receive, reply)
             finally:
@@ -85,6 +88,11 @@ def request_id_of(headers: Headers) -> str:
     """The client's, where it is safe to log; else one of ours."""
     given = headers.get("x-request-id", "")
     return given if _SAFE_REQUEST_ID.fullmatch(given) else f"{_ids.getrandbits(128):032x}"
+
+
+def request_id_headers(path: str) -> tuple[str, ...]:
+    """The headers of an answer that name its request; Anthropic's clients read one of their own."""
+    return ("x-request-id", "request-id") if speaks_anthropic(path) else ("x-request-id",)
 
 
 def log_request(scope: Scope, status: int, end: RequestEnd, request_id: str) -> None:

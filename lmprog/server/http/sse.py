@@ -20,7 +20,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from lmprog.errors import LmprogError
-from lmprog.server.http.http_errors import ClientGone, HttpError, Problem, problem_of
+from lmprog.server.http.http_errors import (
+    ClientGone,
+    HttpError,
+    Problem,
+    body_of,
+    event_name_of,
+    problem_of,
+)
 from lmprog.server.options.server_settings import ServerSettings
 
 log = logging.getLogger("lmprog.server")
@@ -39,7 +46,16 @@ _LINE_ENDS = (
 
 def event(value: object, name: str | None = None) -> bytes:
     """One event with JSON data."""
-    data = b"data: " + one_line(_encoder.encode(value)) + b"\n\n"
+    return _event_of(_encoder.encode(value), name)
+
+
+def failure_event(problem: Problem, scope: Scope) -> bytes:
+    """How a stream of the request of `scope` ends that fails, as its dialect has it."""
+    return _event_of(body_of(problem, scope), event_name_of(scope))
+
+
+def _event_of(encoded: bytes, name: str | None) -> bytes:
+    data = b"data: " + one_line(encoded) + b"\n\n"
     return data if name is None else b"event: " + name.encode() + b"\n" + data
 
 
@@ -92,6 +108,7 @@ class EventStream(Response):
         self._first: asyncio.Task[bytes] | None = None
         self._names: Mapping[str, str] | None = None
         """See `problem_of`."""
+        self._failed: Callable[[Problem], bytes]
         self._wrote = 0.0
         self._writing = False
 
@@ -102,12 +119,15 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         settings: ServerSettings,
         headers: Mapping[str, str] | None = None,
+        failed: Callable[[Problem], bytes] | None = None,
     ) -> EventStream:
         """Waits for the first event, or `first_reply_wait`. Raises what `events` raises until then,
-        or ClientGone.
+        or ClientGone. What it raises later becomes its last events: those that `failed` gives,
+        or `failure_event`.
         """
         made = cls(events, settings, headers or {})
         made._names = getattr(request.state, "names", None)
+        made._failed = failed or (lambda problem: failure_event(problem, request.scope))
         made._first = asyncio.create_task(_first_of(events))
         try:
             await until_gone(
@@ -153,14 +173,16 @@ class EventStream(Response):
             async for part in self._events:
                 yield part
         except LmprogError as error:
-            yield _last(problem_of(error, self._names))
+            yield self._failed(problem_of(error, self._names))
         except HttpError as error:
-            yield _last(error.problem)
+            yield self._failed(error.problem)
         except ClientGone:
             return
         except Exception:  # the border: the client hears of it, the log has the rest
             log.exception("a stream failed")
-            yield _last(Problem(500, "The server failed while it answered; its log says more."))
+            yield self._failed(
+                Problem(500, "The server failed while it answered; its log says more.")
+            )
 
     async def _say(self, send: Send, message: Message) -> None:
         self._writing = True
@@ -227,7 +249,3 @@ async def _first_of(events: AsyncGenerator[bytes, None]) -> bytes:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _last(problem: Problem) -> bytes:
-    return b"data: " + one_line(problem.body()) + b"\n\n"

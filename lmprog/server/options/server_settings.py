@@ -13,6 +13,7 @@ from typing import Literal
 from lmprog.errors import InvalidParameter
 
 Isolation = Literal["shared", "key", "strict"]
+_SIZES = ("max_body_bytes", "max_stored_bytes")
 _ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
 
 
@@ -83,6 +84,8 @@ class ServerSettings:
     """HTTP requests open at once; more are refused with 503."""
     max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
+    max_stored_bytes: int = 64 * 1024 * 1024
+    """Of all stored responses; the oldest are forgotten first."""
 
     start_wait: float = 30.0
     """A request that comes while the runtime starts waits for it this long; 0: it is refused."""
@@ -112,7 +115,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise _wrong("port", self.port, "0 to 65535 (0: any free one)")
-        for name in ("replicas", "max_running", "max_waiting", "max_requests", "max_body_bytes"):
+        for name in ("replicas", "max_running", "max_waiting", "max_requests", *_SIZES):
             if getattr(self, name) < 1:
                 raise _wrong(name, getattr(self, name), "at least 1")
         for name in (

@@ -14,6 +14,7 @@ import msgspec
 
 from lmprog import wire
 from lmprog.calls.reading import ParsedCall
+from lmprog.server.http.http_errors import Problem
 from lmprog.server.http.sse import event
 from lmprog.server.openai import answers
 from lmprog.server.openai.tool_calls import AnswerPart
@@ -66,11 +67,26 @@ class Writer:
             self.state["constraint_left_out"] = done.left_out
         return events + self._tell(f"response.{status}", response=self.state)
 
-    def fail(self, status: str, code: str | None = None, message: str | None = None) -> None:
-        """It ends without a result: `failed`, or `cancelled`."""
+    def fail(self, problem: Problem) -> bytes:
+        """It ends without a result. OpenAI's clients raise at the last event, for its `error`;
+        the other fields are those that the event has by its documentation.
+        """
+        events = b"" if self._sequence else self.begin()
+        events += self._close_message("incomplete")
+        error = problem.error()
+        known = {name: error[name] for name in ("code", "message", "param")}
+        self.state["status"] = "failed"
+        self.state["error"] = {name: known[name] for name in ("code", "message")}
+        return (
+            events
+            + self._tell("response.failed", response=self.state)
+            + self._tell("error", **known, error=error)
+        )
+
+    def cancel(self) -> None:
+        """It ends because its client wants that."""
         self._close_message("incomplete")
-        self.state["status"] = status
-        self.state["error"] = {"code": code, "message": message} if message else None
+        self.state["status"], self.state["error"] = "cancelled", None
 
     def _text(self, text: str) -> bytes:
         events = self._close_thought("completed")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
 
 import msgspec
 from starlette.requests import Request
@@ -18,14 +17,14 @@ from starlette.responses import Response
 from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.http_errors import HttpError, problem_of, refused
+from lmprog.server.http.http_errors import HttpError, Problem, problem_of, refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.running_request import running, warned
 from lmprog.server.responses.response_events import Writer
-from lmprog.server.responses.response_store import Kept, Store, size_of
+from lmprog.server.responses.response_store import Kept, Store
 from lmprog.server.responses.responses_body import (
     SILENT,
     ResponsesBody,
@@ -37,6 +36,9 @@ from lmprog.server.routers import GatewayRouter
 
 log = logging.getLogger("lmprog.server")
 
+_INTERRUPTED = Problem(503, "The response was interrupted.", code="interrupted")
+"""Of a response whose client left before it was written."""
+
 
 class Responding:
     """One response on its way: the chat that makes it, the writer, the place where it is kept."""
@@ -47,6 +49,7 @@ class Responding:
         """Raises HttpError for what cannot be answered."""
         self._gateway = gateway
         self._request = request
+        self._store = store
         self._salt = body.cache_salt
         caller = request.state.caller
         history = _history(store, caller, body.previous_response_id)
@@ -62,35 +65,64 @@ class Responding:
             self._names["template_variables"] = "reasoning.effort"
         request.state.names = self._names
         self.writer = Writer(body, self._chat.head.model, self._chat.head.created)
+        self._begun = b""
+        """Events that are made and not told yet: the first ones go with the first text."""
         self.kept: Kept | None = None
         if body.keeps:
-            self.kept = Kept(caller, self.writer.state, self._messages, size_of(self._messages))
+            self.kept = Kept(caller, self.writer.state, self._messages)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         return self._chat.warnings
+
+    @property
+    def json(self) -> bytes:
+        """The response as it is now."""
+        return msgspec.json.encode(self.writer.state) if self.kept is None else self.kept.json
+
+    def keep(self, task: asyncio.Task[None] | None = None) -> None:
+        """It can be asked for from now on. `task` writes it, where nobody waits for it."""
+        if self.kept is not None:
+            self.kept.task = task
+            self._store.put(self.kept)
 
     async def events(self, stream: bool = True) -> AsyncGenerator[bytes, None]:
         """Writes the response, and tells of it."""
         try:
             async for told in self._events(stream):
                 yield told
-        finally:
+        except (asyncio.CancelledError, GeneratorExit):
             if self.writer.state["status"] not in ("completed", "incomplete"):
-                self.writer.fail("failed", "interrupted", "The response was interrupted.")
+                self.writer.fail(_INTERRUPTED)
+            raise
+        finally:
+            self._seal()
+
+    def failed(self, problem: Problem) -> bytes:
+        """The last events of a stream that fails."""
+        begun, self._begun = self._begun, b""
+        told = begun + self.writer.fail(problem)
+        self._seal()
+        return told
+
+    def _seal(self) -> None:
+        """What is kept of it is as it is now."""
+        if self.kept is not None:
+            self.kept.seal(self.writer.state, self._messages)
+            self._store.recount(self.kept)
 
     async def _events(self, stream: bool) -> AsyncGenerator[bytes, None]:
         writer, reader = self.writer, self._chat.box.reader()
         with running(self._gateway, self._request, [self._chat.prompt], stream, self._salt) as run:
-            begun = writer.begin()
+            self._begun = writer.begin()
             async for piece in run.pieces():
                 if piece.done is None:
-                    told, begun = begun + writer.add(reader.feed(piece.text)), b""
+                    told, self._begun = self._begun + writer.add(reader.feed(piece.text)), b""
                     if told:
                         yield told
                     continue
                 rest = [] if stream else reader.feed(piece.done.outputs[0].text)
-                told = begun + writer.add([*rest, *reader.finish()])
+                told, self._begun = self._begun + writer.add([*rest, *reader.finish()]), b""
                 self._remember(piece.done)
                 yield told + writer.end(piece.done, self._chat.prompt.sampling.logprobs is not None)
 
@@ -103,15 +135,24 @@ class Responding:
         try:
             await self.whole()
         except asyncio.CancelledError:
-            self.writer.fail("cancelled")
+            self.writer.cancel()
             raise
         except LmprogError as error:
-            self.writer.fail("failed", error.code, problem_of(error, self._names).message)
+            self.writer.fail(problem_of(error, self._names))
         except HttpError as error:
-            self.writer.fail("failed", error.problem.code, error.problem.message)
+            self.writer.fail(error.problem)
         except Exception:  # the border of a background task
             log.exception("a response in the background failed")
-            self.writer.fail("failed", "server_error", "The server failed; its log says more.")
+            message = "The server failed; its log says more."
+            self.writer.fail(Problem(500, message, code="server_error"))
+
+    def end_background(self, _: asyncio.Task[None]) -> None:
+        """Its task has ended, perhaps before it began."""
+        if self.writer.state["status"] in ("queued", "in_progress"):
+            self.writer.cancel()
+        self._seal()
+        if self.kept is not None:
+            self.kept.task = None
 
     def _remember(self, done: wire.CallDone) -> None:
         """Adds the answer to the conversation, for requests that continue it."""
@@ -126,7 +167,7 @@ class Responding:
 
 def router(gateway: Gateway) -> GatewayRouter:
     router = GatewayRouter(gateway, "OpenAI")
-    store = Store()
+    store = Store(gateway.settings.max_stored_bytes)
     background: set[asyncio.Task[None]] = set()
 
     @router.post(
@@ -145,17 +186,18 @@ def router(gateway: Gateway) -> GatewayRouter:
             task = asyncio.create_task(made.in_background())
             background.add(task)
             task.add_done_callback(background.discard)
-            assert made.kept is not None
-            made.kept.task = task
-            store.put(made.kept)
-            return _json(made.writer.state, headers)
+            task.add_done_callback(made.end_background)
+            made.keep(task)
+            return _json(made.json, headers)
         if body.stream:
-            stream = await EventStream.begin(request, made.events(), gateway.settings, headers)
-            _keep(store, made.kept)
+            stream = await EventStream.begin(
+                request, made.events(), gateway.settings, headers, made.failed
+            )
+            made.keep()
             return stream
         await until_gone(request, made.whole())
-        _keep(store, made.kept)
-        return _json(made.writer.state, headers)
+        made.keep()
+        return _json(made.json, headers)
 
     @router.get(
         "/v1/responses/{response}",
@@ -163,7 +205,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         summary="A response that was stored.",
     )
     async def stored_response(request: Request, response: str) -> Response:
-        return _json(_found(store, request.state.caller, response, "response_id", 404).state)
+        return _json(_found(store, request.state.caller, response, "response_id", 404).json)
 
     @router.delete(
         "/v1/responses/{response}",
@@ -173,7 +215,8 @@ def router(gateway: Gateway) -> GatewayRouter:
     async def drop_response(request: Request, response: str) -> Response:
         if not store.drop(request.state.caller, response):
             raise _unknown(response, "response_id", 404)
-        return _json({"id": response, "object": "response", "deleted": True})
+        deleted = {"id": response, "object": "response", "deleted": True}
+        return _json(msgspec.json.encode(deleted))
 
     @router.post(
         "/v1/responses/{response}/cancel",
@@ -182,7 +225,7 @@ def router(gateway: Gateway) -> GatewayRouter:
     )
     async def cancel_response(request: Request, response: str) -> Response:
         kept = _found(store, request.state.caller, response, "response_id", 404)
-        if not kept.state["background"]:
+        if not kept.is_background:
             raise refused(
                 "Only a response that was begun with background=true can be cancelled.",
                 "response_id",
@@ -190,8 +233,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         if kept.task is not None and not kept.task.done():
             kept.task.cancel()
             await asyncio.wait({kept.task})
-            kept.state["status"] = "cancelled"
-        return _json(kept.state)
+        return _json(kept.json)
 
     return router
 
@@ -213,18 +255,12 @@ def _history(store: Store, caller: str, name: str | None) -> list[ChatMessage]:
     if name is None:
         return []
     kept = _found(store, caller, name, "previous_response_id", 400)
-    if kept.state["status"] not in ("completed", "incomplete"):
+    if kept.status not in ("completed", "incomplete"):
         raise refused(
-            f"Response {name[:60]!r} is {kept.state['status']}; only complete ones can be "
-            "continued.",
+            f"Response {name[:60]!r} is {kept.status}; only complete ones can be continued.",
             "previous_response_id",
         )
     return kept.messages
-
-
-def _keep(store: Store, kept: Kept | None) -> None:
-    if kept is not None:
-        store.put(kept)
 
 
 def _found(store: Store, caller: str, name: str, param: str, status: int) -> Kept:
@@ -243,5 +279,5 @@ def _unknown(name: str, param: str, status: int) -> HttpError:
     )
 
 
-def _json(value: Any, headers: Any = None) -> Response:
-    return Response(msgspec.json.encode(value), headers=headers, media_type="application/json")
+def _json(encoded: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encoded, headers=headers, media_type="application/json")

@@ -88,6 +88,6 @@ function parse(block) {
   const text = data.join("\n");
   if (!text || text === "[DONE]") return null;
   const value = JSON.parse(text);
-  if (name === "message" && value.error) throw new Refused(500, value.error.message);
+  if ((name === "message" || name === "error") && value.error) throw new Refused(500, value.error.message);
   return [name, value];
 }
