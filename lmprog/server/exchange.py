@@ -17,12 +17,29 @@ from typing import Protocol, Self, TypeAlias
 import msgspec
 
 from lmprog import wire
-from lmprog.errors import Cancelled, LmprogError, ProtocolError, RuntimeGone, from_wire
+from lmprog.errors import (
+    Cancelled,
+    LmprogError,
+    Overloaded,
+    ProtocolError,
+    RuntimeGone,
+    from_wire,
+)
 from lmprog.launch import Connection
 from lmprog.server.fairness.dispatch import Dispatcher, Flow
 from lmprog.server.request_records import RequestRecord
 
 log = logging.getLogger("lmprog.server")
+
+MOST_QUEUED = 8 * 1024 * 1024
+"""Bytes of deltas that may wait for one reader; beyond it the exchange is broken off. A text of a
+hundred thousand tokens is half a megabyte: only log-probabilities come near this.
+"""
+MOST_LOGPROBS = 4_000_000
+"""Log-probabilities of all results that have come and are not answered yet, 0.6 GB of them."""
+_LOGPROB_BYTES = 160
+_DELTA_BYTES = 256
+"""What one takes in memory, about."""
 
 Answer: TypeAlias = wire.Reply
 """To a call: `Delta`s, and then one that is none."""
@@ -44,6 +61,8 @@ class ExchangeLink(Protocol):
     """What an exchange needs of its link."""
 
     turns: Dispatcher | None
+    held_logprobs: int
+    """Of all results that exchanges hold."""
 
     def number(self) -> int:
         """A new one, for a branch or a call."""
@@ -94,6 +113,10 @@ class Exchange:
         self._branches: list[int] = []
         self._calls: set[int] = set()
         self._inbox: deque[Answer] = deque()
+        self._queued = 0
+        """Bytes of the deltas in the inbox, about."""
+        self._held = 0
+        """Log-probabilities of the results that have come."""
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -166,7 +189,10 @@ class Exchange:
                 raise self._failure
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self._inbox.popleft()
+        reply = self._inbox.popleft()
+        if isinstance(reply, wire.Delta):
+            self._queued -= _DELTA_BYTES + _size_of(reply)
+        return reply
 
     async def next(self) -> Answer:
         """The next reply. Raises what a `Failed` says."""
@@ -187,21 +213,60 @@ class Exchange:
         if not isinstance(reply, wire.Delta | wire.Welcome) and reply.call is not None:
             self._calls.discard(reply.call)
             self.record.take(reply)
-        elif isinstance(reply, wire.Delta) and self._inbox:
-            last = self._inbox[-1]
-            if isinstance(last, wire.Delta) and (last.call, last.index) == (
-                reply.call,
-                reply.index,
-            ):
-                # What came while nobody read is one piece: less work for all just when there is too
-                # much.
-                text, count = last.text + reply.text, last.num_tokens + reply.num_tokens
-                self._inbox[-1] = wire.Delta(
-                    reply.call, reply.index, text, count, last.logprobs + reply.logprobs
-                )
+            if not self._hold(reply):
                 return
+        elif isinstance(reply, wire.Delta) and self._queue(reply):
+            return
         self._inbox.append(reply)
         self._wake()
+
+    def _queue(self, delta: wire.Delta) -> bool:
+        """Counts a delta. Whether that is all: it was joined to the last one, or the reader is too
+        slow.
+        """
+        self._queued += _size_of(delta)
+        if self._queued > MOST_QUEUED:
+            self._break_off(
+                Cancelled(
+                    f"The stream was ended since its client reads too slowly: {MOST_QUEUED:,} "
+                    "bytes waited for it. Ask for fewer log-probabilities, or read faster."
+                )
+            )
+            return True
+        last = self._inbox[-1] if self._inbox else None
+        if isinstance(last, wire.Delta) and (last.call, last.index) == (delta.call, delta.index):
+            # What came while nobody read is one piece: less work for all just when there is too
+            # much.
+            text, count = last.text + delta.text, last.num_tokens + delta.num_tokens
+            self._inbox[-1] = wire.Delta(
+                delta.call, delta.index, text, count, last.logprobs + delta.logprobs
+            )
+            return True
+        self._queued += _DELTA_BYTES
+        return False
+
+    def _hold(self, reply: Answer) -> bool:
+        """Counts a result's log-probabilities, until the exchange is closed. Whether there is room
+        for them.
+        """
+        count = wire.count_logprobs(reply)
+        self._held += count
+        self._link.held_logprobs += count
+        if not count or self._link.held_logprobs <= MOST_LOGPROBS:
+            return True
+        self._break_off(
+            Overloaded(
+                f"Results with more than {MOST_LOGPROBS:,} log-probabilities wait to be answered; "
+                "try again later, or ask for fewer at once."
+            )
+        )
+        return False
+
+    def _break_off(self, error: LmprogError) -> None:
+        """Ends the exchange, and holds nothing of what has come."""
+        self._inbox.clear()
+        self._queued = 0
+        self.cancel(error)
 
     def _charge(self, account: Account, reply: Answer) -> None:
         """Counts tokens when they come, so that those of a call that is left are counted too."""
@@ -233,6 +298,8 @@ class Exchange:
         self._close(ProtocolError("this exchange was closed"))
 
     def _close(self, error: Exception) -> None:
+        self._link.held_logprobs -= self._held
+        self._held = 0
         turns = None if self._account is None else self._link.turns
         never_opened = turns.leave(self) if turns is not None else frozenset[int]()
         for number in self._calls:
@@ -261,3 +328,9 @@ class Exchange:
         at: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _size_of(delta: wire.Delta) -> int:
+    """Bytes, about, of what grows with its tokens."""
+    rows = wire.count_logprobs(delta) * _LOGPROB_BYTES if delta.logprobs else 0
+    return len(delta.text) + rows

@@ -21,6 +21,7 @@ from lmprog.errors import Overloaded, RuntimeGone
 from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
 from lmprog.server.fairness.dispatch import Dispatcher
 from lmprog.server.http.auth import Keyring, calling_adapter, calling_key, calling_session
+from lmprog.server.http.bodies import BodyRoom
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.observability.key_metrics import KeyMetrics
 from lmprog.server.observability.meters import Meters
@@ -62,6 +63,7 @@ class Gateway:
         """HTTP requests that have begun and not ended."""
         self.open_results = 0
         """Results that were admitted and have not ended."""
+        self.body_room = BodyRoom(settings.max_bodies_bytes)
         self.accounts = KeyAccounts(
             self.keyring.keys,
             settings.max_running + settings.max_waiting,

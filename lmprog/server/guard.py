@@ -35,8 +35,8 @@ _CHALLENGE = 'Bearer, Basic realm="lmprog, any user name, the key as password"'
 
 
 class Guard:
-    """Lets a request through, or raises HttpError. Leaves in the request's state its `gateway`, its
-    `access`, and `caller`: a digest that names its key, "" where there is none.
+    """Lets a request through, or raises HttpError. Leaves in the request's state its `gateway`, the
+    `body_room`, its `access`, and `caller`: a digest that names its key, "" where there is none.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Guard:
         """Whose page and whose key it is."""
         headers, state = request.headers, request.scope.setdefault("state", {})
         state["gateway"] = self._gateway
+        state["body_room"] = self._gateway.body_room
         problem = self._sites.problem(headers, request.method)
         if problem is not None:
             raise HttpError(problem)

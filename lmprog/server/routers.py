@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
 
 from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.server.gateway import Gateway
@@ -30,7 +31,17 @@ from lmprog.server.http.json_body import UnreadRequest, refusals_of
 
 
 class GatewayRoute(APIRoute):
-    """A route that leaves bodies to its endpoint and answers our own exceptions itself."""
+    """A route that leaves bodies to its endpoint and answers our own exceptions itself. A body is
+    held until the answer is written.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().handle(scope, receive, send)
+        finally:
+            state = scope.get("state", {})
+            if "body_bytes" in state:
+                state["body_room"].leave(state)
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         inner = super().get_route_handler()

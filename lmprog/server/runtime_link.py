@@ -73,6 +73,7 @@ class RuntimeLink:
         self.records = RecordKeeper(time.monotonic)
         self.turns: Dispatcher | None = None
         """None: everything is sent at once."""
+        self.held_logprobs = 0
         self._connection: Connection | None = None
         self._reader: ReplyReader | None = None
         self._numbers = itertools.count(1)

@@ -120,6 +120,7 @@ from lmprog.wire.replies import (
     TokensAre,
     Usage,
     Welcome,
+    count_logprobs,
 )
 from lmprog.wire.sampling_params import (
     DIALECTS,
@@ -227,6 +228,7 @@ __all__ = [
     "Usage",
     "Welcome",
     "Whitespace",
+    "count_logprobs",
     "decode_ops",
     "decode_replies",
     "encode",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -328,3 +329,21 @@ Reply: TypeAlias = (
     | PrefixesAre
     | Failed
 )
+
+
+def count_logprobs(reply: Reply) -> int:
+    """Log-probabilities in a reply: of each token, and of the likely tokens in its place."""
+    match reply:
+        case CallDone():
+            rows = sum(_logprobs_of(output.logprobs) for output in reply.outputs)
+            return rows + _logprobs_of(reply.prompt_logprobs)
+        case Chosen():
+            return sum(len(option.logprobs) for option in reply.options)
+        case Delta():
+            return _logprobs_of(reply.logprobs)
+    return 0
+
+
+def _logprobs_of(rows: Sequence[TokenLogprob]) -> int:
+    """Every row has as many likely tokens as the last."""
+    return len(rows) * (1 + len(rows[-1].top)) if rows else 0

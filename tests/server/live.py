@@ -28,7 +28,9 @@ class Live:
         response = self.post(path, **body)
         assert response.status_code == 400, response.text
         error: dict[str, Any] = response.json()["error"]
-        return error
+        details = error.get("details", {})  # Anthropic's form says the same in another place
+        code = {"code": details["error_code"]} if details else {}
+        return {**error, **details, **code}
 
     def events(self, path: str, **body: Any) -> Iterator[str]:
         """The data of each event, without comments."""

@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -41,6 +41,38 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _logged: set[str] = set()
 """Unknown fields that the log has already. At most `_MOST_LOGGED`: clients choose these names."""
 _MOST_LOGGED = 1000
+
+
+class BodyRoom:
+    """How many bytes of bodies are held, of all requests whose answers are not written yet."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    def take(self, count: int, state: dict[str, Any]) -> None:
+        """So many more, for the request of `state`. Raises HttpError where there is no room."""
+        if self.held + count > self._most:
+            raise HttpError(
+                Problem(
+                    503,
+                    f"The bodies of all requests under way may have {self._most:,} bytes together; "
+                    "try again later, or send less at once.",
+                    code="overloaded",
+                    headers={"connection": "close"},
+                )
+            )
+        self.held += count
+        state["body_bytes"] = state.get("body_bytes", 0) + count
+
+    def leave(self, state: dict[str, Any]) -> None:
+        """What the request of `state` holds is free again. Safe to repeat."""
+        self.held -= state.pop("body_bytes", 0)
+
+    def hand_over(self, state: dict[str, Any]) -> Callable[[], None]:
+        """The request's body outlives it, until what is returned is called."""
+        own = {"body_bytes": state.pop("body_bytes", 0)}
+        return lambda: self.leave(own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +122,8 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
         raise _too_large(limit)
+    state = request.scope.get("state", {})
+    room: BodyRoom | None = state.get("body_room")
     parts: list[bytes] = []
     size = 0
     try:
@@ -102,6 +136,8 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
+                if room is not None:
+                    room.take(len(part), state)
                 parts.append(part)
                 if not message.get("more_body", False):
                     return b"".join(parts)

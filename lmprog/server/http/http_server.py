@@ -44,7 +44,9 @@ class HttpServer(uvicorn.Server):
         """`when_stopping` is called first when it is told to stop. `early` sees requests before
         the application does.
         """
-        http = type("_Connection", (HttpConnection,), {"early": early})
+        http = type(
+            "_Connection", (HttpConnection,), {"early": early, "write_stall": settings.write_stall}
+        )
         first = type("_First", (NewConnection,), {"early": early, "http": http})
         super().__init__(
             uvicorn.Config(

@@ -81,6 +81,12 @@ LIMITS: Mapping[str, Limit] = {
     **dict(limit for line in wire.SAMPLING_OPTIONS.values() for limit in _of_option(line)),
     "logprobs": Limit(0, 20, "tokens", "of /v1/completions; a boolean in chats"),
     "top_logprobs": Limit(0, 20, "tokens"),
+    "entries": Limit(
+        0,
+        250_000,
+        "log-probabilities",
+        "of one answer: tokens of prompts and results, times one and the likely tokens at each",
+    ),
     "best_of": Limit(1, 128, "results"),
     "beam_width": Limit(1, 128, "texts", "of use_beam_search; best_of or n, if it is not given"),
     "length_penalty": Limit(-10, 10, "number", "of use_beam_search"),

@@ -28,6 +28,8 @@ class HttpConnection(H11Protocol):
     """Within which the headers of a request must be there, from its first byte or the connection's
     beginning.
     """
+    write_stall: ClassVar[float] = 60.0
+    """An answer that was written, and of which its client reads nothing for so long, is cut off."""
     early: ClassVar[EarlyRefusal | None] = None
     """Sees the first bytes of requests."""
 
@@ -40,6 +42,7 @@ class HttpConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, dict(app_state), _loop)
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._refused: RefusedBody | None = None
         """What is still to come of a request that was refused early."""
 
@@ -51,9 +54,27 @@ class HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        if self._unread is not None:
+            self._unread.cancel()
         if self._refused is not None:
             self._refused.end()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        if self._unread is None and self.transport.get_write_buffer_size():
+            self._watch_reading()
+        super().on_response_complete()
+
+    def _watch_reading(self, before: int | None = None) -> None:
+        """Looks now and again whether the client reads what was written, until it has it all, or
+        more is being written: streams look themselves.
+        """
+        self._unread = None
+        left = self.transport.get_write_buffer_size() if self._is_between else 0
+        if left and left == before:
+            self.transport.abort()
+        elif left:
+            self._unread = self.loop.call_later(self.write_stall, self._watch_reading, left)
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:

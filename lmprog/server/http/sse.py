@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -44,9 +44,11 @@ _LINE_ENDS = (
 )
 
 
-def event(value: object, name: str | None = None) -> bytes:
+def event(
+    value: object, name: str | None = None, encode: Callable[[Any], bytes] = _encoder.encode
+) -> bytes:
     """One event with JSON data."""
-    return _event_of(_encoder.encode(value), name)
+    return _event_of(encode(value), name)
 
 
 def failure_event(problem: Problem, scope: Scope) -> bytes:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from lmprog import wire
 from lmprog.server.gateway import Gateway
+from lmprog.server.http.large_answers import entries_in, made_aside
 from lmprog.server.http.sse import EventStream, until_gone
-from lmprog.server.openai import answers
 from lmprog.server.openai.running_request import (
     RequestPrompt,
     RunningRequest,
@@ -54,5 +54,5 @@ async def answer_request(
         return await EventStream.begin(request, events(started), gateway.settings, headers)
     with started() as run:
         dones = await until_gone(request, run.dones())
-        answer = answers.encoded(whole(run, dones))
+        answer = await made_aside(lambda encode: encode(whole(run, dones)), entries_in(dones))
     return Response(answer, headers=headers, media_type="application/json")

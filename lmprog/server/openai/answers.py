@@ -5,7 +5,7 @@ shapes only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -255,8 +255,3 @@ def _prompt_logprob(one: wire.TokenLogprob) -> dict[str, PromptLogprob]:
     }
     found.setdefault(str(one.token), PromptLogprob(_finite(one.logprob), None, one.text))
     return found
-
-
-def encoded(body: Any) -> bytes:
-    """JSON."""
-    return msgspec.json.encode(body)

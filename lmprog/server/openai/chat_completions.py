@@ -17,6 +17,7 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
+from lmprog.server.http.large_answers import cut_to_entries, is_beyond
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
@@ -31,6 +32,7 @@ from lmprog.server.openai.running_request import (
     RunningAnswers,
     RunningRequest,
     answering,
+    asked_by,
 )
 from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
 from lmprog.server.openai.tools import ChatTool, NamedTool, Toolbox, toolbox
@@ -87,7 +89,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         body = read.body
         chat = understood(gateway, body, read.warnings)
         request.state.names = chat.names
-        if body.needs_tokens:
+        if body.needs_tokens or is_beyond(asked_by(chat.prompts, gateway.info.context_len)):
             known = as_tokens(gateway, chat.prompts, body.truncate_prompt_tokens)
             (prompt,) = await until_gone(request, known)
             chat = replace(chat, prompt=prompt)
@@ -119,7 +121,7 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     box, constraint = _constrained(box, made)
     prompt = RequestPrompt(
         pieces=pieces_of(body.messages, box, goes_on, _variables(body)),
-        sampling=_sampling(body, box, gateway.suggested),
+        sampling=cut_to_entries(_sampling(body, box, gateway.suggested), gateway.info.context_len),
         constraint=constraint,
         priority=body.priority or 0,
         includes_stop=bool(body.include_stop_str_in_output),

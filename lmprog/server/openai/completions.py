@@ -18,6 +18,7 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
+from lmprog.server.http.large_answers import Encode, entries_in, is_beyond, made_aside
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
@@ -30,6 +31,7 @@ from lmprog.server.openai.running_request import (
     RunningAnswers,
     RunningRequest,
     answering,
+    asked_by,
 )
 from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
 from lmprog.server.routers import GatewayRouter
@@ -80,7 +82,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         body = read.body
         asked = understood(gateway, body, read.warnings)
         request.state.names = asked.names
-        if body.needs_tokens:
+        if body.needs_tokens or is_beyond(asked_by(asked.prompts, gateway.info.context_len)):
             known = as_tokens(gateway, asked.prompts, body.truncate_prompt_tokens)
             asked = replace(asked, prompts=await until_gone(request, known))
         events, whole = partial(_events, asked), partial(_whole, asked)
@@ -127,6 +129,8 @@ def understood(
             priority=body.priority or 0,
             reads=echo and not is_known(one),
             includes_stop=bool(body.include_stop_str_in_output),
+            copies=n,
+            repeats=echo or bool(body.return_token_ids),
         )
         for one in given
     )
@@ -301,10 +305,33 @@ def _whole(
     return _completion(asked, choices, answers.usage_of(dones))
 
 
+def _silent(asked: Completions) -> msgspec.UnsetType | None:
+    """The usage of chunks that have none: null where the last one has it."""
+    return None if asked.wants_usage else msgspec.UNSET
+
+
+def _ends(
+    asked: Completions,
+    run: RunningRequest,
+    place: int,
+    done: wire.CallDone,
+    begun: frozenset[int],
+    encode: Encode,
+) -> bytes:
+    """The last chunks of one prompt's choices, of which some have `begun`."""
+    told = b""
+    for choice in _choices(asked, run, place, done):
+        text = "" if choice.index in begun or not asked.echo else choice.text
+        logprobs = choice.logprobs if asked.echo else None
+        last = msgspec.structs.replace(choice, text=text, logprobs=logprobs)
+        told += event(_completion(asked, [last], _silent(asked)), encode=encode)
+    return told
+
+
 async def _events(asked: Completions, started: Started) -> AsyncGenerator[bytes, None]:
     """The stream: texts as they come, ends, usage. With echo each choice begins with its prompt,
     and all log-probabilities come at its end, since those of the prompt are known only then."""
-    silent = None if asked.wants_usage else msgspec.UNSET
+    silent = _silent(asked)
     dones: list[wire.CallDone] = []
     begun: dict[int, int] = {}  # choice -> characters whose log-probabilities were sent
     with started() as run:
@@ -322,12 +349,8 @@ async def _events(asked: Completions, started: Started) -> AsyncGenerator[bytes,
                 yield event(_completion(asked, [choice], silent))
             else:
                 dones.append(piece.done)
-                for choice in _choices(asked, run, piece.prompt, piece.done):
-                    rest = "" if choice.index in begun or not asked.echo else choice.text
-                    last = msgspec.structs.replace(
-                        choice, text=rest, logprobs=choice.logprobs if asked.echo else None
-                    )
-                    yield event(_completion(asked, [last], silent))
+                made = partial(_ends, asked, run, piece.prompt, piece.done, frozenset(begun))
+                yield await made_aside(made, asked.n * entries_in([piece.done]))
         if asked.wants_usage:
             yield event(_completion(asked, [], answers.usage_of(dones)))
         yield END

@@ -19,6 +19,8 @@ from starlette.requests import Request
 from lmprog import wire
 from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
+from lmprog.server.http.large_answers import IDS_PER_ENTRY, asked_entries, check_entries
+from lmprog.server.http.limits import INT31
 from lmprog.server.operations.health import version
 
 
@@ -32,6 +34,10 @@ class RequestPrompt:
     priority: int = 0
     reads: bool = False
     """Whether the prompt's own text is wanted, too."""
+    copies: int = 1
+    """How often the answer has what it says of the prompt."""
+    repeats: bool = False
+    """Whether that is also its text, or its ids."""
     includes_stop: bool = False
     """Whether a text ends with the stop text that ended it."""
 
@@ -147,6 +153,33 @@ def _with_stops(done: wire.CallDone) -> wire.CallDone:
     return msgspec.structs.replace(done, outputs=outputs)
 
 
+def asked_by(prompts: Sequence[RequestPrompt], context: int) -> int:
+    """How many log-probabilities the answer may have at most. A text may have as many tokens as
+    bytes.
+    """
+    total = 0
+    for prompt in prompts:
+        sampling = prompt.sampling
+        scores = sampling.prompt_logprobs is not None
+        if not scores and sampling.logprobs is None and (prompt.copies == 1 or not prompt.repeats):
+            continue
+        tokens = min(context, sum(map(most_tokens, prompt.pieces)))
+        total += asked_entries(sampling, tokens, context, prompt.copies)
+        if prompt.repeats and prompt.copies > 1:
+            total += tokens * prompt.copies // IDS_PER_ENTRY
+    return total
+
+
+def most_tokens(piece: wire.Piece) -> int:
+    """Of a piece of a prompt. Those of roles and templates are not known here."""
+    match piece:
+        case wire.TextPiece(text=text):
+            return len(text.encode("utf-8", "surrogatepass")) + 1
+        case wire.TokensPiece(ids=ids, rest=rest):
+            return len(ids) + len(rest.encode("utf-8", "surrogatepass"))
+    return INT31
+
+
 @contextmanager
 def running(
     gateway: Gateway,
@@ -157,6 +190,8 @@ def running(
 ) -> Iterator[RunningRequest]:
     """Lets the request in, sends its calls, and closes them at the end, however that comes."""
     salt = gateway.salt(request.state.caller, cache_salt)
+    context = gateway.info.context_len
+    check_entries(asked_by(prompts, context), "logprobs")
     results = sum(prompt.sampling.num_sequences for prompt in prompts)
     with gateway.admit(results), gateway.link.exchange() as exchange:
         yield RunningRequest(exchange, prompts, salt, stream, gateway.settings.request_timeout)

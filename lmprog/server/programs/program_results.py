@@ -75,10 +75,9 @@ def usage_of(usage: wire.Usage) -> dict[str, Any]:
     return {name: getattr(usage, field) for field, name in NAMES.items()}
 
 
-def total(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def total(used: Sequence[wire.Usage]) -> dict[str, Any]:
     """The work of the whole program."""
-    used = [result["usage"] for result in results.values() if "usage" in result]
-    return {name: sum(one[name] for one in used) for name in NAMES.values()}
+    return {name: sum(getattr(one, field) for one in used) for field, name in NAMES.items()}
 
 
 def _output(output: wire.Output) -> dict[str, Any]:

@@ -6,11 +6,11 @@ Knows exchanges. Names are translated in `translation`, results shaped in `progr
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,11 +19,12 @@ from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
+from lmprog.server.http.large_answers import Encode, check_entries, entries_in, made_aside
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai.running_request import warned
 from lmprog.server.programs.program_body import ProgramBody
 from lmprog.server.programs.program_results import result_of, total
-from lmprog.server.programs.translation import Translated, Translator
+from lmprog.server.programs.translation import NamedCall, Translated, Translator
 from lmprog.server.routers import GatewayRouter
 
 
@@ -34,24 +35,35 @@ class RunningProgram:
         """Sends all of it in one frame."""
         self._exchange = exchange
         self._calls = made.calls
-        self.results: dict[str, dict[str, Any]] = {}
+        self._left = len(made.calls)
+        self._used: list[wire.Usage] = []
+        self._has_failed = False
         exchange.send(*made.ops)
 
-    async def run(self) -> AsyncIterator[tuple[str, wire.Delta | dict[str, Any]]]:
-        """(call's name, more text of it or its result), until every call has ended."""
-        while len(self.results) < len(self._calls):
+    async def run(self) -> AsyncIterator[tuple[NamedCall, wire.Reply]]:
+        """(call, more text of it or its result), until every call has ended."""
+        while self._left:
             reply = await self._exchange.answer()
-            asked = self._calls[getattr(reply, "call", None) or 0]
-            if isinstance(reply, wire.Delta):
-                yield asked.name, reply
-            else:
-                result = result_of(asked, reply)
-                self.results[asked.name] = result
-                yield asked.name, result
+            if not isinstance(reply, wire.Delta):
+                self._left -= 1
+                self._has_failed |= isinstance(reply, wire.Failed)
+                if isinstance(reply, wire.CallDone | wire.Chosen):
+                    self._used.append(reply.usage)
+            yield self._calls[getattr(reply, "call", None) or 0], reply
 
     def summary(self) -> dict[str, Any]:
-        has_failed = any(result["type"] == "error" for result in self.results.values())
-        return {"status": "failed" if has_failed else "completed", "usage": total(self.results)}
+        """Of what has ended so far."""
+        status = "failed" if self._has_failed else "completed"
+        return {"status": status, "usage": total(self._used)}
+
+
+def shaped(ended: Sequence[tuple[NamedCall, wire.Reply]]) -> dict[str, Any]:
+    """The results by the names of their calls."""
+    return {asked.name: result_of(asked, reply) for asked, reply in ended}
+
+
+def _result_event(asked: NamedCall, reply: wire.Reply, encode: Encode) -> bytes:
+    return event({"call": asked.name, **result_of(asked, reply)}, "result", encode)
 
 
 def router(gateway: Gateway) -> GatewayRouter:
@@ -62,7 +74,10 @@ def router(gateway: Gateway) -> GatewayRouter:
         salt = gateway.salt(request.state.caller, body.cache_salt)
         timeout = gateway.settings.request_timeout
         with gateway.link.exchange() as exchange:
-            translator = Translator(exchange.branch, exchange.call, salt, timeout, body.stream)
+            context = gateway.info.context_len
+            translator = Translator(
+                exchange.branch, exchange.call, salt, timeout, body.stream, context
+            )
             for at, op in enumerate(body.ops):
                 translator.take(at, op)
             if not translator.made.calls:
@@ -71,25 +86,30 @@ def router(gateway: Gateway) -> GatewayRouter:
                     "ops",
                     "invalid_program",
                 )
+            check_entries(translator.made.entries, "ops")
             with gateway.admit(translator.made.most_results):
                 yield RunningProgram(exchange, translator.made)
 
     async def whole(request: Request, body: ProgramBody, head: dict[str, Any]) -> bytes:
         with begun(request, body) as program:
-            async for _ in program.run():
-                pass
-            return msgspec.json.encode({**head, **program.summary(), "results": program.results})
+            ended = [one async for one in program.run() if not isinstance(one[1], wire.Delta)]
+            return await made_aside(
+                lambda encode: encode({**head, **program.summary(), "results": shaped(ended)}),
+                entries_in(reply for _, reply in ended),
+            )
 
     async def events(
         request: Request, body: ProgramBody, head: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
         with begun(request, body) as program:
             yield event({**head, "status": "running"}, "program")
-            async for name, what in program.run():
-                if isinstance(what, wire.Delta):
-                    yield event({"call": name, "index": what.index, "text": what.text}, "delta")
+            async for asked, reply in program.run():
+                if isinstance(reply, wire.Delta):
+                    told = {"call": asked.name, "index": reply.index, "text": reply.text}
+                    yield event(told, "delta")
                 else:
-                    yield event({"call": name, **what}, "result")
+                    made = partial(_result_event, asked, reply)
+                    yield await made_aside(made, entries_in([reply]))
             yield event({**head, **program.summary()}, "done") + END
 
     @made.post(

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 
 from lmprog import wire
 from lmprog.server.http.http_errors import HttpError, refused
-from lmprog.server.http.limits import LIMITS
+from lmprog.server.http.large_answers import IDS_PER_ENTRY, asked_entries
+from lmprog.server.http.limits import INT31, LIMITS
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.openai.output_constraint import constraint_of
+from lmprog.server.openai.running_request import most_tokens
 from lmprog.server.openai.shared_fields import beams_of
 from lmprog.server.programs import program_body
 
 MAX_TOKENS = 128
 """Of a gen that does not say."""
+_TURN_TOKENS = 64
+"""What a template writes at one end of a turn; few write as much."""
 _TAKEN = ("model", "cache_salt", "stream_options")
 """Fields of completions that belong to the whole program, and not to one gen."""
 
@@ -41,6 +45,8 @@ class Translated:
 
     ops: list[wire.Op] = field(default_factory=list)
     calls: dict[int, NamedCall] = field(default_factory=dict)
+    entries: int = 0
+    """Log-probabilities that its answer may have, at most."""
     widths: dict[int, int] = field(default_factory=dict)
     """Branch -> most results that one of its calls asks for."""
 
@@ -60,7 +66,12 @@ class Translator:
         salt: str,
         timeout: float | None,
         stream: bool,
+        context: int,
     ) -> None:
+        """`context`: the most tokens that a branch can have."""
+        self._context = context
+        self._tokens = 0
+        """The most that any branch can have so far, if none had a limit."""
         self._new_branch = branch
         self._new_call = call
         self._salt = salt
@@ -96,6 +107,7 @@ class Translator:
                     for at, piece in enumerate(pieces)
                     for one in self._pieces(at, piece, op.branch)
                 ]
+                self._grow(sum(map(self._most_tokens, made)))
                 return wire.Append(branch, tuple(made))
             case program_body.ProgramGen():
                 return self._gen(op)
@@ -104,6 +116,9 @@ class Translator:
                 call = self._call(
                     op.call, branch, NamedCall(op.call, self._at, "select", tuple(op.choices)), 1
                 )
+                longest = max(len(choice.encode("utf-8", "surrogatepass")) for choice in op.choices)
+                self._grow(longest + 1)
+                self.made.entries += min(self._context, longest) * len(op.choices)
                 seed = None if op.seed is None else op.seed % 2**63
                 return wire.Select(
                     branch,
@@ -117,6 +132,7 @@ class Translator:
                 )
             case program_body.ProgramRead():
                 branch = self._branch(op.branch)
+                self.made.entries += min(self._context, self._tokens) // IDS_PER_ENTRY
                 return wire.Read(
                     branch, self._call(op.call, branch, NamedCall(op.call, self._at, "read"), 1)
                 )
@@ -143,6 +159,10 @@ class Translator:
             raise refused(
                 f"{self._at}: {problem.message}", f"{self._at}.{problem.param}", problem.code
             ) from None
+        self.made.entries += asked_entries(
+            sampling, min(self._context, self._tokens), self._context
+        )
+        self._grow(max_tokens)
         stream = self._stream and op.stream is not False
         priority = op.priority or 0
         return wire.Generate(
@@ -183,6 +203,17 @@ class Translator:
         return (
             wire.RoleEnd(piece.end) if piece.end is not None else wire.TextPiece(piece.text or ""),
         )
+
+    def _grow(self, tokens: int) -> None:
+        self._tokens = min(self._tokens + tokens, INT31)
+
+    def _most_tokens(self, piece: wire.Piece) -> int:
+        """Results and what branches have gained are at most all that there is so far."""
+        if isinstance(piece, wire.RoleBegin | wire.RoleEnd):
+            return _TURN_TOKENS
+        if isinstance(piece, wire.Ref | wire.Gained):
+            return self._tokens
+        return most_tokens(piece)
 
     def _ref(self, name: str, index: int, where: str) -> wire.Ref:
         if name not in self._calls:

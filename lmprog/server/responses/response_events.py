@@ -51,13 +51,11 @@ class Writer:
             return self._call(part)
         return self._text(part) if isinstance(part, str) else self._think(part.text)
 
-    def end(self, done: wire.CallDone, logprobs: bool) -> bytes:
-        """The text is complete."""
+    def end(self, done: wire.CallDone, logprobs: bytes | None) -> bytes:
+        """The text is complete. `logprobs`: the list of them, as JSON."""
         cut = done.outputs[0].finish == "length"
-        if logprobs and self._message is not None:
-            self._part["logprobs"] = msgspec.to_builtins(
-                answers.chat_logprobs(done.outputs[0].logprobs).content
-            )
+        if logprobs is not None and self._message is not None:
+            self._part["logprobs"] = msgspec.Raw(logprobs)
         status = "incomplete" if cut else "completed"
         events = self._close_message(status)
         self.state["status"] = status

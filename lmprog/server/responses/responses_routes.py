@@ -19,7 +19,9 @@ from lmprog.errors import LmprogError
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError, Problem, problem_of, refused
 from lmprog.server.http.json_body import Given, described
+from lmprog.server.http.large_answers import entries_in, made_aside
 from lmprog.server.http.sse import EventStream, until_gone
+from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.running_request import running, warned
@@ -124,7 +126,17 @@ class Responding:
                 rest = [] if stream else reader.feed(piece.done.outputs[0].text)
                 told, self._begun = self._begun + writer.add([*rest, *reader.finish()]), b""
                 self._remember(piece.done)
-                yield told + writer.end(piece.done, self._chat.prompt.sampling.logprobs is not None)
+                logprobs = await self._logprobs(piece.done)
+                yield told + writer.end(piece.done, logprobs)
+
+    async def _logprobs(self, done: wire.CallDone) -> bytes | None:
+        """As JSON, where they were asked for."""
+        if self._chat.prompt.sampling.logprobs is None:
+            return None
+        found = done.outputs[0].logprobs
+        return await made_aside(
+            lambda encode: encode(answers.chat_logprobs(found).content), entries_in([done])
+        )
 
     async def whole(self) -> None:
         async for _ in self.events(stream=False):
@@ -186,7 +198,9 @@ def router(gateway: Gateway) -> GatewayRouter:
             task = asyncio.create_task(made.in_background())
             background.add(task)
             task.add_done_callback(background.discard)
+            free = gateway.body_room.hand_over(request.scope["state"])
             task.add_done_callback(made.end_background)
+            task.add_done_callback(lambda _: free())
             made.keep(task)
             return _json(made.json, headers)
         if body.stream:

@@ -8,8 +8,10 @@ Knows exchanges, and who may end which requests. Fields are in `generate_body`, 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +25,13 @@ from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
+from lmprog.server.http.large_answers import (
+    Encode,
+    check_entries,
+    entries_in,
+    is_beyond,
+    made_aside,
+)
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.openai.running_request import warned
 from lmprog.server.routers import GatewayRouter
@@ -66,6 +75,8 @@ class GenerateBatch:
         self._firsts: dict[int, Row] = {}
         self._done: dict[int, wire.CallDone] = {}
         self._aborted: set[int] = set()
+        self.entries = 0
+        """Log-probabilities of all results that are made."""
         self.growing = [[GenerateStream() for _ in range(prompt.results)] for prompt in prompts]
         ops: list[wire.Op] = []
         for place, prompt in enumerate(prompts):
@@ -103,8 +114,8 @@ class GenerateBatch:
                 place = self._side_calls[call]
             elif isinstance(reply, wire.Delta):
                 place = self._calls[reply.call]
-                self.growing[place][reply.index].take(reply)
-                yield place, reply.index, None
+                if self.growing[place][reply.index].take(reply):
+                    yield place, reply.index, None
                 continue
             else:
                 place = self._calls[call or 0]
@@ -119,16 +130,16 @@ class GenerateBatch:
             prompt = self.prompts[place]
             if place in self._done and (prompt.start != 0 or self._has_first(place)):
                 left -= 1
-                yield (
-                    place,
-                    0,
-                    results(
-                        prompt,
-                        self._done[place],
-                        self._firsts.get(place),
-                        self._clock() - self._began,
-                    ),
-                )
+                done, first = self._done[place], self._firsts.get(place)
+                seconds = self._clock() - self._began
+                make = partial(_results, prompt, done, first, seconds)
+                entries = self._entries_of(place)
+                self.entries += entries
+                yield place, 0, await made_aside(make, entries)
+
+    def _entries_of(self, place: int) -> int:
+        """Of the results of one prompt, each of which has those of the prompt."""
+        return self.prompts[place].results * entries_in([self._done[place]])
 
     def chunks(
         self, place: int, index: int, made: list[dict[str, Any]] | None
@@ -210,16 +221,34 @@ class GenerateEndpoints:
         prompts, is_batch = prompts_of(body, lambda: secrets.token_hex(16))
         for prompt in prompts:
             prompt.params.constraint()
+        await until_gone(request, self._check_entries(prompts))
         request.state.names = names_of(body, prompts)
         is_list = is_batch or prompts[0].results > 1
         headers = warned(read.warnings)
         if body.stream:
             stream = self._events(request, body, prompts, is_list)
             return await EventStream.begin(request, stream, gateway.settings, headers)
-        made = await until_gone(request, self._whole(request, body, prompts))
-        return Response(
-            _encode(made if is_list else made[0]), headers=headers, media_type="application/json"
-        )
+        answer = await until_gone(request, self._whole(request, body, prompts, is_list))
+        return Response(answer, headers=headers, media_type="application/json")
+
+    async def _check_entries(self, prompts: Sequence[GeneratePrompt]) -> None:
+        """Raises HttpError where the answer may have too many log-probabilities. Texts are counted
+        as tokens only where their bytes would be too many.
+        """
+        gateway = self._gateway
+        context = gateway.info.context_len
+        if not any(prompt.logprobs is not None for prompt in prompts):
+            return
+        if not is_beyond(sum(one.entries(context) for one in prompts)):
+            return
+        total = 0
+        for one in prompts:
+            if isinstance(one.piece, wire.TextPiece) and one.start >= 0:
+                found = await gateway.link.ask(_encoding(one.piece.text))
+                assert isinstance(found, wire.TokensAre)
+                one = replace(one, piece=wire.TokensPiece(found.tokens))
+            total += one.entries(context)
+        check_entries(total, "top_logprobs_num")
 
     async def abort(self, request: Request, given: Given[AbortRequest]) -> Response:
         body = (await given.read(self._gateway.settings)).body
@@ -245,11 +274,13 @@ class GenerateEndpoints:
             yield batch
 
     async def _whole(
-        self, request: Request, body: GenerateRequest, prompts: list[GeneratePrompt]
-    ) -> list[dict[str, Any]]:
+        self, request: Request, body: GenerateRequest, prompts: list[GeneratePrompt], is_list: bool
+    ) -> bytes:
         with self._begun(request, body, prompts) as batch:
             found = {place: made async for place, _, made in batch.run() if made is not None}
-        return [one for place in sorted(found) for one in found[place]]
+            made = [one for place in sorted(found) for one in found[place]]
+            answer = made if is_list else made[0]
+            return await made_aside(lambda encode: encode(answer), batch.entries)
 
     async def _events(
         self,
@@ -260,9 +291,34 @@ class GenerateEndpoints:
     ) -> AsyncGenerator[bytes, None]:
         with self._begun(request, body, prompts) as batch:
             async for place, index, made in batch.run():
-                for at, one in batch.chunks(place, index, made):
-                    yield event({**one, "index": at} if is_list else one)
+                chunks = partial(_chunks, batch, place, index, made, is_list)
+                entries = batch.growing[place][index].entries if made is None else batch.entries
+                yield await made_aside(chunks, entries)
         yield END
+
+
+def _encoding(text: str) -> Callable[[int], wire.Op]:
+    return lambda call: wire.Encode(call, text)
+
+
+def _results(
+    prompt: GeneratePrompt, done: wire.CallDone, first: Row | None, seconds: float, _: Encode
+) -> list[dict[str, Any]]:
+    return results(prompt, done, first, seconds)
+
+
+def _chunks(
+    batch: GenerateBatch,
+    place: int,
+    index: int,
+    made: list[dict[str, Any]] | None,
+    is_list: bool,
+    encode: Encode,
+) -> bytes:
+    return b"".join(
+        event({**one, "index": at} if is_list else one, encode=encode)
+        for at, one in batch.chunks(place, index, made)
+    )
 
 
 def router(gateway: Gateway) -> GatewayRouter:

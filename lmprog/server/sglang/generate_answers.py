@@ -16,6 +16,8 @@ from typing import Any
 from lmprog import wire
 from lmprog.server.sglang.generate_body import GeneratePrompt
 
+ENTRIES_A_CHUNK = 1024
+"""With so many log-probabilities, at most, every delta is a chunk."""
 Row = tuple[float | None, int, str | None]
 """One position: log-probability, token, text."""
 
@@ -29,11 +31,22 @@ class GenerateStream:
         self.text = ""
         self.num_tokens = 0
         self._logprobs: list[wire.TokenLogprob] = []
+        self.entries = 0
+        """Log-probabilities so far."""
+        self._told = 0
 
-    def take(self, delta: wire.Delta) -> None:
+    def take(self, delta: wire.Delta) -> bool:
+        """Whether a chunk is worth its bytes: it has everything, so that chunks of many
+        log-probabilities come only as these grow by an eighth.
+        """
         self.text += delta.text
         self.num_tokens += delta.num_tokens
         self._logprobs += delta.logprobs
+        self.entries += wire.count_logprobs(delta)
+        if self.entries > ENTRIES_A_CHUNK and self.entries < self._told + self._told // 8:
+            return False
+        self._told = self.entries
+        return True
 
     def chunk(self, prompt: GeneratePrompt, num_prompt: int | None) -> dict[str, Any]:
         """What is known now. The prompt's length is known before the end only where the prompt came

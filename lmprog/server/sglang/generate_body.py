@@ -15,9 +15,11 @@ from msgspec import Meta
 
 from lmprog import wire
 from lmprog.server.http.http_errors import refused
+from lmprog.server.http.large_answers import asked_entries
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import SGLangOptions, sampling_of
 from lmprog.server.openai.output_constraint import JsonFields, laid_out, tags_of
+from lmprog.server.openai.running_request import most_tokens
 
 T = TypeVar("T")
 
@@ -119,13 +121,23 @@ class GeneratePrompt:
     def results(self) -> int:
         return self.params.n or 1
 
+    def entries(self, context: int) -> int:
+        """Log-probabilities that its results may have, at most; each has those of the prompt."""
+        if self.logprobs is None:
+            return 0
+        sampling = self._sampling()
+        tokens = min(context, most_tokens(self.piece))
+        return asked_entries(sampling, tokens, context, self.results)
+
+    def _sampling(self) -> wire.SamplingParams:
+        prompt_logprobs = None if self.start < 0 else self.logprobs
+        return self.params.sampling(self.logprobs, prompt_logprobs, self.start)
+
     def gen(
         self, branch: int, call: int, stream: bool, priority: int, timeout: float | None
     ) -> wire.Generate:
-        prompt_logprobs = None if self.start < 0 else self.logprobs
-        sampling = self.params.sampling(self.logprobs, prompt_logprobs, self.start)
         return wire.Generate(
-            branch, call, sampling, self.params.constraint(), stream, priority, timeout
+            branch, call, self._sampling(), self.params.constraint(), stream, priority, timeout
         )
 
 
