@@ -118,7 +118,8 @@ def test_another_dialects_spelling_of_an_option_is_refused_with_ours(
     status, answer, _ = posted(runtime, path, body)
     assert status == 400
     assert answer["error"]["message"] == f'unknown field "{field}"; did you mean "{ours}"?'
-    assert answer["error"]["param"] == field
+    error = answer["error"]
+    assert error.get("details", error)["param"] == field  # Anthropic's form has it in there
 
 
 def test_a_field_that_no_server_is_known_to_have_gives_a_warning(runtime: Fake) -> None:
@@ -192,7 +193,7 @@ def test_anthropics_fields_without_a_meaning_here_are_refused(
 ) -> None:
     status, answer, _ = posted(runtime, "/v1/messages", {**CHAT, **fields})
     assert status == 400
-    assert answer["error"]["param"] == param
+    assert answer["error"]["details"]["param"] == param
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ waited for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from typing import Any
 
 import h11
 
-from lmprog.server.http.http_server import run
-from lmprog.server.http.listener import HttpConnection
+from lmprog.server.http.http_server import HttpServer, bind, run
+from lmprog.server.http.listener import HttpConnection, UnreadAnswer
+from lmprog.server.options.server_settings import ServerSettings
 
 
 class Transport:
@@ -114,3 +116,77 @@ def test_a_server_leaves_the_heap_frozen_or_not_as_it_was() -> None:
         "assert gc.get_freeze_count()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Buffer:
+    """A transport of which only what waits to be read matters."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = list(sizes)
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.sizes.pop(0)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Clock:
+    """A loop whose timers are called at once, one after the other."""
+
+    def __init__(self) -> None:
+        self.due: list[Any] = []
+
+    def call_later(self, _: float, action: Any) -> Any:
+        self.due.append(action)
+        return None
+
+    def run(self) -> None:
+        while self.due:
+            self.due.pop(0)()
+
+
+def test_an_answer_that_nobody_reads_is_cut_off_and_one_that_is_read_slowly_is_not() -> None:
+    for sizes, is_cut in (((9, 9), True), ((9, 5, 5), True), ((9, 5, 1, 0), False)):
+        buffer, clock = Buffer(*sizes), Clock()
+        answer = UnreadAnswer(buffer, clock, 60.0)  # type: ignore[arg-type]
+        clock.run()
+        assert buffer.aborted == is_cut, sizes
+        assert answer.is_over != is_cut
+        assert buffer.sizes == []
+
+
+def test_a_client_that_reads_nothing_of_a_large_answer_loses_its_connection() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"%d" % SIZE)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x" * SIZE})
+
+    async def whole() -> None:
+        settings = ServerSettings(port=0, write_stall=0.1)
+        bound = bind(settings)
+        server = HttpServer(app, settings, lambda: None)
+        serving = asyncio.create_task(server.serve([bound]))
+        try:
+            reader, writer = await asyncio.open_connection(*bound.getsockname(), limit=2**16)
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            while not server.server_state.connections:
+                await asyncio.sleep(0.01)
+            while server.server_state.connections:
+                await asyncio.sleep(0.01)
+            got = 0
+            with contextlib.suppress(ConnectionError):
+                while part := await reader.read(2**20):
+                    got += len(part)
+            assert got < SIZE
+            writer.close()
+        finally:
+            server.stop_now()
+            await serving
+
+    asyncio.run(whole())
+
+
+SIZE = 64 * 1024 * 1024
+"""More than the buffers of any system hold."""

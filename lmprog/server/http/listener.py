@@ -1,8 +1,8 @@
 """A connection to the server: uvicorn's h11 protocol, with time limits and errors in OpenAI's form.
 
 Adds to uvicorn: the transport for `sse.cut_off`, a short way for the parts of streams, a time
-within which the headers must have come, and an answer with its reason to what is not HTTP. Knows
-uvicorn's protocol class; knows no application.
+within which the headers must have come and answers be read, and an answer with its reason to what
+is not HTTP. Knows uvicorn's protocol class; knows no application.
 """
 
 from __future__ import annotations
@@ -19,6 +19,37 @@ from uvicorn.server import ServerState
 
 from lmprog.server.http.early_refusal import EarlyRefusal, RefusedBody
 from lmprog.server.http.http_errors import Problem
+
+
+class UnreadAnswer:
+    """An answer that was written whole, and that its client has not read: it keeps its bytes for as
+    long as the client reads on.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float
+    ) -> None:
+        """After `seconds` in which nothing was read the connection ends."""
+        self._transport = transport
+        self._loop = loop
+        self._seconds = seconds
+        self._left = transport.get_write_buffer_size()
+        self.is_over = False
+        """The client has read all of it."""
+        self._timer = loop.call_later(seconds, self._look)
+
+    def end(self) -> None:
+        """Nobody looks any more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        before, self._left = self._left, self._transport.get_write_buffer_size()
+        if self._left == before:
+            self._transport.abort()
+        elif self._left:  # it reads, or asks for more
+            self._timer = self._loop.call_later(self._seconds, self._look)
+        else:
+            self.is_over = True
 
 
 class HttpConnection(H11Protocol):
@@ -42,7 +73,7 @@ class HttpConnection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, dict(app_state), _loop)
         self._timer: asyncio.TimerHandle | None = None
-        self._unread: asyncio.TimerHandle | None = None
+        self._unread: UnreadAnswer | None = None
         self._refused: RefusedBody | None = None
         """What is still to come of a request that was refused early."""
 
@@ -55,26 +86,16 @@ class HttpConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         if self._unread is not None:
-            self._unread.cancel()
+            self._unread.end()
         if self._refused is not None:
             self._refused.end()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        if self._unread is None and self.transport.get_write_buffer_size():
-            self._watch_reading()
+        is_watched = self._unread is not None and not self._unread.is_over
+        if not is_watched and self.transport.get_write_buffer_size():
+            self._unread = UnreadAnswer(self.transport, self.loop, self.write_stall)
         super().on_response_complete()
-
-    def _watch_reading(self, before: int | None = None) -> None:
-        """Looks now and again whether the client reads what was written, until it has it all, or
-        more is being written: streams look themselves.
-        """
-        self._unread = None
-        left = self.transport.get_write_buffer_size() if self._is_between else 0
-        if left and left == before:
-            self.transport.abort()
-        elif left:
-            self._unread = self.loop.call_later(self.write_stall, self._watch_reading, left)
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
@@ -125,17 +146,15 @@ class HttpConnection(H11Protocol):
                 (b"content-length", b"%d" % len(body)),
                 (b"connection", b"close"),
             ]
-            self._say(
-                h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
-            )
-            self._say(h11.Data(data=body))
-            self._say(h11.EndOfMessage())
+            phrase = status.phrase.encode()
+            for said in (
+                h11.Response(status_code=status, headers=headers, reason=phrase),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                if output := self.conn.send(said):
+                    self.transport.write(output)
         self.transport.close()
-
-    def _say(self, said: h11.Event) -> None:
-        output = self.conn.send(said)
-        if output:
-            self.transport.write(output)
 
     @property
     def _is_between(self) -> bool:
