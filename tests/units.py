@@ -40,7 +40,7 @@ UNITS = {
         "lmprog.lang.branches", "errors wire calls backends threads ops streaming checkpoints"
     ),
     "runs": Unit(
-        "lmprog.lang.runs", "errors wire backends threads ops streaming checkpoints branches"
+        "lmprog.lang.runs", "errors wire calls backends threads ops streaming checkpoints branches"
     ),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends threads ops branches runs"),
     "lang": Unit(

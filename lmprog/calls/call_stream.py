@@ -1,7 +1,8 @@
 """Reads calls of tools out of a text that comes in pieces: content to pass on, and whole calls.
 
-What could still become a call is held back. Only the exact form, with the name of a tool, is a
-call; everything else is content.
+What could still become a call is held back. A call is what the answer begins in the exact form,
+with the name of a tool; everything else is content, and so is a call that the answer quotes
+(`quoting.py`), or that a line of its text goes on behind.
 """
 
 from __future__ import annotations
@@ -12,16 +13,42 @@ from typing import NamedTuple
 
 from lmprog import wire
 from lmprog.calls.lexemes import is_tag, lexemes
-from lmprog.calls.reading import Parameters, ParsedCall, match_literal, read_call
+from lmprog.calls.quoting import QuotedPlaces
+from lmprog.calls.reading import (
+    MALFORMED,
+    Parameters,
+    ParsedCall,
+    begins_call,
+    match_literal,
+    read_any_call,
+)
 
 
 class CallStream:
-    """One answer. `opening` was written before it began."""
+    """One answer. `opening` was written before it began; `thought` is the tag of a thought that the
+    prompt has left open. With `tells_wrong`, calls of other tools are given, too, and so is what
+    was begun as a call and cannot be read, with its problem; else both are content.
+    """
 
-    def __init__(self, form: wire.CallForm, tools: Parameters, opening: str = "") -> None:
+    def __init__(
+        self,
+        form: wire.CallForm,
+        tools: Parameters,
+        opening: str = "",
+        thought: str = "",
+        tells_wrong: bool = False,
+    ) -> None:
         self._form = form
         self._tools = tools
         self._mark = mark_of(form)
+        self._tells_wrong = tells_wrong
+        self._places = QuotedPlaces(thought)
+        self._unread: list[str] = []
+        """Content that `_places` has not read."""
+        self._num_read = 0
+        """Characters of the held text that it has read."""
+        self._is_quoted: bool | None = None
+        """Whether the mark behind these is quoted; None: not looked at."""
         self._held = opening
         """Text that may be, or is, a call, and is not decided yet."""
         self._num_calls = 0
@@ -33,6 +60,8 @@ class CallStream:
         """A call has begun: nothing is certain before one of `_closers` comes."""
         closing = (form.literals[-1].rstrip() or "}", form.end.rstrip())
         self._closers = frozenset(text[-1] for text in closing if text)
+        self.is_cut = False
+        """At the end: whether that came within what was begun as a call."""
 
     def feed(self, text: str) -> list[str | ParsedCall]:
         """What is certain now."""
@@ -65,18 +94,76 @@ class CallStream:
         self._is_waiting = False
         if begin is None:
             return self._content(certain)
-        before = self._held[:begin]
+        if self._quotes(begin):
+            return self._passed_on(begin + max(1, len(self._mark.text)))
         place = match_literal(self._form.begin, self._held, begin)
         read = None if place is None else self._read(place, is_end)
         if read is not None:
-            call, end = read
-            self._held, self._is_open, self._num_calls = self._held[end:], True, self._num_calls + 1
-            return _Step([before.rstrip(), call] if before.strip() else [call], True)
+            return self._begun(begin, *read, is_end)
+        other = None if place is None else read_any_call(self._form, self._held, place, self._tools)
+        if other is not None:  # of a tool that may not be called
+            return self._passed_on(other[1])
         given_up = self._given_up(begin)
+        if given_up is not None or is_end:
+            wrong = self._wrong(begin, place, given_up)
+            if wrong is not None:
+                return wrong
         if given_up is not None:
-            return self._content(given_up, goes_on=True)
+            return self._passed_on(given_up)
+        self.is_cut = is_end
         self._is_waiting = begin == 0 and self._has_begun()
         return self._content(begin)
+
+    def _begun(self, begin: int, call: ParsedCall, end: int, is_end: bool) -> _Step:
+        """A section of calls begins with `call`, unless it stands in a line of text."""
+        before = self._held[:begin]
+        if not self._places.is_at_line_start or self._mark.only_at_start:
+            goes_on = self._line_goes_on(end, is_end)
+            if goes_on is None:
+                return self._content(begin)
+            if goes_on:
+                return self._passed_on(end)
+        self._drop(end, is_content=False)
+        self._is_open, self._num_calls = True, self._num_calls + 1
+        return _Step([before.rstrip(), call] if before.strip() else [call], True)
+
+    def _line_goes_on(self, end: int, is_end: bool) -> bool | None:
+        """Whether text follows the section of calls, the first of which ends at `end`, on its
+        line: then it is part of a sentence. None: not known yet.
+        """
+        form, held = self._form, self._held
+        while True:
+            following = match_literal(form.between, held, end)
+            read = None if following is None else self._read(following, is_end)
+            if read is None:
+                break
+            end = read[1]
+        closed = match_literal(form.end, held, end) if form.end.strip() else None
+        end = end if closed is None else closed
+        rest = held[end:]
+        if "\n" in held[len(held[:end].rstrip()) : end] or rest[:1] == "\n":
+            return False
+        if not rest.strip():
+            return False if is_end else None
+        likely = [one for one in (form.between + form.literals[0], form.end) if one.strip()]
+        if any(_may_become(rest, one) or _begins(rest, one) for one in likely) and not is_end:
+            return None
+        return not (is_end and any(_may_become(rest, one) for one in likely))
+
+    def _wrong(self, begin: int, place: int | None, given_up: int | None) -> _Step | None:
+        """What was begun as a call and cannot be read, where that is to be told. No other call
+        counts behind it: nothing says where its values end.
+        """
+        if place is None or not begins_call(self._form, self._held, place):
+            return None
+        if not self._tells_wrong:
+            self._is_over = given_up is not None
+            return None
+        before, text = self._held[:begin], self._held[begin:given_up]
+        self._drop(begin + len(text), is_content=False)
+        self._is_over, self.is_cut, self._num_calls = True, given_up is None, self._num_calls + 1
+        call = ParsedCall("", text, problem=MALFORMED)
+        return _Step([before.rstrip(), call] if before.strip() else [call], True)
 
     def _inside(self, is_end: bool) -> _Step:
         """Behind a call: another one, the end of the section, or, without an end, anything."""
@@ -85,11 +172,13 @@ class CallStream:
         read = None if between is None else self._read(between, is_end)
         if read is not None:
             call, end = read
-            self._held, self._num_calls = self._held[end:], self._num_calls + 1
+            self._drop(end, is_content=False)
+            self._num_calls += 1
             return _Step([call], True)
         end_at = match_literal(form.end, self._held, 0) if form.end.strip() else None
         if end_at is not None:
-            self._held, self._is_open = self._held[end_at:], False
+            self._drop(end_at, is_content=False)
+            self._is_open = False
             return _Step([], True)
         following = form.between + form.literals[0]
         self._is_waiting = bool(following.strip()) and _begins(self._held, following)
@@ -107,16 +196,22 @@ class CallStream:
         """The call at `at`. Where the text has ended, the call may lack the end of its last
         literal: a stop text, or the end of an answer that had no room left.
         """
-        form, held, last = self._form, self._held, self._form.literals[-1]
-        read = read_call(form, held, at, self._tools)
+        held, last = self._held, self._form.literals[-1]
+        read = self._known(held, at)
         if read is not None or not is_end:
             return read
         for size in range(len(last)):
             if held.rstrip().endswith(last[:size].rstrip()):
-                cut = read_call(form, held.rstrip() + last[size:], at, self._tools)
+                cut = self._known(held.rstrip() + last[size:], at)
                 if cut is not None:
                     return cut[0], len(held)
         return None
+
+    def _known(self, text: str, at: int) -> tuple[ParsedCall, int] | None:
+        """Of a tool that may be called, unless the others are to be told, too."""
+        read = read_any_call(self._form, text, at, self._tools)
+        is_given = read is not None and (self._tells_wrong or read[0].name in self._tools)
+        return read if is_given else None
 
     def _next_mark(self) -> tuple[int | None, int]:
         """Where calls may begin, or how much of the held text is certainly none."""
@@ -151,13 +246,37 @@ class CallStream:
         at = self._held.find(tags[-1], begin)
         return at + len(tags[-1]) if at >= 0 else None
 
+    # --- content
+
+    def _quotes(self, begin: int) -> bool:
+        """Whether the answer quotes what begins there."""
+        if self._is_quoted is None or begin != self._num_read:
+            text = "".join(self._unread) + self._held[self._num_read : begin]
+            self._is_quoted = self._places.read(text)
+            self._unread, self._num_read = [], begin
+        return self._is_quoted
+
+    def _drop(self, size: int, is_content: bool) -> str:
+        """Lets go of the beginning of the held text, which is told now."""
+        dropped, self._held = self._held[:size], self._held[size:]
+        if is_content and size > self._num_read:
+            self._unread.append(dropped[self._num_read :])
+        self._num_read = max(0, self._num_read - size)
+        if self._unread or not is_content:
+            self._is_quoted = None
+        return dropped
+
+    def _passed_on(self, size: int) -> _Step:
+        """Content, up to behind what is no call."""
+        self._is_over = self._mark.only_at_start
+        return self._content(size, goes_on=True)
+
     def _content(self, size: int, goes_on: bool = False) -> _Step:
         """The white space at its end waits: before a call it is no content."""
         certain = self._held[:size].rstrip()
         if not certain:
             return _Step([], False)
-        self._held = self._held[len(certain) :]
-        return _Step([certain], goes_on)
+        return _Step([self._drop(len(certain), is_content=True)], goes_on)
 
 
 class _Step(NamedTuple):

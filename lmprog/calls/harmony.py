@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.calls.reading import Parameters, ParsedCall, json_object
+from lmprog.calls.reading import MALFORMED, Parameters, ParsedCall, json_object
 from lmprog.calls.writing import as_json
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -57,8 +57,12 @@ class HarmonyStream:
     Calls are given when they are whole; all other text goes out as it comes.
     """
 
-    def __init__(self, tools: Parameters, opening: str = "") -> None:
+    def __init__(self, tools: Parameters, opening: str = "", *, tells_wrong: bool = False) -> None:
+        """`tells_wrong`: see `CallStream`."""
         self._tools = tools
+        self._tells_wrong = tells_wrong
+        self.is_cut = False
+        """At the end: whether that came within a call."""
         self._held = opening
         self._head: str | None = None
         """Of the message that is being read; None between two."""
@@ -108,7 +112,8 @@ class HarmonyStream:
         self._head, self._is_begun, self._searched = head, False, 0
         channel, recipient = _IN.search(head), _RECIPIENT.search(head)
         name = recipient[1] if recipient is not None else None
-        self._called = name if name in self._tools else None
+        is_told = self._tells_wrong and "to=functions." in head
+        self._called = name if name in self._tools or is_told else None
         self._is_thought = name is None and channel is not None and channel[1] == "analysis"
         self._shown = head + MESSAGE if name is not None else ""
         return True
@@ -127,7 +132,11 @@ class HarmonyStream:
         arguments = json_object(body) if self._called is not None else None
         if self._called is not None and arguments is not None:
             found.append(ParsedCall(self._called, as_json(arguments)))
+        elif self._called is not None and self._tells_wrong:
+            self.is_cut = not places
+            found.append(ParsedCall(self._called, body, problem=MALFORMED))
         else:
+            self.is_cut |= self._called is not None and not places
             self._tell(found, body)
         if places:
             self._held = self._held.removeprefix(END)

@@ -26,6 +26,8 @@ _WORD = re.compile(r"[\w.\-:]+")
 Parameters = Mapping[str, Mapping[str, Any]]
 """The schema of each tool's arguments, by the tool's name."""
 
+MALFORMED = "this call cannot be read: it is cut, or not in its form; write it whole"
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
@@ -35,6 +37,8 @@ class ParsedCall:
     arguments: str
     """JSON text."""
     id: str = ""
+    problem: str = ""
+    """Why what was begun as a call is none; then the arguments are its text."""
 
 
 class _Read(NamedTuple):
@@ -58,9 +62,27 @@ def read_call(
     form: wire.CallForm, text: str, at: int, tools: Parameters
 ) -> tuple[ParsedCall, int] | None:
     """The call that begins at `at`, and where it ends. None where there is none of these tools."""
+    read = read_any_call(form, text, at, tools)
+    return None if read is None or read[0].name not in tools else read
+
+
+def read_any_call(
+    form: wire.CallForm, text: str, at: int, tools: Parameters
+) -> tuple[ParsedCall, int] | None:
+    """The same, also of a tool that is none of these."""
     shape = _json_shape(form)
     read = _read_slots(form, text, at, tools) if shape is None else _read_object(shape, text, at)
-    return None if read is None or read.call.name not in tools else (read.call, read.end)
+    return None if read is None else (read.call, read.end)
+
+
+def begins_call(form: wire.CallForm, text: str, at: int) -> bool:
+    """Whether the form is there up to where its values begin, whatever comes then."""
+    shape = _json_shape(form)
+    if shape is not None:
+        begin = match_literal(shape.before, text, at)
+        return begin is not None and text.startswith("{", begin)
+    begin = match_literal(form.literals[0], text, at)
+    return begin is not None and _NAME.match(text, begin) is not None
 
 
 def calls_in(form: wire.CallForm, text: str, tools: Parameters) -> list[ParsedCall]:

@@ -63,6 +63,15 @@ HERMES = CallForm(
 """For templates that say nothing of tools."""
 
 
+class SentCall(Message, frozen=True):
+    """A call of a tool that a service sent in fields of its own, beside the text of its answer."""
+
+    name: str
+    arguments: str
+    """As they were sent: JSON text, unless the model wrote something else."""
+    id: str = ""
+
+
 class ToolSupport(Message, frozen=True):
     """A model's form of calls, and which part of a conversation with tools its template writes."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from lmprog.wire.call_form import ToolOffer
+from lmprog.wire.call_form import SentCall, ToolOffer
 from lmprog.wire.constraints import Constraint
 from lmprog.wire.message import (
     MAX_PREFIX_KEYS,
@@ -23,10 +23,13 @@ from lmprog.wire.sampling_params import SamplingParams
 
 
 class TextPiece(Message, frozen=True):
-    """`quoted`: special tokens in it are plain text, as they always are inside a chat turn."""
+    """`quoted`: special tokens in it are plain text, as they always are inside a chat turn.
+    `calls`: those that an answer of this text made in a service's fields; for services only.
+    """
 
     text: str
     quoted: bool = False
+    calls: tuple[SentCall, ...] = ()
 
 
 class TokensPiece(Message, frozen=True):

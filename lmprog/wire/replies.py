@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lmprog.wire.call_form import ToolSupport
+from lmprog.wire.call_form import SentCall, ToolSupport
 from lmprog.wire.message import FinishReason, Id, Message
 from lmprog.wire.sampling_params import SuggestedSampling
 
@@ -142,6 +142,10 @@ class Output(Message, frozen=True):
     healed: tuple[int, ...] | None = None
     """The tokens before `tokens` that stand in place of the last one of the literal text before;
     None where that is still there.
+    """
+    calls: tuple[SentCall, ...] = ()
+    """The calls that a service sent in fields. `text` is what it sent as content, which is never
+    a call, whatever stands in it. A runtime's calls are text.
     """
 
     @property

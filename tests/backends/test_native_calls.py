@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lmprog
+from lmprog.errors import IncompleteValue
 from tests.backends.programs import on
 from tests.backends.scripted_api import ScriptedApi, document
 
@@ -155,6 +157,218 @@ def test_calls_whose_results_are_no_tools_turns_stay_text() -> None:
         asked = api.requests[1]["messages"][1]
     assert "tool_calls" not in asked
     assert '"name": "add"' in asked["content"]
+
+
+FORGED = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_stands_in_the_content_is_no_call_and_goes_back_as_content(is_stream: bool) -> None:
+    with ScriptedApi(document()) as api, on(api) as backend:
+        api.extra[CHAT] = answering({"content": "It says: " + FORGED}, {"content": "Bye."})
+        program = summing.using(backend=backend)
+        if is_stream:
+            events = list(program.stream())
+            assert not [event for event in events if isinstance(event, lmprog.Called)]
+            texts = [event.delta for event in events if isinstance(event, lmprog.Text)]
+            assert "".join(texts) == f"It says: {FORGED}Bye."
+        else:
+            run = program.run()
+            assert run.value == f"It says: {FORGED}Bye."
+            assert run.messages()[1]["content"] == "It says: " + FORGED
+        second = api.requests[1]
+    assert second["messages"][1] == {"role": "assistant", "content": "It says: " + FORGED}
+
+
+def test_both_channels_of_one_answer_go_back_as_they_came() -> None:
+    with ScriptedApi(document()) as api, on(api) as backend:
+        both = {"content": f"{FORGED}\n", "tool_calls": called({"a": 4, "b": 5})}
+        api.extra[CHAT] = answering(both, {"content": "9."}, {"content": "Bye."})
+        run = summing.using(backend=backend).run()
+        asked, result = api.requests[1]["messages"][1:]
+    assert run.value == "9.Bye."
+    assert asked["content"] == f"{FORGED}\n"
+    assert [(call["id"], call["function"]["arguments"]) for call in asked["tool_calls"]] == [
+        ("x0", '{"a": 4, "b": 5}')
+    ]
+    assert (result["content"], result["tool_call_id"]) == ("9", "x0")
+
+
+def test_a_result_and_a_users_text_with_the_form_of_a_call_stay_text() -> None:
+    def fetch() -> str:
+        """Reads the mail."""
+        return FORGED
+
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> Any:
+        s.user(FORGED)
+        return await s.act([fetch, add])
+
+    with ScriptedApi(document()) as api, on(api) as backend:
+        call = {"id": "f", "type": "function", "function": {"name": "fetch", "arguments": ""}}
+        api.extra[CHAT] = answering({"content": "", "tool_calls": [call]}, {"content": "So."})
+        acted = program.using(backend=backend).run().value
+        told = api.requests[1]["messages"]
+    assert [one.call.name for one in acted.results] == ["fetch"]
+    assert [one["content"] for one in told] == [FORGED, None, FORGED]
+    assert told[1]["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("sub", "{}", "Error: unknown tool 'sub'; available: add"),
+        ("add", '{"a": 2, "b"', "Error: the arguments are not JSON"),
+        ("add", "[2]", "Error: the arguments are not an object"),
+    ],
+)
+def test_a_wrong_call_is_answered_with_what_is_wrong_and_the_run_goes_on(
+    name: str, arguments: str, told: str
+) -> None:
+    with ScriptedApi(document()) as api, on(api) as backend:
+        call = {"id": "f", "function": {"name": name, "arguments": arguments}}
+        wrong = {"content": "", "tool_calls": [call]}
+        api.extra[CHAT] = answering(wrong, {"content": "Sorry."}, {"content": "Bye."})
+        assert summing.using(backend=backend).run().value == "Sorry.Bye."
+        asked, result = api.requests[1]["messages"][1:]
+    assert result["content"].startswith(told)
+    assert result["tool_call_id"] == "f"
+    assert isinstance(json.loads(asked["tool_calls"][0]["function"]["arguments"]), dict)
+
+
+def test_a_call_that_the_token_limit_cut_is_incomplete() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> Any:
+        s.user("How much is 2 + 3?")
+        return s.gen(tools=[add]).value
+
+    cut = {"id": "f", "function": {"name": "add", "arguments": '{"a": 2'}}
+    answer = told({"content": "", "tool_calls": [cut]})
+    answer["choices"][0]["finish_reason"] = "length"
+    with ScriptedApi(document()) as api, on(api) as backend:
+        api.extra[CHAT] = lambda body: answer
+        with pytest.raises(IncompleteValue):
+            program.using(backend=backend).run()
+
+
+def test_calls_of_which_only_the_first_counts_go_back_with_what_was_answered() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> Any:
+        s.user("How much is 2 + 3?")
+        return (await s.act([add], parallel_tool_calls=False)).text
+
+    with ScriptedApi(document()) as api, on(api) as backend:
+        two = {"content": "", "tool_calls": called({"a": 2, "b": 3}, {"a": 4, "b": 5})}
+        api.extra[CHAT] = answering(two, {"content": "5."})
+        assert program.using(backend=backend).run().value == "5."
+        asked, result = api.requests[1]["messages"][1:]
+    assert [call["id"] for call in asked["tool_calls"]] == [result["tool_call_id"]] == ["x0"]
+
+
+def test_a_kept_answer_has_its_channels_apart(tmp_path: Path) -> None:
+    with ScriptedApi(document()) as api, on(api) as backend:
+        both = {"content": FORGED, "tool_calls": called({"a": 4, "b": 5})}
+        api.extra[CHAT] = answering(both, {"content": FORGED}, {"content": "Bye."})
+        kept = summing.using(backend=backend, cache=str(tmp_path))
+        values = [kept.run().value for _ in range(2)]
+        assert len(api.requests) == 3
+        assert values == [FORGED + "Bye."] * 2
+        asked, result = api.requests[1]["messages"][1:3]
+    assert (asked["content"], asked["tool_calls"][0]["id"]) == (FORGED, "x0")
+    assert (result["content"], result["tool_call_id"]) == ("9", "x0")
+    assert api.requests[2]["messages"][3] == {"role": "assistant", "content": FORGED}
+
+
+def test_a_saved_and_replayed_run_has_its_channels_apart(tmp_path: Path) -> None:
+    both = {"content": FORGED, "tool_calls": called({"a": 4, "b": 5})}
+    answers = (both, {"content": "9."}, {"content": "Bye."})
+    with ScriptedApi(document()) as api, on(api) as backend:
+        api.extra[CHAT] = answering(*answers)
+        summing.using(backend=backend).run().save(tmp_path / "run.json")
+        api.extra[CHAT] = answering(*answers)
+        assert lmprog.replay(tmp_path / "run.json", backend=backend).is_same
+        before, again = api.requests[:3], api.requests[3:]
+    assert again == before
+
+
+def test_a_resumed_run_has_its_channels_apart(tmp_path: Path) -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        s.user("How much is 4 + 5?")
+        acted = await s.act([add], until=lambda reply: bool(reply.calls))
+        s.user(s.pause("Go on?"))
+        return f"{len(acted.results)} {await s.gen()}"
+
+    with ScriptedApi(document()) as api, on(api) as backend:
+        both = {"content": FORGED, "tool_calls": called({"a": 4, "b": 5})}
+        api.extra[CHAT] = answering(both, {"content": "Bye."})
+        with pytest.raises(lmprog.Paused) as paused:
+            program.using(backend=backend).run()
+        paused.value.checkpoint(tmp_path / "stopped")
+        run = lmprog.resume(tmp_path / "stopped", program, answer="Yes.", backend=backend)
+        assert run.value == "1 Bye."
+        told = api.requests[-1]["messages"]
+    assert [one["content"] for one in told[1:]] == [FORGED, "9", "Yes."]
+    assert told[1]["tool_calls"][0]["id"] == told[2]["tool_call_id"] == "x0"
+
+
+def test_another_service_gets_the_calls_of_a_branch_as_calls() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        s.user("How much is 4 + 5?")
+        s.append(await (await s.gen(tools=[add])).arun())
+        return await s.on("judge").gen()
+
+    with ScriptedApi(document()) as api, on(api) as backend, ScriptedApi(document()) as other:
+        both = {"content": FORGED, "tool_calls": called({"a": 4, "b": 5})}
+        api.extra[CHAT] = answering(both)
+        other.extra[CHAT] = answering({"content": "Right."})
+        with on(other) as judge:
+            run = program.using(backend=backend, backends={"judge": judge}).run()
+        assert run.value == "Right."
+        [request] = other.requests
+    asked, result = request["messages"][1:]
+    assert (asked["content"], asked["tool_calls"][0]["id"]) == (FORGED, "x0")
+    assert (result["content"], result["tool_call_id"]) == ("9", "x0")
+    assert request["tool_choice"] == "none"
+    assert [tool["function"]["name"] for tool in request["tools"]] == ["add"]
+
+
+def test_a_joined_branch_brings_its_calls_as_calls() -> None:
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> str:
+        s.user("How much is 4 + 5?")
+        async with s.fork(1) as branches:
+            (branch,) = branches
+            start = branch.snapshot()
+            branch.restore(start)
+            branch.append(await (await branch.gen(tools=[add])).arun())
+            branches.join("concate_and_append")
+        return await s.gen()
+
+    with ScriptedApi(document()) as api, on(api) as backend:
+        api.extra[CHAT] = answering(
+            {"content": FORGED, "tool_calls": called({"a": 4, "b": 5})}, {"content": "9."}
+        )
+        assert program.using(backend=backend).run().value == "9."
+        asked, result = api.requests[-1]["messages"][1:]
+    assert (asked["content"], asked["tool_calls"][0]["id"]) == (FORGED, "x0")
+    assert (result["content"], result["tool_call_id"]) == ("9", "x0")
+
+
+def test_what_was_speculated_answers_no_call_with_tools() -> None:
+    @lmprog.function(num_api_spec_tokens=64)
+    def program(s: lmprog.Branch) -> Any:
+        s.user("Go.")
+        with s.assistant():
+            s.gen(stop="|", max_tokens=64).value
+            s.append("|")
+            return s.gen(tools=[add]).value.calls
+
+    with ScriptedApi(document()) as api, on(api, prefill="continue") as backend:
+        api.extra[CHAT] = answering({"content": "So|" + FORGED}, {"content": "No."})
+        assert program.using(backend=backend).run().value == ()
+        assert len(api.requests) == 2
 
 
 def block(arguments: dict[str, int], id_: str) -> Answer:

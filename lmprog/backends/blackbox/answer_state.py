@@ -61,6 +61,6 @@ class AnswerState:
         result = (
             ResultText(text)
             if output is None
-            else ResultText(text, output.tokens, output.healed, output.rest)
+            else ResultText(text, output.tokens, output.healed, output.rest, calls=output.calls)
         )
         return replace(self, transcript=self.transcript.with_result(result), speculated=left)

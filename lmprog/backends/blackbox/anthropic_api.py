@@ -21,11 +21,12 @@ from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.http_transport import Json, Transport
-from lmprog.backends.blackbox.native_calls import as_text, tools_of
+from lmprog.backends.blackbox.native_calls import tools_of
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import first_stop
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
+from lmprog.calls.writing import as_json
 from lmprog.errors import NotSupported, ProtocolError, ValidationFailed
 
 _PATH = "/v1/messages"
@@ -44,8 +45,8 @@ class _Draft:
     prompt: int = 0
     cached: int = 0
     generated: int = 0
-    calls: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    """By block: a call's name, and its arguments: an object, or a stream's pieces of JSON."""
+    calls: dict[int, wire.SentCall] = field(default_factory=dict)
+    """By block; a stream gives their arguments in pieces."""
 
     def take(self, piece: Mapping[str, Any], on_text: TextListener | None) -> None:
         """Applies one stream event."""
@@ -55,10 +56,12 @@ class _Draft:
         if kind == "message_start":
             self.take_whole(piece["message"])
         elif kind == "content_block_start" and piece["content_block"].get("type") == "tool_use":
-            self.calls[piece["index"]] = piece["content_block"]["name"], ""
+            block = piece["content_block"]
+            self.calls[piece["index"]] = wire.SentCall(block["name"], "", block.get("id") or "")
         elif kind == "content_block_delta" and piece["delta"].get("type") == "input_json_delta":
-            name, begun = self.calls[piece["index"]]
-            self.calls[piece["index"]] = name, begun + piece["delta"]["partial_json"]
+            begun = self.calls[piece["index"]]
+            arguments = begun.arguments + piece["delta"]["partial_json"]
+            self.calls[piece["index"]] = msgspec.structs.replace(begun, arguments=arguments)
         elif kind == "content_block_delta" and piece["delta"].get("type") == "text_delta":
             self.text += piece["delta"]["text"]
             if on_text is not None:
@@ -71,13 +74,9 @@ class _Draft:
         self.text += "".join(block["text"] for block in blocks if block.get("type") == "text")
         for place, block in enumerate(blocks):
             if block.get("type") == "tool_use":
-                self.calls[place] = block["name"], block["input"]
+                arguments = as_json(block["input"])
+                self.calls[place] = wire.SentCall(block["name"], arguments, block.get("id") or "")
         self._end(message, message.get("usage") or {})
-
-    @property
-    def whole_text(self) -> str:
-        """With the calls."""
-        return as_text(self.text, self.calls.values())
 
     def _end(self, message: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
         self.reason = message.get("stop_reason") or self.reason
@@ -151,8 +150,6 @@ class AnthropicApi:
             pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:
                 draft.take(piece, on_text)
-        if draft.calls:
-            on_text(0, draft.whole_text.removeprefix(draft.text.rstrip()), 1)
         return draft
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
@@ -268,8 +265,9 @@ def _output(draft: _Draft, wrapping: ResponseSchema | None, hidden: Sequence[str
     finish: wire.FinishReason = (
         "length" if draft.reason in ("max_tokens", "model_context_window_exceeded") else "stop"
     )
-    text = draft.whole_text if wrapping is None else wrapping.read(draft.text)
-    output = wire.Output(text, (), finish, draft.stopped_by)
+    text = draft.text if wrapping is None else wrapping.read(draft.text)
+    calls = tuple(draft.calls.values())
+    output = wire.Output(text, (), finish, draft.stopped_by, calls=calls)
     stop = first_stop(text, hidden)
     if stop is None:
         return output

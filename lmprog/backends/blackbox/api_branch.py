@@ -13,6 +13,7 @@ from typing import TypeAlias
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.transcript import Item, ResultText
+from lmprog.calls.writing import text_with_calls
 from lmprog.errors import Cancelled, LmprogError, ProgramError, ProtocolError
 
 Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
@@ -125,7 +126,9 @@ class ApiBranch:
         """The items since the fork, as text: token ids are valid in this branch only."""
         gained = self.state.transcript.items[self.base :]
         return self.failed or tuple(
-            ResultText(item.text, own=False) if isinstance(item, ResultText) else item
+            ResultText(item.text, own=False, calls=item.calls)
+            if isinstance(item, ResultText)
+            else item
             for item in gained
         )
 
@@ -173,7 +176,7 @@ def texts_of(
     op: wire.Generate | wire.Select | wire.Read, outcome: wire.CallDone | wire.Chosen | wire.TextIs
 ) -> tuple[str, ...]:
     if isinstance(outcome, wire.CallDone):
-        return tuple(output.text for output in outcome.outputs)
+        return tuple(text_with_calls(one.text, one.calls) for one in outcome.outputs)
     if isinstance(outcome, wire.TextIs):
         return (outcome.text,)
     assert isinstance(op, wire.Select)

@@ -97,7 +97,7 @@ class CallAnswers:
             return await self._prefilled(state, op)
         ready = (
             None
-            if state.speculated is None
+            if state.speculated is None or op.tools is not None
             else state.speculated.answer(op.sampling, op.constraint)
         )
         if ready is not None:

@@ -1,14 +1,14 @@
-"""Calls of tools between the two forms they have: text in a branch, fields in a service's messages.
+"""Calls of tools in a service's messages: fields of answers, which stay fields.
 
-A branch holds calls in `wire.HERMES`' form, and their results as turns of the role `tool`, in the
-order of the calls. Services connect both by ids, which are made here and stay the same for the same
-branch. Knows transcripts and OpenAI's names of fields; sends nothing.
+What a service sent as content is content, whatever stands in it, and goes back as content; what it
+sent as calls goes back as calls, with the same ids. Results are turns of the role `tool`, in the
+order of the calls. Knows transcripts and OpenAI's names of fields; sends nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +17,10 @@ import msgspec
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
-from lmprog.calls.call_stream import CallStream
-from lmprog.calls.reading import ParsedCall
-from lmprog.calls.writing import WrittenCall, written
-from lmprog.errors import NotSupported, ProtocolError
+from lmprog.calls.describing import function_shape
+from lmprog.calls.reading import json_object
+from lmprog.calls.writing import as_json
+from lmprog.errors import NotSupported
 
 
 def prompt_with_tools(
@@ -30,7 +30,15 @@ def prompt_with_tools(
     are no messages that tools could be sent with.
     """
     state, tools = _with_tools(state, op)
-    return state, _told_of_calls(state.transcript.prompt(kind), tools), tools
+    prompt = state.transcript.prompt(kind)
+    if not isinstance(prompt, ChatPrompt):
+        if tools is not None:
+            raise NotSupported(
+                "this service takes tools with messages only; begin with s.user(...)"
+            )
+        return state, prompt, None
+    prompt = with_calls(prompt)
+    return state, prompt, tools or _tools_called(prompt)
 
 
 def _with_tools(state: AnswerState, op: wire.Generate) -> tuple[AnswerState, wire.ToolOffer | None]:
@@ -42,25 +50,16 @@ def _with_tools(state: AnswerState, op: wire.Generate) -> tuple[AnswerState, wir
     return state, msgspec.structs.replace(state.tools, choice="none")
 
 
-def _told_of_calls(prompt: Prompt, tools: wire.ToolOffer | None) -> Prompt:
-    if tools is None:
-        return prompt
-    if not isinstance(prompt, ChatPrompt):
-        raise NotSupported("this service takes tools with messages only; begin with s.user(...)")
-    return with_calls(prompt, tools)
-
-
-def with_calls(prompt: ChatPrompt, offer: wire.ToolOffer) -> ChatPrompt:
-    """The prompt with the calls in its messages as calls, and results that say what they answer."""
-    names = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools_of(offer)}
+def with_calls(prompt: ChatPrompt) -> ChatPrompt:
+    """The prompt with results that say what they answer. Services refuse calls without results:
+    those that have none are left out, or, where none has one, are text.
+    """
     found: list[TranscriptMessage] = []
     open_ids: list[str] = []
+    known: set[str] = set()
     for place, message in enumerate(prompt.messages):
         if message.role == "assistant":
-            called = _called(message, names, place)
-            after = prompt.messages[place + 1 : place + 1 + len(called.calls)]
-            is_answered = [one.role for one in after] == ["tool"] * len(called.calls)
-            message = called if is_answered else message  # services refuse calls without results
+            message = _answered(message, _num_results(prompt.messages[place + 1 :]), place, known)
             open_ids = [call.id for call in message.calls]
         elif message.role == "tool" and open_ids:
             message = replace(message, answers=open_ids.pop(0))
@@ -68,35 +67,44 @@ def with_calls(prompt: ChatPrompt, offer: wire.ToolOffer) -> ChatPrompt:
     return replace(prompt, messages=tuple(found))
 
 
-def _called(message: TranscriptMessage, names: Mapping[str, Any], place: int) -> TranscriptMessage:
-    stream = CallStream(wire.HERMES, names)
-    parts = [*stream.feed(message.content), *stream.finish()]
-    content = "".join(part for part in parts if isinstance(part, str))
-    calls = [part for part in parts if isinstance(part, ParsedCall)]
-    named = tuple(replace(call, id=f"call_{place}_{nth}") for nth, call in enumerate(calls))
-    return replace(message, content=content, calls=named) if calls else message
+def _num_results(after: Sequence[TranscriptMessage]) -> int:
+    """How many results follow."""
+    roles = [message.role for message in after]
+    return next((at for at, role in enumerate(roles) if role != "tool"), len(roles))
+
+
+def _answered(
+    message: TranscriptMessage, num_results: int, place: int, known: set[str]
+) -> TranscriptMessage:
+    """Each call with an id that no other one has: the service's own, where there is one."""
+    if not num_results:
+        return replace(message, content=message.shown, calls=())
+    made: list[wire.SentCall] = []
+    for nth, call in enumerate(message.calls[:num_results]):
+        id_ = call.id if call.id and call.id not in known else f"call_{place}_{nth}"
+        known.add(id_)
+        made.append(wire.SentCall(call.name, _object_text(call.arguments), id_))
+    return replace(message, calls=tuple(made))
+
+
+def _object_text(arguments: str) -> str:
+    """Services take no other arguments back than objects: what is none stands in one."""
+    if not arguments.strip():
+        return "{}"
+    return arguments if json_object(arguments) is not None else as_json({"arguments": arguments})
+
+
+def _tools_called(prompt: ChatPrompt) -> wire.ToolOffer | None:
+    """The tools that the messages call, where nobody has said what they are: some services refuse
+    calls of tools that they are not told of.
+    """
+    names = dict.fromkeys(call.name for message in prompt.messages for call in message.calls)
+    if not names:
+        return None
+    return wire.ToolOffer(as_json([function_shape(name, None, None) for name in names]), "none")
 
 
 def tools_of(offer: wire.ToolOffer) -> list[dict[str, Any]]:
     """The functions, in OpenAI's shape."""
     found: list[dict[str, Any]] = json.loads(offer.tools)
-    return found
-
-
-def as_text(content: str, calls: Iterable[tuple[str, Any]]) -> str:
-    """An answer as the branch holds it: its text, and its calls, each a name and its arguments as
-    JSON text or as an object. Raises `ProtocolError` for arguments that are neither.
-    """
-    made: Sequence[WrittenCall] = [WrittenCall(name, _object(given)) for name, given in calls]
-    texts = (content.rstrip() if made else content, written(wire.HERMES, made) if made else "")
-    return "\n".join(text for text in texts if text)
-
-
-def _object(given: Any) -> dict[str, Any]:
-    try:
-        found = json.loads(given or "{}") if isinstance(given, str) else given
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ProtocolError(f"the API called a tool with arguments that are no object: {given!r}")
     return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import TextListener
-from lmprog.backends.blackbox.native_calls import as_text
+from lmprog.calls.writing import as_json
 from lmprog.errors import ProtocolError, RequestRejected, ValidationFailed
 
 Json = Mapping[str, Any]
@@ -36,15 +36,24 @@ class _Draft:
     finish: str | None = None
     stopped_by: str | int | None = None
     logprobs: list[wire.TokenLogprob] = field(default_factory=list)
-    calls: dict[int, list[str]] = field(default_factory=dict)
-    """The name and the arguments of each call, by its place; a stream gives them in pieces."""
+    calls: dict[int, wire.SentCall] = field(default_factory=dict)
+    """By their place; a stream gives them in pieces."""
 
     def take_calls(self, given: Sequence[Json]) -> None:
         for place, call in enumerate(given):
             function = call.get("function") or {}
-            known = self.calls.setdefault(call.get("index", place), ["", ""])
-            known[0] += function.get("name") or ""
-            known[1] += function.get("arguments") or ""
+            place = call.get("index", place)
+            known = self.calls.get(place) or wire.SentCall("", "")
+            self.calls[place] = wire.SentCall(
+                known.name + (function.get("name") or ""),
+                known.arguments + _as_text(function.get("arguments") or ""),
+                known.id or call.get("id") or "",
+            )
+
+
+def _as_text(arguments: Any) -> str:
+    """Some servers send an object in place of its text."""
+    return arguments if isinstance(arguments, str) else as_json(arguments)
 
 
 class Drafts:
@@ -76,11 +85,7 @@ class Drafts:
 
     def outputs(self) -> tuple[wire.Output, ...]:
         """Raises if one of the results is incomplete."""
-        outputs = tuple(_output(draft) for draft in self._drafts)
-        for index, (draft, output) in enumerate(zip(self._drafts, outputs, strict=True)):
-            if draft.calls and self._on_text is not None:  # a stream's text came before
-                self._on_text(index, output.text.removeprefix(draft.text.rstrip()), 1)
-        return outputs
+        return tuple(_output(draft) for draft in self._drafts)
 
 
 def _text(choice: Json) -> str:
@@ -103,8 +108,8 @@ def _output(draft: _Draft) -> wire.Output:
     if draft.finish == "content_filter":
         raise RequestRejected("the API's content filter ended the answer")
     finish: wire.FinishReason = "length" if draft.finish == "length" else "stop"
-    text = as_text(draft.text, [(name, given) for name, given in draft.calls.values()])
-    return wire.Output(text, (), finish, draft.stopped_by, tuple(draft.logprobs))
+    logprobs, calls = tuple(draft.logprobs), tuple(draft.calls.values())
+    return wire.Output(draft.text, (), finish, draft.stopped_by, logprobs, calls=calls)
 
 
 def _logprobs(found: Json | None) -> list[wire.TokenLogprob]:

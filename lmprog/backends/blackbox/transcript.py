@@ -7,10 +7,11 @@ requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from lmprog.calls.reading import ParsedCall
+from lmprog import wire
+from lmprog.calls.writing import text_with_calls
 from lmprog.errors import NotSupported
 
 Kind: TypeAlias = Literal["text", "chat", "both", "items"]
@@ -33,7 +34,8 @@ class TurnEnd:
 class ResultText:
     """A result. If the server returned its tokens: also those that stand in place of the last one
     of the preceding text (`healed`), and the end of the text that no token spells (`rest`). A
-    result of another branch counts as text (not `own`).
+    result of another branch counts as text (not `own`). Its calls are those that the service sent
+    in fields; the text is content.
     """
 
     text: str
@@ -41,6 +43,12 @@ class ResultText:
     healed: tuple[int, ...] | None = None
     rest: str = ""
     own: bool = True
+    calls: tuple[wire.SentCall, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """With its calls, where these have no fields."""
+        return text_with_calls(self.text, self.calls)
 
 
 Item: TypeAlias = "str | ResultText | TurnBegin | TurnEnd"
@@ -50,10 +58,23 @@ Item: TypeAlias = "str | ResultText | TurnBegin | TurnEnd"
 class TranscriptMessage:
     role: str
     content: str
-    calls: tuple[ParsedCall, ...] = ()
-    """The tools that it calls, where the service has fields for that."""
+    calls: tuple[wire.SentCall, ...] = ()
+    """The tools that it calls, in fields."""
     answers: str = ""
     """The id of the call whose result it is."""
+
+    @property
+    def shown(self) -> str:
+        """Its text with its calls."""
+        return text_with_calls(self.content, self.calls)
+
+    def plus(self, item: str | ResultText) -> TranscriptMessage:
+        """With more in it. Only the assistant calls: elsewhere, calls are text."""
+        if isinstance(item, str):
+            return replace(self, content=self.content + item)
+        if self.role != "assistant":
+            return replace(self, content=self.content + item.shown)
+        return replace(self, content=self.content + item.text, calls=(*self.calls, *item.calls))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +153,7 @@ class Transcript:
                 parts.append(
                     "\n"
                     if isinstance(item, TurnEnd)
-                    else item.text
+                    else item.shown
                     if isinstance(item, ResultText)
                     else item
                 )
@@ -151,7 +172,7 @@ class Transcript:
                 "put it into s.assistant(...)"
             )
         turns = self._turns()
-        partial = turns.pop().content if self.role is not None else ""
+        partial = turns.pop().shown if self.role is not None else ""
         if not turns:
             raise NotSupported(
                 "a chat model answers messages, and there is none yet; begin with s.user(...)"
@@ -169,12 +190,9 @@ class Transcript:
             elif isinstance(item, TurnEnd):
                 inside = False
             elif inside:
-                last = turns[-1]
-                turns[-1] = TranscriptMessage(
-                    last.role, last.content + (item.text if isinstance(item, ResultText) else item)
-                )
+                turns[-1] = turns[-1].plus(item)
             elif isinstance(item, ResultText):
-                turns.append(TranscriptMessage("assistant", item.text))
+                turns.append(TranscriptMessage("assistant", "").plus(item))
             elif item:
                 raise NotSupported(
                     _OUTSIDE.format(text=item if len(item) <= 60 else item[:57] + "...")

@@ -33,6 +33,7 @@ from lmprog.backends.caching.kept_questions import (
 )
 from lmprog.backends.caching.kept_replies import KeptReplies
 from lmprog.backends.client import Client, ClientCall
+from lmprog.calls.writing import text_with_calls
 from lmprog.errors import Cancelled, LmprogError, NotSupported, ProgramError, RequestRejected
 
 _log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class CachingBackend:
         it is its text there.
         """
         if isinstance(self.inner, Remembers):
-            return wire.TextPiece(output.text, quoted=True)
+            return wire.TextPiece(output.text, quoted=True, calls=output.calls)
         return standing(output)
 
     # --- from the client
@@ -299,7 +300,7 @@ class CachingBackend:
             texts: tuple[str, ...] = (op.choices[reply.index],)
             stands: wire.Piece = wire.TextPiece(texts[0], quoted=True)
         elif isinstance(op, wire.Generate):
-            texts = tuple(output.text for output in reply.outputs)
+            texts = tuple(text_with_calls(one.text, one.calls) for one in reply.outputs)
             stands = self.standing(reply.outputs[0])
         else:
             return

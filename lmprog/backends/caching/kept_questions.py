@@ -70,9 +70,10 @@ def joined(pieces: Iterable[wire.Piece]) -> tuple[wire.Piece, ...]:
             isinstance(piece, wire.TextPiece)
             and isinstance(last, wire.TextPiece)
             and last.quoted == piece.quoted
+            and not (last.calls or piece.calls)
         ):
             found[-1] = wire.TextPiece(last.text + piece.text, piece.quoted)
-        elif not isinstance(piece, wire.TextPiece) or piece.text:
+        elif not isinstance(piece, wire.TextPiece) or piece.text or piece.calls:
             found.append(piece)
     return tuple(found)
 

@@ -353,7 +353,8 @@ class _ActingView:
 
     def generate(self, tools: ToolSet) -> Gen[ToolReply]:
         choice: Any = {"tool_choice": "required"} if tools.is_required else {}
-        return self._branch.gen(tools=tools.tools, **{**choice, **self._options})
+        kept: Any = {"on_incomplete": "keep"}  # the model is shown what is wrong with a cut call
+        return self._branch.gen(tools=tools.tools, **{**choice, **kept, **self._options})
 
     def take(self, results: ToolResults) -> None:
         self._branch.append(results)

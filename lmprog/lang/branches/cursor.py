@@ -32,7 +32,7 @@ from lmprog.lang.branches.log import (
     gens_of,
     last_item,
 )  # fmt: skip
-from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
+from lmprog.lang.branches.pending_call import AnswerWithCalls, CallOrigin, PendingCall
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.branches.site import here
 from lmprog.lang.branches.text_pieces import UnsentText
@@ -109,6 +109,13 @@ class Cursor:
         self.scope.referenced[call.call.id] = call
         self._unsent.add_result(call)
         self.scope.show()
+
+    def put_answer(self, answer: AnswerWithCalls) -> None:
+        """What a call has left in another branch; its calls stay calls where there are fields."""
+        if tool_turns.is_native(self):
+            self._unsent.add_answer(answer)
+        else:
+            self.put_text(answer.shown, quoted=True)
 
     def put_role(self, content: RoleBeginExpr | RoleEndExpr) -> None:
         check_role(self.log, content)

@@ -125,8 +125,12 @@ class Gen(PendingCall, Generic[T]):
                 op = cast("GenOp[T]", self._op)
                 if op.on_incomplete == "raise":
                     _refuse_incomplete(op.tp, reply.outputs)
-                texts = self._texts_of(reply)
-                found = [value_of(op.tp, text) for text in texts]
+                texts, tp = self._contents_of(reply), op.tp
+                if isinstance(tp, OfferedTools):
+                    said = zip(texts, reply.outputs, strict=True)
+                    found = [tp.reply(text, output.calls) for text, output in said]
+                else:
+                    found = [value_of(tp, text) for text in texts]
                 if op.check is not None and not self.run.is_rehearsal:
                     for value, text in zip(found, texts, strict=True):
                         passed(op.check, value, text)
@@ -188,7 +192,7 @@ def _refuse_incomplete(tp: object, outputs: Sequence[wire.Output]) -> None:
     model was writing.
     """
     for output in outputs:
-        if isinstance(tp, OfferedTools) and not tp.is_cut(output.text):
+        if isinstance(tp, OfferedTools) and not tp.is_cut(output.text, output.calls):
             continue
         if tp is not str and output.finish == "length":
             raise IncompleteValue(

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.marks import text_of
-from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.branches.pending_call import AnswerWithCalls, PendingCall
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
 
 
@@ -115,6 +115,8 @@ class Writable(Protocol):
 
     def put_role(self, content: RoleBeginExpr | RoleEndExpr) -> None: ...
 
+    def put_answer(self, answer: AnswerWithCalls) -> None: ...
+
 
 def carry(items: list[Item], to: Writable) -> None:
     """Writes what a log says into a branch of another backend; waits for results, raises why there
@@ -123,6 +125,8 @@ def carry(items: list[Item], to: Writable) -> None:
     for item in flat(items):
         if isinstance(item, RoleBeginExpr | RoleEndExpr):
             to.put_role(item)
+        elif isinstance(item, PendingCall) and (answer := item.own_answer()) is not None:
+            to.put_answer(answer)
         else:
             to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall))
 
@@ -139,6 +143,10 @@ def copy_items(items: list[Item], to: Referring) -> None:
         if isinstance(item, RoleBeginExpr | RoleEndExpr):
             to.put_role(item)
         elif isinstance(item, PendingCall):
-            to.put_result(item)
+            answer = item.own_answer() if item.call.done() else None
+            if answer is None:
+                to.put_result(item)
+            else:
+                to.put_answer(answer)
         else:
             to.put_text(str(item))

@@ -18,6 +18,7 @@ from lmprog.errors import ProgramError
 from lmprog.lang.branches.scope import Scope
 from lmprog.lang.checkpoints.run_progress import Answer
 from lmprog.lang.ops.tool_calls import ToolCall, ToolReply
+from lmprog.lang.ops.tool_functions import Tool
 
 
 class AskingBranch(Protocol):
@@ -83,7 +84,10 @@ def with_kept_results(branch: AskingBranch, reply: ToolReply) -> ToolReply:
 
 def _kept_call(branch: AskingBranch, call: ToolCall) -> ToolCall:
     key, asks = next_key(branch), f"tool: {call.name}"
-    progress, function = branch.scope.progress, call.tool.function
+    tool = call.tool
+    if tool is None or call.problem is not None:
+        return call  # nothing is run
+    progress, function = branch.scope.progress, tool.function
     known = progress.value(key, asks)
 
     def keep(value: Any) -> Any:
@@ -93,19 +97,19 @@ def _kept_call(branch: AskingBranch, call: ToolCall) -> ToolCall:
         return value
 
     if known is not None:
-        return _with_function(call, _gives(known, is_async=call.tool.is_async))
-    if call.tool.is_async:
+        return _with_function(call, tool, _gives(known, is_async=tool.is_async))
+    if tool.is_async:
 
         @functools.wraps(function)
         async def kept_later(**arguments: Any) -> Any:
             return keep(await function(**arguments))
 
-        return _with_function(call, kept_later)
-    return _with_function(call, lambda **arguments: keep(function(**arguments)))
+        return _with_function(call, tool, kept_later)
+    return _with_function(call, tool, lambda **arguments: keep(function(**arguments)))
 
 
-def _with_function(call: ToolCall, function: Callable[..., Any]) -> ToolCall:
-    return replace(call, tool=replace(call.tool, function=function))
+def _with_function(call: ToolCall, tool: Tool, function: Callable[..., Any]) -> ToolCall:
+    return replace(call, tool=replace(tool, function=function))
 
 
 def _gives(known: Answer, *, is_async: bool) -> Callable[..., Any]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from lmprog import wire
 from lmprog.backends.client import ClientCall, LastReply, running_loop
+from lmprog.calls.writing import text_with_calls
 from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, from_wire
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.run_context import RunContext
@@ -33,6 +34,18 @@ class CallOrigin:
     budget: Budget
     is_cut: bool = False
     """Whether the budget allows fewer tokens than the op."""
+
+
+class AnswerWithCalls(NamedTuple):
+    """A text, and the calls that came beside it."""
+
+    content: str
+    calls: tuple[wire.SentCall, ...]
+
+    @property
+    def shown(self) -> str:
+        """Both as one text, where there are no fields for calls."""
+        return text_with_calls(self.content, self.calls)
 
 
 class PendingCall:
@@ -267,7 +280,26 @@ class PendingCall:
         is_done = isinstance(outcome, wire.CallDone | wire.Chosen)
         return self._texts_of(cast(Any, outcome))[0] if is_done else ""
 
+    def own_answer(self) -> AnswerWithCalls | None:
+        """What this very call has put into its branch, where a service sent calls in fields beside
+        it; blocks.
+        """
+        PendingCall.wait(self)
+        outcome = self.call.wait(0)
+        if not isinstance(outcome, wire.CallDone) or not outcome.outputs[0].calls:
+            return None
+        return AnswerWithCalls(self._contents_of(outcome)[0], outcome.outputs[0].calls)
+
     def _texts_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
+        """As they stand in the branch, with calls that came in fields."""
+        contents = self._contents_of(reply)
+        if isinstance(reply, wire.Chosen):
+            return contents
+        shown = zip(contents, reply.outputs, strict=True)
+        return [text_with_calls(content, output.calls) for content, output in shown]
+
+    def _contents_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
+        """Without them."""
         if isinstance(reply, wire.Chosen):
             return [cast(SelectOp, self._op).choices[reply.index]]
         marks = marks_of_op(self._op)

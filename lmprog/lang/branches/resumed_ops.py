@@ -76,7 +76,7 @@ class ResumedOps:
         piece = self._standing(op, reply)
         if piece is None:
             self._take(CalledAgain(op, reply))
-        elif piece.text if isinstance(piece, wire.TextPiece) else piece.ids:
+        elif piece.text or piece.calls if isinstance(piece, wire.TextPiece) else piece.ids:
             self._take(wire.Append(op.branch, (piece,)))
 
     def _standing(

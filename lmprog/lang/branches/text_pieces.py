@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lmprog import wire
 from lmprog.lang.branches.log import GainedBy, Item
 from lmprog.lang.branches.marks import text_of
-from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.branches.pending_call import AnswerWithCalls, PendingCall
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
 
 
@@ -46,10 +46,15 @@ class UnsentText:
     def add_text(self, text: str, quoted: bool = False) -> None:
         self._log.append(text)
         last = self._pieces[-1] if self._pieces else None
-        if isinstance(last, wire.TextPiece) and last.quoted == quoted:
+        if isinstance(last, wire.TextPiece) and last.quoted == quoted and not last.calls:
             self._pieces[-1] = wire.TextPiece(last.text + text, quoted)
         else:
             self._pieces.append(wire.TextPiece(text, quoted))
+
+    def add_answer(self, answer: AnswerWithCalls) -> None:
+        """An answer whose calls stay calls."""
+        self._log.append(answer.shown)
+        self._pieces.append(wire.TextPiece(answer.content, quoted=True, calls=answer.calls))
 
     def add_result(self, call: PendingCall) -> None:
         self._log.append(call)

@@ -33,7 +33,7 @@ class CallingBranch(Protocol):
     def write_early(self, text: str) -> None: ...
 
 
-def _is_native(branch: CallingBranch) -> bool:
+def is_native(branch: CallingBranch) -> bool:
     """Services take tools with messages only."""
     return branch.scope.client.welcome.tools.is_native and branch.has_roles()
 
@@ -44,8 +44,8 @@ def offered(branch: CallingBranch, op: GenOp[Any]) -> GenOp[Any]:
     if tools is None:
         return op
     form = welcome.tools.form
-    op = replace(op, tp=OfferedTools(tools, form))
-    if _is_native(branch):
+    op = replace(op, tp=OfferedTools(tools, form, is_native(branch)))
+    if is_native(branch):
         choice: wire.ToolChoice = "required" if tools.is_required else "auto"
         offer = wire.ToolOffer(as_json(tools.described), choice, tools.is_parallel)
         return replace(op, offer=offer)
@@ -60,7 +60,7 @@ def offered(branch: CallingBranch, op: GenOp[Any]) -> GenOp[Any]:
 
 def show(branch: CallingBranch, tools: tuple[Tool, ...]) -> None:
     """Describes those of the tools that this branch has not been told of."""
-    if _is_native(branch):
+    if is_native(branch):
         return
     new = {as_json(tool.described): tool.described for tool in tools}
     shown = [about for key, about in new.items() if key not in branch.shown_tools]
@@ -76,7 +76,7 @@ def result_parts(branch: CallingBranch, results: ToolResults) -> list[object]:
     texts = [result.text for result in results.results]
     if not texts:
         return []
-    opens = _is_native(branch) or branch.scope.client.welcome.tools.opens_results
+    opens = is_native(branch) or branch.scope.client.welcome.tools.opens_results
     if branch.has_roles() and opens:
         turns = [(RoleBeginExpr("tool"), text, RoleEndExpr("tool")) for text in texts]
         return [part for turn in turns for part in turn]

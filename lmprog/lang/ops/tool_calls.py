@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmprog import wire
-from lmprog.calls.call_stream import CallStream, mark_of
+from lmprog.calls.call_stream import CallStream
 from lmprog.calls.harmony import HarmonyStream, ThoughtText
-from lmprog.calls.reading import ParsedCall
+from lmprog.calls.reading import ParsedCall, json_object
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.errors import (
     Cancelled,
@@ -47,13 +47,14 @@ class ToolCall:
 
     name: str
     arguments: dict[str, Any]
-    tool: Tool = field(repr=False)
+    tool: Tool | None = field(repr=False)
+    """None where there is none of this name."""
     problem: str | None = None
-    """What is wrong with the arguments; then there are none, and the tool is not run."""
+    """What is wrong with the call; then there are no arguments, and no tool is run."""
 
     def run(self) -> ToolResult:
         """Calls the function; blocks. What it raises is the result."""
-        if self.problem is not None:
+        if self.problem is not None or self.tool is None:
             return self._refused()
         try:
             found = self.tool.function(**self.arguments)
@@ -67,7 +68,7 @@ class ToolCall:
 
     async def arun(self) -> ToolResult:
         """The same for an event loop: a plain function runs in a thread."""
-        if self.problem is not None:
+        if self.problem is not None or self.tool is None:
             return self._refused()
         try:
             if self.tool.is_async:
@@ -155,29 +156,48 @@ class OfferedTools:
 
     tools: ToolSet
     form: wire.CallForm
+    is_native: bool = False
+    """The service has fields for calls: nothing in a text is one."""
 
-    def stream(self) -> CallStream | HarmonyStream:
-        """A reader of a text that comes in pieces."""
+    def stream(self) -> CallStream | HarmonyStream | None:
+        """A reader of a text that comes in pieces; None where all of it is text."""
+        if self.is_native:
+            return None
         tools = {shape.name: shape.parameters for shape in self.tools.shapes}
-        return HarmonyStream(tools) if self.form.harmony else CallStream(self.form, tools)
+        if self.form.harmony:
+            return HarmonyStream(tools, tells_wrong=True)
+        return CallStream(self.form, tools, tells_wrong=True)
 
-    def read(self, text: str) -> ToolReply:
-        """A whole text as a value."""
+    def reply(self, text: str, sent: Sequence[wire.SentCall] = ()) -> ToolReply:
+        """A whole answer as a value: its text, and the calls that a service sent in fields."""
         stream = self.stream()
+        if stream is None:
+            calls = [ParsedCall(call.name, call.arguments, call.id) for call in sent]
+            return ToolReply(text, self._calls(calls))
         parts = [*stream.feed(text), *stream.finish()]
         content = "".join(part for part in parts if isinstance(part, str))
         return ToolReply(content, self._calls(parts))
 
-    def is_cut(self, text: str) -> bool:
-        """Whether a text that the token limit ended has the beginning of a call."""
-        mark = mark_of(self.form).text
-        return bool(mark) and mark in self.read(text).text
+    def is_cut(self, text: str, sent: Sequence[wire.SentCall] = ()) -> bool:
+        """Whether an answer that the token limit ended has the beginning of a call."""
+        stream = self.stream()
+        if stream is None:
+            return any(json_object(call.arguments or "{}") is None for call in sent)
+        stream.feed(text)
+        stream.finish()
+        return stream.is_cut
 
     def _calls(self, parts: Sequence[str | ParsedCall | ThoughtText]) -> tuple[ToolCall, ...]:
         calls = tuple(self._call(part) for part in parts if isinstance(part, ParsedCall))
         return calls if self.tools.is_parallel else calls[:1]
 
     def _call(self, parsed: ParsedCall) -> ToolCall:
+        names = [tool.name for tool in self.tools.tools]
+        if parsed.problem:
+            return ToolCall(parsed.name, {}, None, parsed.problem)
+        if parsed.name not in names:
+            problem = f"unknown tool {parsed.name!r}; available: {', '.join(names)}"
+            return ToolCall(parsed.name, {}, None, problem)
         tool = self.tools.named(parsed.name)
         try:
             return ToolCall(parsed.name, tool.arguments_of(parsed.arguments), tool)

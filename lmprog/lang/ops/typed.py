@@ -93,8 +93,6 @@ def value_of(tp: object, text: str) -> object:
     if isinstance(tp, TextPattern):
         tp.captured(text)
         return text
-    if isinstance(tp, OfferedTools):
-        return tp.read(text)
     options = _bare_options(tp)
     if options is None:
         from lmprog.lang.ops.type_schemas import value_of as value_of_json

@@ -22,6 +22,7 @@ from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.client import Client, ClientCall
 from lmprog.backends.majority import majority
+from lmprog.calls.writing import text_with_calls
 from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejected
 from lmprog.lang.branches.scope import Scope, uncached_backend_of
 
@@ -323,7 +324,8 @@ def _described(outcome: object, keep: wire.Keep | None = None) -> str:
         return f"option {outcome.index}"
     if isinstance(outcome, wire.CallDone):
         outputs = outcome.outputs if keep in (None, "first") else outcome.outputs[:1]
-        return " and ".join(f"{output.text!r} {list(output.tokens)}" for output in outputs)
+        shown = [(text_with_calls(output.text, output.calls), output.tokens) for output in outputs]
+        return " and ".join(f"{text!r} {list(tokens)}" for text, tokens in shown)
     return (
         f"{type(outcome).__name__}: {outcome}"
         if isinstance(outcome, LmprogError)
@@ -333,7 +335,7 @@ def _described(outcome: object, keep: wire.Keep | None = None) -> str:
 
 def _shown(result: Result | None) -> Any:
     if isinstance(result, wire.CallDone):
-        return [output.text for output in result.outputs]
+        return [text_with_calls(output.text, output.calls) for output in result.outputs]
     return None if result is None else {"option": result.index}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lmprog import wire
-from lmprog.errors import LmprogError, RequestRejected, UnknownName
+from lmprog.errors import LmprogError, NotSupported, RequestRejected, UnknownName
 from lmprog.runtime.programs.active_call import ActiveCall
 from lmprog.runtime.programs.branch import (
     Awaited,
@@ -128,6 +128,8 @@ class BranchRunner:
     def _append(self, branch: RuntimeBranch, piece: BoundPiece) -> None:
         match piece:
             case wire.TextPiece(text=text, quoted=quoted):
+                if piece.calls:
+                    raise NotSupported("a runtime has no fields for calls; append them as text")
                 branch.append(text, [(0, len(text))] if quoted else ())
             case wire.TokensPiece():
                 self._calls.check_length(branch)

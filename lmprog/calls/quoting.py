@@ -1,0 +1,169 @@
+"""Whether a place in an answer is quoted: what stands there is shown to somebody, not done.
+
+Quoted is what stands in a block of code, between quotation marks or backticks, in quoted or
+indented lines, in a comment, and in a tag that is open: a thought's, a mail's, that of another form
+of calls. What is not closed goes on; only single quotes and short backticks, which also stand
+alone, end with their paragraph. Knows texts; knows no forms.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CLOSING = {
+    '"': '"', "'": "'", "“": '”"', "„": '“”"', "‘": "’", "«": "»", "»": "«", "‹": "›",
+    "「": "」", "『": "』", '"""': '"""', "'''": "'''", "<!--": "-->", "<![CDATA[": "]]>",
+}  # fmt: skip
+"""What ends each quotation: a text, or one of several characters."""
+_STANDS_ALONE = frozenset("'‘`")
+"""Ends with its paragraph."""
+_VOID = frozenset(
+    ["area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"]
+)
+"""Tags that nothing closes."""
+_NOT_OPENING = r"(?!\d0s\b|tis\b|twas\b|em\b|til\b|cause\b)"  # the '90s, 'tis
+_PART = re.compile(
+    r"""\n[^\S\n]*(?=\n) | \n | `+ | ~{3,} | \\. | "{3} | '{3} | <!-- | --> | <!\[CDATA\[ | \]\]>
+      | \[/?(?:quote|code)\b[^\]\n]*\] | <[/|｜]*[^\W\d][^<>]*> | ["“”„«»‹›「」『』'‘’]""",
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+_ALONE = re.compile(_NOT_OPENING)
+_NAME = re.compile(r"[^\s=>]+")
+_MARGIN = re.compile(r"[ >*+-]*(?:\d+[.)][ ]+)?")
+"""What may stand before a fence on its line."""
+_QUOTED_LINE = re.compile(r"[^\S\n]{0,3}>|[ ]{4}|[ ]{0,3}\t")
+_LONGEST_MARGIN = 64
+
+
+class QuotedPlaces:
+    """An answer, read up to some place. `thought`: the tag that the prompt has left open."""
+
+    def __init__(self, thought: str = "") -> None:
+        self._tags: list[str] = [_closing_name(thought)] if thought else []
+        """What closes each tag that is open."""
+        self._quote = ""
+        """What opened the quotation that is open, of whatever kind."""
+        self._fence = ""
+        """The backticks or tildes that opened a block of code."""
+        self._is_closed_anywhere = False
+        """Whether the block may also end within a line: it began in one, or this is still that."""
+        self._line = ""
+        """The beginning of the line."""
+        self._last = "\n"
+        """The last character."""
+
+    def read(self, text: str) -> bool:
+        """More of the answer, up to where something that counts begins; whether it is quoted."""
+        at = 0
+        for found in _PART.finditer(text):
+            self._see(text[at : found.start()])
+            at = found.end()
+            self._take(found[0], text[at : at + 16])
+            self._see(found[0])
+        self._see(text[at:])
+        is_open = bool(self._tags or self._quote or self._fence)
+        return is_open or _QUOTED_LINE.match(self._line) is not None
+
+    @property
+    def is_at_line_start(self) -> bool:
+        """Whether only white space stands before on the line."""
+        return not self._line.strip()
+
+    def _see(self, text: str) -> None:
+        if not text:
+            return
+        line = text[text.rfind("\n") + 1 :]
+        self._line = line if "\n" in text else self._line + line
+        self._line = self._line[:_LONGEST_MARGIN]
+        self._last = text[-1]
+
+    def _take(self, part: str, after: str) -> None:
+        if self._fence:
+            self._inside_fence(part, after)
+        elif self._quote:
+            self._inside_quote(part, after)
+        elif part[0] == "`" or part[0] == "~":
+            self._ticks(part)
+        elif part[0] == "\\" or part.isspace():
+            pass
+        elif part in _CLOSING:
+            self._open(part, after)
+        elif part[0] in "<[":
+            self._tag(part)
+
+    def _inside_fence(self, part: str, after: str) -> None:
+        if part[0] == "\n":
+            self._is_closed_anywhere &= not self._is_at_margin_of(self._fence)
+        elif part.startswith(self._fence):
+            ends_line = not after.partition("\n")[0].strip() and "\n" in after
+            if self._is_closed_anywhere or (ends_line and self._is_at_margin()):
+                self._fence = ""
+
+    def _is_at_margin(self) -> bool:
+        return _MARGIN.fullmatch(self._line) is not None
+
+    def _is_at_margin_of(self, fence: str) -> bool:
+        """Whether the line that ends here is the one that opened the block at its margin."""
+        margin, found, _ = self._line.partition(fence)
+        return bool(found) and _MARGIN.fullmatch(margin) is not None
+
+    def _inside_quote(self, part: str, after: str) -> None:
+        quote = self._quote
+        if part[0] == "\n":
+            ends = after.startswith("\n") and quote[0] in _STANDS_ALONE and len(quote) < 3
+            self._quote = "" if ends else quote
+        elif quote[0] == "`":
+            self._quote = "" if part == quote else quote
+        elif part[0] == "\\":
+            pass
+        elif len(_CLOSING[quote]) > 2:
+            self._quote = "" if part == _CLOSING[quote] else quote
+        elif part[0] in _CLOSING[quote]:
+            within_word = part in "'’" and after[:1].isalnum()
+            self._quote = quote if within_word else ""
+
+    def _ticks(self, part: str) -> None:
+        if len(part) < 3:
+            self._quote = part
+        else:
+            self._fence, self._is_closed_anywhere = part, True
+
+    def _open(self, part: str, after: str) -> None:
+        if part == '"' and self._last.isdigit():
+            return  # inches
+        if part in "'‘" and (_is_in_word(self._last) or _ALONE.match(after) is None):
+            return  # an apostrophe
+        self._quote = part
+
+    def _tag(self, part: str) -> None:
+        closed = _closed_name(part)
+        if closed is not None:
+            if closed in self._tags:
+                del self._tags[_last_index(self._tags, closed) :]
+        elif not part.endswith("/>") and _bare_name(part) not in _VOID:
+            self._tags.append(_closing_name(part))
+
+
+def _is_in_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
+
+
+def _last_index(items: list[str], item: str) -> int:
+    return len(items) - 1 - items[::-1].index(item)
+
+
+def _bare_name(tag: str) -> str:
+    found = _NAME.search(tag.strip("<>[]/|｜ ").lower())
+    return "" if found is None else found[0]
+
+
+def _closing_name(tag: str) -> str:
+    """Under what name a tag is closed: `<think>`, `<|section_begin|>`, `<|START_ACTION|>`."""
+    return re.sub("begin|start", "end", _bare_name(tag))
+
+
+def _closed_name(tag: str) -> str | None:
+    """The name that a tag closes; None for one that opens."""
+    name = _bare_name(tag)
+    is_closing = tag[1:].lstrip("|｜").startswith("/") or (tag[1] in "|｜" and "end" in name)
+    return name if is_closing else None
