@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lmprog import wire
@@ -27,7 +28,9 @@ from lmprog.calls.reading import (
 class CallStream:
     """One answer. `opening` was written before it began; `thought` is the tag of a thought that the
     prompt has left open. With `tells_wrong`, calls of other tools are given, too, and so is what
-    was begun as a call and cannot be read, with its problem; else both are content.
+    was begun as a call and cannot be read, with its problem; else both are content. Where the tag
+    that begins calls is one of `special`, the token is what begins a call, however it is quoted,
+    but in a thought; spelled in other tokens it is text.
     """
 
     def __init__(
@@ -37,11 +40,20 @@ class CallStream:
         opening: str = "",
         thought: str = "",
         tells_wrong: bool = False,
+        special: Sequence[str] = (),
     ) -> None:
         self._form = form
         self._tools = tools
         self._mark = mark_of(form)
         self._tells_wrong = tells_wrong
+        further = [one for one in lexemes(form.between + form.literals[0]) if is_tag(one)][:1]
+        self._further = further[0] if further and further[0] in special else ""
+        """The special tag that begins a further call."""
+        self._is_token = self._mark.text in special
+        self._num_told = 0
+        """Characters before the held text."""
+        self._tags = set(range(len(opening)))
+        """Where special tokens begin."""
         self._places = QuotedPlaces(thought)
         self._unread: list[str] = []
         """Content that `_places` has not read."""
@@ -54,6 +66,8 @@ class CallStream:
         self._num_calls = 0
         self._is_open = False
         """Within the section of calls, behind a call."""
+        self._is_behind = False
+        """White space behind a call is no content."""
         self._is_over = False
         """No call can begin any more."""
         self._is_waiting = False
@@ -63,8 +77,11 @@ class CallStream:
         self.is_cut = False
         """At the end: whether that came within what was begun as a call."""
 
-    def feed(self, text: str) -> list[str | ParsedCall]:
-        """What is certain now."""
+    def feed(self, text: str, tags: Sequence[int] = ()) -> list[str | ParsedCall]:
+        """What is certain now. `tags`: where in `text` special tokens begin."""
+        if tags:
+            begin = self._num_told + len(self._held)
+            self._tags.update(begin + at for at in tags)
         self._held += text
         if self._is_waiting and self._closers.isdisjoint(text):
             return []
@@ -79,6 +96,10 @@ class CallStream:
     def _settled(self, is_end: bool) -> list[str | ParsedCall]:
         found: list[str | ParsedCall] = []
         while self._held and not self._is_over:
+            if self._is_behind:
+                self._drop(len(self._held) - len(self._held.lstrip()), is_content=False)
+                self._is_behind = not self._held
+                continue
             step = self._inside(is_end) if self._is_open else self._outside(is_end)
             found += step.parts
             if not step.goes_on:
@@ -94,7 +115,8 @@ class CallStream:
         self._is_waiting = False
         if begin is None:
             return self._content(certain)
-        if self._quotes(begin):
+        is_quoted = self._quotes(begin)
+        if self._places.is_thought if self._is_token else is_quoted:
             return self._passed_on(begin + max(1, len(self._mark.text)))
         place = match_literal(self._form.begin, self._held, begin)
         read = None if place is None else self._read(place, is_end)
@@ -111,13 +133,13 @@ class CallStream:
         if given_up is not None:
             return self._passed_on(given_up)
         self.is_cut = is_end
-        self._is_waiting = begin == 0 and self._has_begun()
+        self._is_waiting = not self._held[:begin].strip() and self._has_begun()
         return self._content(begin)
 
     def _begun(self, begin: int, call: ParsedCall, end: int, is_end: bool) -> _Step:
-        """A section of calls begins with `call`, unless it stands in a line of text."""
+        """A section of calls begins with `call`, unless a line of text goes on behind it."""
         before = self._held[:begin]
-        if not self._places.is_at_line_start or self._mark.only_at_start:
+        if not self._is_token:
             goes_on = self._line_goes_on(end, is_end)
             if goes_on is None:
                 return self._content(begin)
@@ -132,23 +154,29 @@ class CallStream:
         line: then it is part of a sentence. None: not known yet.
         """
         form, held = self._form, self._held
-        while True:
+        has_end = bool(form.end.strip())
+        while has_end or not self._ends_line(end):
             following = match_literal(form.between, held, end)
             read = None if following is None else self._read(following, is_end)
             if read is None:
                 break
             end = read[1]
-        closed = match_literal(form.end, held, end) if form.end.strip() else None
+        closed = match_literal(form.end, held, end) if has_end else None
         end = end if closed is None else closed
-        rest = held[end:]
-        if "\n" in held[len(held[:end].rstrip()) : end] or rest[:1] == "\n":
+        rest, likely = held[end:], [form.between + form.literals[0]]
+        likely = [form.end, *likely] if has_end and closed is None else likely
+        may_become = any(_may_become(rest, one) for one in likely if one.strip())
+        if is_end:
+            return bool(rest.strip()) and not may_become
+        if self._ends_line(end) and (closed is not None or not has_end):
             return False
-        if not rest.strip():
-            return False if is_end else None
-        likely = [one for one in (form.between + form.literals[0], form.end) if one.strip()]
-        if any(_may_become(rest, one) or _begins(rest, one) for one in likely) and not is_end:
-            return None
-        return not (is_end and any(_may_become(rest, one) for one in likely))
+        begins = any(_begins(rest, one) for one in likely if one.strip())
+        return None if not rest.strip() or may_become or begins else not self._ends_line(end)
+
+    def _ends_line(self, end: int) -> bool:
+        """Whether a line ends in the white space before `end`."""
+        before = self._held[:end]
+        return "\n" in before[len(before.rstrip()) :]
 
     def _wrong(self, begin: int, place: int | None, given_up: int | None) -> _Step | None:
         """What was begun as a call and cannot be read, where that is to be told. No other call
@@ -169,6 +197,8 @@ class CallStream:
         """Behind a call: another one, the end of the section, or, without an end, anything."""
         form = self._form
         between = match_literal(form.between, self._held, 0)
+        if self._further and not self._is_begun_by_token(self._held.find(self._further)):
+            between = None
         read = None if between is None else self._read(between, is_end)
         if read is not None:
             call, end = read
@@ -218,13 +248,18 @@ class CallStream:
         mark, held = self._mark, self._held
         if not mark.only_at_start:
             begin = held.find(mark.text)
+            while self._is_token and begin >= 0 and not self._is_begun_by_token(begin):
+                begin = held.find(mark.text, begin + 1)
             return (begin, 0) if begin >= 0 else (None, len(held) - _overlap(held, mark.text))
         openings = self._openings()
         may_be = any(_may_become(held, one) or _begins(held, one) for one in openings)
         if may_be and not self._num_calls:
-            return 0, 0
+            return len(held) - len(held.lstrip()), 0
         self._is_over = True
         return None, len(held)
+
+    def _is_begun_by_token(self, place: int) -> bool:
+        return self._num_told + place in self._tags
 
     def _openings(self) -> list[str]:
         """What a text that can only begin with a call begins with."""
@@ -259,8 +294,12 @@ class CallStream:
     def _drop(self, size: int, is_content: bool) -> str:
         """Lets go of the beginning of the held text, which is told now."""
         dropped, self._held = self._held[:size], self._held[size:]
+        self._is_behind |= not is_content
+        self._num_told += size
         if is_content and size > self._num_read:
             self._unread.append(dropped[self._num_read :])
+        elif not is_content and dropped.endswith("\n"):
+            self._unread.append("\n")
         self._num_read = max(0, self._num_read - size)
         if self._unread or not is_content:
             self._is_quoted = None

@@ -57,9 +57,22 @@ class HarmonyStream:
     Calls are given when they are whole; all other text goes out as it comes.
     """
 
-    def __init__(self, tools: Parameters, opening: str = "", *, tells_wrong: bool = False) -> None:
-        """`tells_wrong`: see `CallStream`."""
+    def __init__(
+        self,
+        tools: Parameters,
+        opening: str = "",
+        *,
+        tells_wrong: bool = False,
+        special: Sequence[str] = (),
+    ) -> None:
+        """`tells_wrong` and `special`: see `CallStream`."""
         self._tools = tools
+        self._are_tokens = MESSAGE in special
+        """Marks that are spelled in other tokens are text."""
+        self._tags = set(range(len(opening)))
+        """Where special tokens begin."""
+        self._num_told = 0
+        """Characters before the held text."""
         self._tells_wrong = tells_wrong
         self.is_cut = False
         """At the end: whether that came within a call."""
@@ -78,8 +91,11 @@ class HarmonyStream:
         self._searched = 0
         """Characters of the held text without an end in them."""
 
-    def feed(self, text: str) -> list[str | ParsedCall | ThoughtText]:
-        """What is certain now."""
+    def feed(self, text: str, tags: Sequence[int] = ()) -> list[str | ParsedCall | ThoughtText]:
+        """What is certain now. `tags`: where in `text` special tokens begin."""
+        if tags:
+            begin = self._num_told + len(self._held)
+            self._tags.update(begin + at for at in tags)
         self._held += text
         return self._settled(is_end=False)
 
@@ -100,15 +116,16 @@ class HarmonyStream:
     def _read_head(self, is_end: bool) -> bool:
         """Whether a message's text begins now."""
         held = self._held.lstrip()
-        is_head = any(held.startswith(one) or one.startswith(held) for one in _HEADS)
+        heads = _HEADS if self._is_mark(len(self._held) - len(held)) else _HEADS[-1:]
+        is_head = any(held.startswith(one) or one.startswith(held) for one in heads)
         limit = _LONGEST_HEAD + len(MESSAGE)
-        at = self._held.find(MESSAGE, 0, limit) if is_head else -1
+        at = self._find(MESSAGE, 0, limit) if is_head else -1
         if at < 0 and is_head and len(self._held) < limit:
             if is_end:  # the answer was cut within a header, which is nobody's text
                 self._held = ""
             return False
         head = self._held[: max(at, 0)]
-        self._held = self._held[at + len(MESSAGE) :] if at >= 0 else self._held
+        self._cut(at + len(MESSAGE) if at >= 0 else 0)
         self._head, self._is_begun, self._searched = head, False, 0
         channel, recipient = _IN.search(head), _RECIPIENT.search(head)
         name = recipient[1] if recipient is not None else None
@@ -121,14 +138,14 @@ class HarmonyStream:
     def _read_body(self, found: list[str | ParsedCall | ThoughtText], is_end: bool) -> bool:
         """Adds to `found` what is certain of the message; whether the next one can be read."""
         begin = max(0, self._searched - len(START))
-        places = [at for at in (self._held.find(end, begin) for end in _ENDS) if at >= 0]
+        places = [at for at in (self._find(end, begin) for end in _ENDS) if at >= 0]
         if not places and not is_end and self._called is not None:
             self._searched = len(self._held)
             return False
         at = min(places) if places else len(self._held)
         if not places and not is_end:
             at -= _unsure(self._held)
-        body, self._held, self._searched = self._held[:at], self._held[at:], 0
+        body, self._searched = self._cut(at), 0
         arguments = json_object(body) if self._called is not None else None
         if self._called is not None and arguments is not None:
             found.append(ParsedCall(self._called, as_json(arguments)))
@@ -139,9 +156,25 @@ class HarmonyStream:
             self.is_cut |= self._called is not None and not places
             self._tell(found, body)
         if places:
-            self._held = self._held.removeprefix(END)
+            self._cut(len(END) if self._held.startswith(END) else 0)
             self._head = None
         return bool(places)
+
+    def _find(self, mark: str, begin: int, end: int | None = None) -> int:
+        at = self._held.find(mark, begin, end)
+        while at >= 0 and not self._is_mark(at):
+            at = self._held.find(mark, at + 1, end)
+        return at
+
+    def _is_mark(self, place: int) -> bool:
+        """Whether what looks like a mark there is one."""
+        return not self._are_tokens or self._num_told + place in self._tags
+
+    def _cut(self, size: int) -> str:
+        """Lets go of the beginning of the held text."""
+        cut, self._held = self._held[:size], self._held[size:]
+        self._num_told += size
+        return cut
 
     def _tell(self, found: list[str | ParsedCall | ThoughtText], text: str) -> None:
         text, self._shown = self._shown + text, ""

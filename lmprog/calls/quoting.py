@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 _CLOSING = {
-    '"': '"', "'": "'", "“": '”"', "„": '“”"', "‘": "’", "«": "»", "»": "«", "‹": "›",
+    '"': '"', "'": "'", "“": "”", "„": "“”", "‘": "’", "«": "»", "»": "«", "‹": "›",
     "「": "」", "『": "』", '"""': '"""', "'''": "'''", "<!--": "-->", "<![CDATA[": "]]>",
 }  # fmt: skip
 """What ends each quotation: a text, or one of several characters."""
@@ -21,6 +21,7 @@ _VOID = frozenset(
     ["area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"]
 )
 """Tags that nothing closes."""
+_THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning", "seed:think"])
 _NOT_OPENING = r"(?!\d0s\b|tis\b|twas\b|em\b|til\b|cause\b)"  # the '90s, 'tis
 _PART = re.compile(
     r"""\n[^\S\n]*(?=\n) | \n | `+ | ~{3,} | \\. | "{3} | '{3} | <!-- | --> | <!\[CDATA\[ | \]\]>
@@ -33,6 +34,8 @@ _MARGIN = re.compile(r"[ >*+-]*(?:\d+[.)][ ]+)?")
 """What may stand before a fence on its line."""
 _QUOTED_LINE = re.compile(r"[^\S\n]{0,3}>|[ ]{4}|[ ]{0,3}\t")
 _LONGEST_MARGIN = 64
+_MOST_ALONE = 16
+"""Marks that stand alone in one paragraph, of which it is known."""
 
 
 class QuotedPlaces:
@@ -43,6 +46,10 @@ class QuotedPlaces:
         """What closes each tag that is open."""
         self._quote = ""
         """What opened the quotation that is open, of whatever kind."""
+        self._since: list[str] = []
+        """What was read since it was opened, where it may turn out to stand alone."""
+        self._before = ("", "")
+        """The line and the last character before that."""
         self._fence = ""
         """The backticks or tildes that opened a block of code."""
         self._is_closed_anywhere = False
@@ -65,13 +72,15 @@ class QuotedPlaces:
         return is_open or _QUOTED_LINE.match(self._line) is not None
 
     @property
-    def is_at_line_start(self) -> bool:
-        """Whether only white space stands before on the line."""
-        return not self._line.strip()
+    def is_thought(self) -> bool:
+        """Whether a thought is open."""
+        return any(tag.strip("/") in _THOUGHTS for tag in self._tags)
 
     def _see(self, text: str) -> None:
         if not text:
             return
+        if self._may_stand_alone:
+            self._since.append(text)
         line = text[text.rfind("\n") + 1 :]
         self._line = line if "\n" in text else self._line + line
         self._line = self._line[:_LONGEST_MARGIN]
@@ -110,8 +119,8 @@ class QuotedPlaces:
     def _inside_quote(self, part: str, after: str) -> None:
         quote = self._quote
         if part[0] == "\n":
-            ends = after.startswith("\n") and quote[0] in _STANDS_ALONE and len(quote) < 3
-            self._quote = "" if ends else quote
+            if after.startswith("\n") and self._may_stand_alone:
+                self._read_again()
         elif quote[0] == "`":
             self._quote = "" if part == quote else quote
         elif part[0] == "\\":
@@ -122,9 +131,30 @@ class QuotedPlaces:
             within_word = part in "'’" and after[:1].isalnum()
             self._quote = quote if within_word else ""
 
+    @property
+    def _may_stand_alone(self) -> bool:
+        return self._quote[:1] in _STANDS_ALONE and 0 < len(self._quote) < 3
+
+    def _read_again(self) -> None:
+        """A paragraph ends, and what was opened in it did not open anything: what came behind it
+        counts.
+        """
+        for _ in range(_MOST_ALONE):
+            text = "".join(self._since[1:])  # the first is the mark itself
+            self._quote, self._since = "", []
+            self._line, self._last = self._before
+            self.read(text)
+            if not self._may_stand_alone:
+                return
+        self._quote, self._since = "", []
+
+    def _begin(self, quote: str) -> None:
+        self._quote, self._since = quote, []
+        self._before = ((self._line + quote)[:_LONGEST_MARGIN], quote[-1])
+
     def _ticks(self, part: str) -> None:
         if len(part) < 3:
-            self._quote = part
+            self._begin(part)
         else:
             self._fence, self._is_closed_anywhere = part, True
 
@@ -133,7 +163,7 @@ class QuotedPlaces:
             return  # inches
         if part in "'‘" and (_is_in_word(self._last) or _ALONE.match(after) is None):
             return  # an apostrophe
-        self._quote = part
+        self._begin(part)
 
     def _tag(self, part: str) -> None:
         closed = _closed_name(part)

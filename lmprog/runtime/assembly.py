@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from lmprog import wire
 from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
@@ -95,6 +97,7 @@ def assemble(
     constraints = CallConstraints(tokenizer, engine.vocab_size, CompilePool())
     rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")
     calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, rng, tokenising)
+    calls.tags = frozenset(tokenizer.shown)
     welcome = wire.Welcome(
         version=wire.PROTOCOL_VERSION,
         model=config.model,
@@ -196,4 +199,4 @@ def _tool_support(
     ends = [tokenizer.token_text(token) for token in tokenizer.eos_ids]
     found = tool_support(template, ends)
     tokenizer.show(shown_marks(found.form))
-    return found
+    return msgspec.structs.replace(found, tags=tuple(tokenizer.shown.values()))

@@ -90,6 +90,11 @@ class ToolSupport(Message, frozen=True):
     """The template accepts only ids of nine letters and digits."""
     opens_results: bool = False
     """A branch can open turns of the role `tool`."""
+    tags: tuple[FormText, ...] = ()
+    """The tags of the form that are special tokens of the model: where an answer spells one in
+    other tokens (`Output.tags` does not have it) it is text."""
+    thought: ShortText = ""
+    """The tag of a thought that the template leaves open before an answer."""
     is_native: bool = False
     """A service that takes the tools beside its messages (`ToolOffer`), and that has fields for
     calls and results; in texts its calls have this form.

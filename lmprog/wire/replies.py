@@ -143,6 +143,8 @@ class Output(Message, frozen=True):
     """The tokens before `tokens` that stand in place of the last one of the literal text before;
     None where that is still there.
     """
+    tags: tuple[int, ...] = ()
+    """Where in the text the special tokens begin that are part of it (`ToolSupport.tags`)."""
     calls: tuple[SentCall, ...] = ()
     """The calls that a service sent in fields. `text` is what it sent as content, which is never
     a call, whatever stands in it. A runtime's calls are text.
@@ -170,6 +172,8 @@ class Delta(Message, frozen=True):
     text: str
     num_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    tags: tuple[int, ...] = ()
+    """As in `Output`, counted from the beginning of this text."""
 
 
 class CallDone(Message, frozen=True):

@@ -85,7 +85,8 @@ def deltas(op: wire.Generate | wire.Select, reply: object) -> Iterator[wire.Delt
         for index, output in enumerate(outputs):
             if output.text:
                 num_tokens = len(output.tokens)
-                yield wire.Delta(op.call, index, output.text, num_tokens, output.logprobs)
+                told = (output.text, num_tokens, output.logprobs, output.tags)
+                yield wire.Delta(op.call, index, *told)
 
 
 def identity(backend: Backend) -> tuple[object, ...]:

@@ -165,7 +165,7 @@ class Cursor:
         self.usable(settings.budget)
         if isinstance(op, GenOp) and self.scope.elsewhere(settings.backend) is None:
             op = tool_turns.offered(self, op)
-        if isinstance(last_item(self.log), RoleEndExpr):
+        if self.begins_turn():
             gen = self._request_turn(op, settings)
         else:
             gen = self._request_here(op, settings)
@@ -363,6 +363,10 @@ class Cursor:
 
     def has_roles(self) -> bool:
         return any(isinstance(item, RoleBeginExpr | RoleEndExpr) for item in self.log)
+
+    def begins_turn(self) -> bool:
+        """Whether what is generated now is a turn of its own."""
+        return isinstance(last_item(self.log), RoleEndExpr)
 
     def read(self) -> ClientCall:
         """The call that tells the whole text as the runtime has it."""

@@ -128,7 +128,7 @@ class Gen(PendingCall, Generic[T]):
                 texts, tp = self._contents_of(reply), op.tp
                 if isinstance(tp, OfferedTools):
                     said = zip(texts, reply.outputs, strict=True)
-                    found = [tp.reply(text, output.calls) for text, output in said]
+                    found = [tp.reply(text, output) for text, output in said]
                 else:
                     found = [value_of(tp, text) for text in texts]
                 if op.check is not None and not self.run.is_rehearsal:
@@ -192,7 +192,7 @@ def _refuse_incomplete(tp: object, outputs: Sequence[wire.Output]) -> None:
     model was writing.
     """
     for output in outputs:
-        if isinstance(tp, OfferedTools) and not tp.is_cut(output.text, output.calls):
+        if isinstance(tp, OfferedTools) and not tp.is_cut(output):
             continue
         if tp is not str and output.finish == "length":
             raise IncompleteValue(

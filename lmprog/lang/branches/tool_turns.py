@@ -30,6 +30,8 @@ class CallingBranch(Protocol):
 
     def has_roles(self) -> bool: ...
 
+    def begins_turn(self) -> bool: ...
+
     def write_early(self, text: str) -> None: ...
 
 
@@ -44,7 +46,9 @@ def offered(branch: CallingBranch, op: GenOp[Any]) -> GenOp[Any]:
     if tools is None:
         return op
     form = welcome.tools.form
-    op = replace(op, tp=OfferedTools(tools, form, is_native(branch)))
+    is_free = op.reasoning is None and branch.begins_turn()
+    thought = welcome.tools.thought if is_free else ""
+    op = replace(op, tp=OfferedTools(tools, welcome.tools, is_native(branch), thought))
     if is_native(branch):
         choice: wire.ToolChoice = "required" if tools.is_required else "auto"
         offer = wire.ToolOffer(as_json(tools.described), choice, tools.is_parallel)

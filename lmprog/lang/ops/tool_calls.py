@@ -155,35 +155,46 @@ class OfferedTools:
     """Tools in the form in which one model calls them: the type of such a generation."""
 
     tools: ToolSet
-    form: wire.CallForm
+    support: wire.ToolSupport
     is_native: bool = False
     """The service has fields for calls: nothing in a text is one."""
+    thought: str = ""
+    """The tag of a thought that was left open before the answer."""
+
+    @property
+    def form(self) -> wire.CallForm:
+        return self.support.form
 
     def stream(self) -> CallStream | HarmonyStream | None:
         """A reader of a text that comes in pieces; None where all of it is text."""
         if self.is_native:
             return None
         tools = {shape.name: shape.parameters for shape in self.tools.shapes}
+        # under a constraint that allows nothing but calls, it does not matter how they are spelled
+        tags = () if self.tools.is_required else self.support.tags
         if self.form.harmony:
-            return HarmonyStream(tools, tells_wrong=True)
-        return CallStream(self.form, tools, tells_wrong=True)
+            return HarmonyStream(tools, tells_wrong=True, special=tags)
+        thought = "" if self.tools.is_required else self.thought
+        return CallStream(self.form, tools, "", thought, tells_wrong=True, special=tags)
 
-    def reply(self, text: str, sent: Sequence[wire.SentCall] = ()) -> ToolReply:
-        """A whole answer as a value: its text, and the calls that a service sent in fields."""
+    def reply(self, text: str, output: wire.Output) -> ToolReply:
+        """A whole answer as a value: `text`, which is the end of the output's, and the calls in it
+        or, from a service, in fields.
+        """
         stream = self.stream()
         if stream is None:
-            calls = [ParsedCall(call.name, call.arguments, call.id) for call in sent]
+            calls = [ParsedCall(call.name, call.arguments, call.id) for call in output.calls]
             return ToolReply(text, self._calls(calls))
-        parts = [*stream.feed(text), *stream.finish()]
+        parts = [*stream.feed(text, _tags_of_end(output, text)), *stream.finish()]
         content = "".join(part for part in parts if isinstance(part, str))
         return ToolReply(content, self._calls(parts))
 
-    def is_cut(self, text: str, sent: Sequence[wire.SentCall] = ()) -> bool:
+    def is_cut(self, output: wire.Output) -> bool:
         """Whether an answer that the token limit ended has the beginning of a call."""
         stream = self.stream()
         if stream is None:
-            return any(json_object(call.arguments or "{}") is None for call in sent)
-        stream.feed(text)
+            return any(json_object(call.arguments or "{}") is None for call in output.calls)
+        stream.feed(output.text, output.tags)
         stream.finish()
         return stream.is_cut
 
@@ -207,3 +218,9 @@ class OfferedTools:
     def text_of(self, name: str, arguments: dict[str, Any]) -> str:
         """A call as the model writes it."""
         return written(self.form, [WrittenCall(name, arguments, "a1b2c3d4e")])
+
+
+def _tags_of_end(output: wire.Output, text: str) -> list[int]:
+    """Where special tokens begin in the end of an output's text."""
+    begin = len(output.text) - len(text)
+    return [at - begin for at in output.tags if at >= begin]

@@ -59,7 +59,7 @@ class Listening:
         if delta.index != 0:
             return
         if self._splitter is None:
-            self._add(delta.text)
+            self._add(delta.text, delta.tags)
             return
         if not self._splitter.answering:  # the marks are counted with the text between them
             self.reasoning_tokens = (self.reasoning_tokens or 0) + delta.num_tokens
@@ -82,9 +82,10 @@ class Listening:
         if split.answer:
             self._add(split.answer)
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str, tags: Sequence[int] = ()) -> None:
         self.deltas.append(text)
-        self._show(text if self._calls is None else self._without_calls(self._calls.feed(text)))
+        calls = self._calls
+        self._show(text if calls is None else self._without_calls(calls.feed(text, tags)))
         if self._feed is not None:
             partial = None if self._partial is None else self._partial.feed(text)
             if partial is not None:

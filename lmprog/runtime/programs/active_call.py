@@ -215,6 +215,7 @@ def output_of(
         rest=ended.rest,
         score=score,
         healed=_healed(sequence.tokens, task, ended.num_tokens),
+        tags=stream.tags_in(ended.text),
     )
 
 

@@ -75,6 +75,8 @@ class CallBuilder:
     ) -> None:
         """`tokenising`: a thread for texts that cannot be tokenised a part at a time."""
         self.tokenizer = tokenizer
+        self.tags: frozenset[int] = frozenset()
+        """The special tokens that are part of texts: tags of the model's calls."""
         self._cutter = Cutter(tokenizer)
         self.encoder = ChunkedEncoder(tokenizer, self._cutter)
         """For the texts of branches, which often have long beginnings in common."""
@@ -203,6 +205,7 @@ class CallBuilder:
             sampling.min_tokens,
             "" if settings.seam is None else settings.seam.text.decode(),
             not sampling.skip_special_tokens,
+            self.tags,
         )
 
     def _prompt(self, branch: RuntimeBranch) -> array[int]:

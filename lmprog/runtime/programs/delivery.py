@@ -117,7 +117,8 @@ class Delivery:
             return
         logprobs = () if op.sampling.logprobs is None else self._unsent_logprobs(run, index)
         if text or logprobs:
-            delta = wire.Delta(op.call, index, text, num_tokens, logprobs)
+            tags = run.streams[index].tags_of(text)
+            delta = wire.Delta(op.call, index, text, num_tokens, logprobs, tags)
             self._completion.send(call.client, delta)
 
     def _unsent_logprobs(self, run: GenerateRun, index: int) -> tuple[wire.TokenLogprob, ...]:
@@ -180,7 +181,7 @@ class Delivery:
         found, won = selector.finished[winner], run.outputs[winner]
         assert won is not None
         if isinstance(call.op, wire.Generate) and call.op.stream and (won.text or won.logprobs):
-            delta = wire.Delta(call.id, 0, won.text, len(won.tokens), won.logprobs)
+            delta = wire.Delta(call.id, 0, won.text, len(won.tokens), won.logprobs, won.tags)
             self._completion.send(call.client, delta)
         self._move_pin_to(call.branch, found.tokens)
         call.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
@@ -291,7 +292,8 @@ class Delivery:
             call.branch.adopt(tokens, text.text, text.rest)
         if op.stream and (output.text or output.logprobs):
             num_tokens = len(output.tokens)
-            delta = wire.Delta(call.id, index, output.text, num_tokens, output.logprobs)
+            logprobs, tags = output.logprobs, output.tags
+            delta = wire.Delta(call.id, index, output.text, num_tokens, logprobs, tags)
             self._completion.send(call.client, delta)
 
     # --- selects

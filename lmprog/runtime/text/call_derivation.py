@@ -20,6 +20,7 @@ from lmprog import wire
 from lmprog.calls.dialects import dialect_of
 from lmprog.calls.harmony import FINAL, HARMONY
 from lmprog.calls.lexemes import common_end, common_start, is_tag, lexemes
+from lmprog.calls.quoting import QuotedPlaces
 from lmprog.calls.reading import calls_in
 from lmprog.calls.writing import WrittenCall, as_json, written
 from lmprog.errors import LmprogError, NotSupported
@@ -66,7 +67,20 @@ def tool_support(template: ChatTemplate, ends: Sequence[str] = ()) -> wire.ToolS
         arguments_as_text=writes_calls and view.as_text,
         short_ids=writes_calls and view.answer([_call(0, {})], ids=(_LONG_ID,)) is None,
         opens_results=takes_results and _opens_results(template),
+        thought=_open_thought(template),
     )
+
+
+def _open_thought(template: ChatTemplate) -> str:
+    """The tag that stands open at the end of a conversation that is to be answered."""
+    try:
+        prompt = template.render([{"role": "user", "content": _USER}], True)
+    except NotSupported:
+        return ""
+    tags = [lexeme for lexeme in lexemes(prompt.rpartition(_USER)[2].rstrip()) if is_tag(lexeme)]
+    places = QuotedPlaces()
+    places.read("".join(tags))
+    return tags[-1] if tags and places.is_thought else ""
 
 
 def _opens_results(template: ChatTemplate) -> bool:

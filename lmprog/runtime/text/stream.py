@@ -56,7 +56,8 @@ class TextStream:
     the stop is ordinary text. No stop begins before the end of the first `min_tokens` tokens.
     `seam` is prompt text that the first tokens repeat (`healing.py`): it is not given out again, no
     stop is found in it, and tokens inside it do not count. With `names_special` the text of a
-    special token is its name.
+    special token is its name. `tags` are special tokens that are part of texts: where they stand is
+    kept, since other tokens may spell their names.
     """
 
     __slots__ = (
@@ -74,7 +75,10 @@ class TextStream:
         "_num_certain",
         "_seam",
         "_stop_at",
+        "_tag_places",
+        "_tags",
         "_tokenizer",
+        "_told",
         "_unread",
         "_watches",
         "num_tokens",
@@ -89,8 +93,14 @@ class TextStream:
         min_tokens: int = 0,
         seam: str = "",
         names_special: bool = False,
+        tags: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
+        self._tags = tags
+        self._tag_places: list[int] = []
+        """Characters of the text before each of them."""
+        self._told = 0
+        """Characters of the text for which `tags_of` was asked."""
         self._names_special = names_special
         self._check = check
         """Of what follows the first `_checked` pieces of the text given out."""
@@ -129,6 +139,8 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """Takes a token; returns the text that is certain now. After a stop it does nothing."""
+        if token in self._tags and self._stop_at is None:
+            self._tag_places.append(self._length - len(self._seam))
         piece = self._tokenizer.token_bytes(token)
         if piece is None:
             piece = self._tokenizer.token_text(token).encode() if self._names_special else b""
@@ -224,6 +236,17 @@ class TextStream:
         self._given.append(delta)
         return TextEnd("".join(self._given), len(self._borders), "", delta)
 
+    def tags_of(self, text: str) -> tuple[int, ...]:
+        """Where tags begin in `text`, which is given out next."""
+        begin, self._told = self._told, self._told + len(text)
+        if not self._tag_places:
+            return ()
+        return tuple(at - begin for at in self._tag_places if begin <= at < self._told)
+
+    def tags_in(self, text: str) -> tuple[int, ...]:
+        """The same of the whole text."""
+        return tuple(at for at in self._tag_places if 0 <= at < len(text))
+
     def span(self, begin: int, end: int) -> tuple[int, int]:
         """The characters wholly spelled by the tokens `begin .. end`."""
         first, last = self._border(begin) - len(self._seam), self._border(end) - len(self._seam)
@@ -272,7 +295,9 @@ class TextStream:
             min_tokens=self._min_tokens,
             seam=self._seam,
             names_special=self._names_special,
+            tags=self._tags,
         )
+        other._tag_places, other._told = self._tag_places[:], self._told
         other._unread, other.num_tokens = self._unread, self.num_tokens
         other._is_simple, other._checked = self._is_simple, self._checked
         other._num_certain = self._num_certain

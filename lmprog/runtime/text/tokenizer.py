@@ -16,7 +16,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -116,6 +116,8 @@ class PieceTokenizer:
     def __init__(self, pieces: Sequence[bytes | None], special: dict[int, str]) -> None:
         self._pieces = pieces
         self._special = special
+        self.shown: Mapping[int, str] = {}
+        """The names of the special tokens that are part of texts."""
 
     @property
     def vocab_size(self) -> int:
@@ -154,6 +156,7 @@ class PieceTokenizer:
             for token, name in self._special.items()
             if name and name in texts and token not in hidden
         }
+        self.shown = {token: name.decode() for token, name in shown.items()}
         self._pieces = [shown.get(token, piece) for token, piece in enumerate(self._pieces)]
 
     def stream(self) -> ByteStream:

@@ -87,7 +87,8 @@ async def _counted(gateway: Gateway, chat: ChatCompletions) -> int:
 
 
 def _whole(chat: ChatCompletions, done: wire.CallDone) -> Json:
-    content, calls, _ = chat.box.read(done.outputs[0].text)
+    output = done.outputs[0]
+    content, calls, _ = chat.box.read(output.text, output.tags)
     blocks: list[Json] = [{"type": "text", "text": content}] if content or not calls else []
     blocks += [{**_tool_use(call), "input": json.loads(call.arguments)} for call in calls]
     return {
@@ -151,7 +152,7 @@ async def _events(
         begun = _event("message_start", message=opened)
         async for piece in run.pieces():
             if piece.done is None:
-                told, begun = begun + blocks.add(reader.feed(piece.text)), b""
+                told, begun = begun + blocks.add(reader.feed(piece.text, piece.tags)), b""
                 if told:
                     yield told
                 continue

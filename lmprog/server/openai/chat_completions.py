@@ -118,9 +118,12 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     goes_on = _goes_on(body)
     if support.form.harmony and (goes_on or isinstance(made.constraint, wire.Grammar)):
         box = _with_header(box)
+    variables = _variables(body)
+    is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
+    box = replace(box, begins_turn=not goes_on and not is_off)
     box, constraint = _constrained(box, made)
     prompt = RequestPrompt(
-        pieces=pieces_of(body.messages, box, goes_on, _variables(body)),
+        pieces=pieces_of(body.messages, box, goes_on, variables),
         sampling=cut_to_entries(_sampling(body, box, gateway.suggested), gateway.info.context_len),
         constraint=constraint,
         priority=body.priority or 0,
@@ -243,7 +246,7 @@ def _whole(
 
 def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.ChatChoice:
     ids = output.tokens if chat.wants_token_ids else msgspec.UNSET
-    content, calls, thought = chat.box.read(output.text)
+    content, calls, thought = chat.box.read(output.text, output.tags)
     thoughts = thought or msgspec.UNSET
     logprobs = (
         None if chat.prompt.sampling.logprobs is None else answers.chat_logprobs(output.logprobs)
@@ -277,7 +280,7 @@ async def _events(chat: ChatCompletions, started: Started) -> AsyncGenerator[byt
                 begun = True
                 yield b"".join(_chunk(chat, [stream.opening()], ids=ids) for stream in streams)
             if piece.done is None:
-                choices = streams[piece.index].add(piece.text, piece.logprobs)
+                choices = streams[piece.index].add(piece.text, piece.logprobs, piece.tags)
                 if choices:
                     yield _chunk(chat, choices)
                 continue

@@ -35,11 +35,11 @@ class ChoiceStream:
         return answers.ChunkChoice(self._index, answers.ChatDelta(role="assistant", content=""))
 
     def add(
-        self, text: str, logprobs: Sequence[wire.TokenLogprob] = ()
+        self, text: str, logprobs: Sequence[wire.TokenLogprob] = (), tags: Sequence[int] = ()
     ) -> list[answers.ChunkChoice]:
         """More text has come, and the log-probabilities of the tokens that are whole now."""
         if self._named is None:
-            choices = [self._part(part) for part in self._reader.feed(text)]
+            choices = [self._part(part) for part in self._reader.feed(text, tags)]
         else:
             choices = [self._arguments(text)] if text else []
         if logprobs:

@@ -51,6 +51,8 @@ class AnswerPiece:
     text: str
     logprobs: tuple[wire.TokenLogprob, ...] = ()
     done: wire.CallDone | None = None
+    tags: tuple[int, ...] = ()
+    """Where in the text special tokens begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,13 @@ class RunningRequest:
         while self._left:
             reply = await self._exchange.next()
             if isinstance(reply, wire.Delta):
-                yield AnswerPiece(self._places[reply.call], reply.index, reply.text, reply.logprobs)
+                yield AnswerPiece(
+                    self._places[reply.call],
+                    reply.index,
+                    reply.text,
+                    reply.logprobs,
+                    tags=reply.tags,
+                )
             elif isinstance(reply, wire.CallDone):
                 self._left -= 1
                 place = self._places[reply.call]

@@ -48,11 +48,11 @@ class AnswerReader:
         self._is_short = is_short
         self._ids: set[str] = set()
 
-    def feed(self, text: str) -> list[AnswerPart]:
-        """What is certain now."""
+    def feed(self, text: str, tags: Sequence[int] = ()) -> list[AnswerPart]:
+        """What is certain now. `tags`: where in `text` special tokens begin."""
         if self._calls is None:
             return [text] if text else []
-        return self._kept(self._calls.feed(text))
+        return self._kept(self._calls.feed(text, tags))
 
     def finish(self) -> list[AnswerPart]:
         """The text has ended: what is held is a call, or it is content after all."""
@@ -85,7 +85,7 @@ class NamedReader:
         self._id = id_
         self._held = ""
 
-    def feed(self, text: str) -> list[AnswerPart]:
+    def feed(self, text: str, tags: Sequence[int] = ()) -> list[AnswerPart]:
         self._held += text
         return []
 

@@ -94,6 +94,8 @@ class Toolbox:
     """How the model calls tools."""
     id: str = ""
     """Of the call of a named tool."""
+    begins_turn: bool = True
+    """The answer begins as the template has it by default: no answer goes on, no thought is off."""
     written: str = ""
     """The header of the answer, where it is written before an earlier beginning of the answer."""
 
@@ -177,19 +179,25 @@ class Toolbox:
         tools = {shape.name: shape.parameters for shape in self._shapes}
         if self.choice == "named":
             return NamedReader(self.form, self.tools[0].name, tools, self.id)
+        # under a constraint, it does not matter in which tokens the tags are spelled
+        tags = () if self.constraint is not None else self.support.tags
         calls: CallStream | HarmonyStream | None = None
         if self.form.harmony:
-            calls = HarmonyStream(
-                tools if self.choice != "none" else {}, self.written + self.opening
-            )
+            called = tools if self.choice != "none" else {}
+            calls = HarmonyStream(called, self.written + self.opening, special=tags)
         elif self.choice != "none":
-            calls = CallStream(self.form, tools, self.opening)
+            calls = CallStream(self.form, tools, self.opening, self._thought, special=tags)
         return AnswerReader(calls, not self.parallel, self.support.short_ids)
 
-    def read(self, text: str) -> ReadAnswer:
+    @property
+    def _thought(self) -> str:
+        """The tag of the thought that the answer begins in."""
+        return "" if self.opening or not self.begins_turn else self.support.thought
+
+    def read(self, text: str, tags: Sequence[int] = ()) -> ReadAnswer:
         """A whole answer."""
         reader = self.reader()
-        parts = [*reader.feed(text), *reader.finish()]
+        parts = [*reader.feed(text, tags), *reader.finish()]
         return ReadAnswer(
             "".join(part for part in parts if isinstance(part, str)),
             [part for part in parts if isinstance(part, ParsedCall)],

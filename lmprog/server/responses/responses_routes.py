@@ -119,11 +119,13 @@ class Responding:
             self._begun = writer.begin()
             async for piece in run.pieces():
                 if piece.done is None:
-                    told, self._begun = self._begun + writer.add(reader.feed(piece.text)), b""
+                    parts = reader.feed(piece.text, piece.tags)
+                    told, self._begun = self._begun + writer.add(parts), b""
                     if told:
                         yield told
                     continue
-                rest = [] if stream else reader.feed(piece.done.outputs[0].text)
+                output = piece.done.outputs[0]
+                rest = [] if stream else reader.feed(output.text, output.tags)
                 told, self._begun = self._begun + writer.add([*rest, *reader.finish()]), b""
                 self._remember(piece.done)
                 logprobs = await self._logprobs(piece.done)
@@ -168,7 +170,8 @@ class Responding:
 
     def _remember(self, done: wire.CallDone) -> None:
         """Adds the answer to the conversation, for requests that continue it."""
-        content, calls, thought = self._chat.box.read(done.outputs[0].text)
+        output = done.outputs[0]
+        content, calls, thought = self._chat.box.read(output.text, output.tags)
         tools = [CalledTool(CalledFunction(call.name, call.arguments)) for call in calls]
         self._messages.append(
             ChatMessage(
