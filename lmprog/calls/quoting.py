@@ -25,7 +25,8 @@ _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning", "seed:think"
 _NOT_OPENING = r"(?!\d0s\b|tis\b|twas\b|em\b|til\b|cause\b)"  # the '90s, 'tis
 _PART = re.compile(
     r"""\n[^\S\n]*(?=\n) | \n | `+ | ~{3,} | \\. | "{3} | '{3} | <!-- | --> | <!\[CDATA\[ | \]\]>
-      | \[/?(?:quote|code)\b[^\]\n]*\] | <[/|｜]*[^\W\d][^<>]*> | ["“”„«»‹›「」『』'‘’]""",
+      | \[/?(?:quote|code|think)\b[^\]\n]*\] | ◁/?think▷ | <[/|｜]*[^\W\d][^<>]*>
+      | ["“”„«»‹›「」『』'‘’]""",
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 _ALONE = re.compile(_NOT_OPENING)
@@ -97,7 +98,7 @@ class QuotedPlaces:
             pass
         elif part in _CLOSING:
             self._open(part, after)
-        elif part[0] in "<[":
+        elif part[0] in "<[◁":
             self._tag(part)
 
     def _inside_fence(self, part: str, after: str) -> None:
@@ -183,7 +184,7 @@ def _last_index(items: list[str], item: str) -> int:
 
 
 def _bare_name(tag: str) -> str:
-    found = _NAME.search(tag.strip("<>[]/|｜ ").lower())
+    found = _NAME.search(tag.strip("<>[]◁▷/|｜ ").lower())
     return "" if found is None else found[0]
 
 

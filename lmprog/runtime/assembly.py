@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from lmprog import wire
 from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
@@ -199,4 +197,4 @@ def _tool_support(
     ends = [tokenizer.token_text(token) for token in tokenizer.eos_ids]
     found = tool_support(template, ends)
     tokenizer.show(shown_marks(found.form))
-    return msgspec.structs.replace(found, tags=tuple(tokenizer.shown.values()))
+    return found.with_tags(tokenizer.shown.values())

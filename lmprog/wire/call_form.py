@@ -4,8 +4,10 @@ calls tools by itself is told.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from lmprog.wire.message import Message, ShortText
@@ -99,6 +101,9 @@ class ToolSupport(Message, frozen=True):
     """A service that takes the tools beside its messages (`ToolOffer`), and that has fields for
     calls and results; in texts its calls have this form.
     """
+
+    def with_tags(self, tags: Iterable[str]) -> ToolSupport:
+        return msgspec.structs.replace(self, tags=tuple(tags))
 
 
 ToolChoice: TypeAlias = Literal["auto", "required", "none"]

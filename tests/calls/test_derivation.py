@@ -142,3 +142,19 @@ def test_a_template_of_channels_has_the_form_that_its_model_was_trained_on() -> 
     assert support.writes_calls
     assert support.takes_results
     assert not support.arguments_as_text
+
+
+@pytest.mark.parametrize(
+    ("opening", "thought"),
+    [
+        ("<think>\n", "<think>"),
+        ("[THINK]", "[THINK]"),
+        ("<think>\n\n</think>\n\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_thought_that_the_template_leaves_open_is_known(opening: str, thought: str) -> None:
+    source = native(FAMILIES["hermes"]).replace(
+        "<|assistant|>{% endif", f"<|assistant|>{opening}{{% endif"
+    )
+    assert tool_support(ChatTemplate(source, {}), ENDS).thought == thought

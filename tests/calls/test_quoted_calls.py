@@ -75,6 +75,8 @@ QUOTED: dict[str, Callable[[str], str]] = {
     "a tag with fields": '<document id="7">{}</document>'.format,
     "a result": "<tool_response>\n{}\n</tool_response>".format,
     "a thought": "<think>\nMaybe\n{}\n</think>\nNo.".format,
+    "a thought in brackets": "[THINK]{}[/THINK]".format,
+    "a thought in triangles": "◁think▷{}◁/think▷".format,
     "tags of another form": "<function=quote>\n<parameter=text>\n{}\n</parameter></function>".format,
     "an old forum": "[quote]{}[/quote]".format,
     "a comment": "<!-- {} -->".format,

@@ -279,3 +279,34 @@ class Counting:
 
     def copy(self) -> Counting:
         return self
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_where_a_tag_is_a_token_is_told_apart_from_where_it_is_spelled(
+    stop: tuple[str, ...],
+) -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.show("<|tool|>")
+    (tag,) = tokenizer.shown
+    stream = TextStream(tokenizer, stop)
+    stream.tags = frozenset(tokenizer.shown)
+    tokens = [*b"a <|tool|> ", tag, *b"z<", tag]
+    text, told = "", []
+    for token in tokens:
+        delta = stream.push(token)
+        told += [len(text) + at for at in stream.tags_of(delta)]
+        text += delta
+    ended = stream.finish()
+    told += [len(text) + at for at in stream.tags_of(ended.delta)]
+    assert ended.text == "a <|tool|> <|tool|>z<<|tool|>"
+    assert told == list(stream.tags_in(ended.text)) == [11, 21]
+    assert stream.copy().tags_in(ended.text) == (11, 21)
+
+
+def test_a_tag_behind_a_stop_is_not_told() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.show("<|tool|>")
+    stream = TextStream(tokenizer, ("<|to",))
+    stream.tags = frozenset(tokenizer.shown)
+    deltas = [stream.push(token) for token in [*b"a", *tokenizer.shown, *b"b"]]
+    assert stream.tags_of("".join(deltas)) == stream.tags_in(stream.finish().text) == ()

@@ -197,7 +197,7 @@ class CallBuilder:
     def _stream(self, settings: GenerationSettings, searches: Iterable[TextSearch]) -> TextStream:
         """The text of a result, of which nothing is known yet."""
         sampling, constraint = settings.sampling, settings.constraint
-        return TextStream(
+        made = TextStream(
             self.tokenizer,
             sampling.stop,
             searches,
@@ -205,8 +205,9 @@ class CallBuilder:
             sampling.min_tokens,
             "" if settings.seam is None else settings.seam.text.decode(),
             not sampling.skip_special_tokens,
-            self.tags,
         )
+        made.tags = self.tags
+        return made
 
     def _prompt(self, branch: RuntimeBranch) -> array[int]:
         self.tokenise_certain(branch)

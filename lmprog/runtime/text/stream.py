@@ -56,8 +56,7 @@ class TextStream:
     the stop is ordinary text. No stop begins before the end of the first `min_tokens` tokens.
     `seam` is prompt text that the first tokens repeat (`healing.py`): it is not given out again, no
     stop is found in it, and tokens inside it do not count. With `names_special` the text of a
-    special token is its name. `tags` are special tokens that are part of texts: where they stand is
-    kept, since other tokens may spell their names.
+    special token is its name.
     """
 
     __slots__ = (
@@ -76,12 +75,12 @@ class TextStream:
         "_seam",
         "_stop_at",
         "_tag_places",
-        "_tags",
         "_tokenizer",
         "_told",
         "_unread",
         "_watches",
         "num_tokens",
+        "tags",
     )
 
     def __init__(
@@ -93,10 +92,11 @@ class TextStream:
         min_tokens: int = 0,
         seam: str = "",
         names_special: bool = False,
-        tags: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._tags = tags
+        self.tags: frozenset[int] = frozenset()
+        """Special tokens that are part of texts. Where they stand is kept: other tokens may spell
+        their names."""
         self._tag_places: list[int] = []
         """Characters of the text before each of them."""
         self._told = 0
@@ -139,7 +139,7 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """Takes a token; returns the text that is certain now. After a stop it does nothing."""
-        if token in self._tags and self._stop_at is None:
+        if token in self.tags and self._stop_at is None:
             self._tag_places.append(self._length - len(self._seam))
         piece = self._tokenizer.token_bytes(token)
         if piece is None:
@@ -295,9 +295,9 @@ class TextStream:
             min_tokens=self._min_tokens,
             seam=self._seam,
             names_special=self._names_special,
-            tags=self._tags,
         )
-        other._tag_places, other._told = self._tag_places[:], self._told
+        other.tags, other._tag_places = self.tags, self._tag_places[:]
+        other._told = self._told
         other._unread, other.num_tokens = self._unread, self.num_tokens
         other._is_simple, other._checked = self._is_simple, self._checked
         other._num_certain = self._num_certain
