@@ -77,6 +77,7 @@ struct lmprog_schemas : SchemaClasses {
     int32_t settled(int32_t at, int depth) {
         const int32_t target = target_of(at);
         if (target == kNone || depth > kDeepest) return given_up(at);
+        classed(target);
         const bool is_own = std::find(alternatives_.begin(), alternatives_.end(), target) != alternatives_.end();
         return is_own ? given_up(target) : target;
     }
@@ -104,6 +105,7 @@ struct lmprog_schemas : SchemaClasses {
 
     int32_t node_of(int32_t at) {
         at = target_of(at);
+        classed(at);
         Schema& one = known(at);
         if (one.node != kNone) return one.node;
         if (one.of == Class::kWanted) return answered(one.want);

@@ -6,6 +6,7 @@
 #include <deque>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 namespace lmprog {
@@ -41,14 +42,31 @@ class JsonText {
     }
     // The value at a key of an object, or -1.
     int32_t member(int32_t of, std::string_view key) const {
+        if ((*this)[of].count > kManyMembers) {
+            auto& members = members_[of];
+            if (members.empty()) each(of, [&](int32_t at) { members.emplace((*this)[at].key, at); });
+            const auto found = members.find(key);
+            return found == members.end() ? -1 : found->second;
+        }
         for (int32_t at = of + 1; at < (*this)[of].next; at = (*this)[at].next)
             if ((*this)[at].key == key) return at;
         return -1;
+    }
+    // The items of an array, in ascending order.
+    const std::vector<int32_t>& items(int32_t of) const {
+        auto& items = items_[of];
+        if (items.empty()) each(of, [&](int32_t at) { items.push_back(at); });
+        return items;
+    }
+    // Of an object's values, or an array's items.
+    template <class Body> void each(int32_t of, Body body) const {
+        for (int32_t at = of + 1; at < (*this)[of].next; at = (*this)[at].next) body(at);
     }
 
   private:
     static constexpr int kDeepest = 200;
     static constexpr size_t kLongestNumber = 1000, kFewMembers = 8;
+    static constexpr int32_t kManyMembers = 32;  // that are looked up one by one
 
     bool more() const { return at_ < text_.size(); }
     bool take(char wanted) {
@@ -235,6 +253,9 @@ class JsonText {
     bool refused_ = true;
     std::vector<JsonValue> values_;
     std::deque<std::string> decoded_;  // strings with escapes
+    // Made when they are first asked for, by the object or array.
+    mutable std::unordered_map<int32_t, std::unordered_map<std::string_view, int32_t>> members_;
+    mutable std::unordered_map<int32_t, std::vector<int32_t>> items_;
 };
 
 // A string as generated JSON writes it: no needless escapes.

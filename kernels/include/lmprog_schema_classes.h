@@ -15,9 +15,10 @@ namespace lmprog {
 
 constexpr int kDeepestCompared = 4;  // members within members that tell two schemas apart
 constexpr int32_t kMostCompared = 64;  // branches of `oneOf`
+constexpr int64_t kComparisons = 10'000'000;  // of names and values, of one document: some 50 ms
 constexpr int kMostReferences = 8;   // references to references that are followed at once
 constexpr size_t kLongestInteger = 18, kLongestCount = 9;  // characters
-constexpr int32_t kNone = -1;
+constexpr int32_t kNone = -1, kNotAsked = -2;
 
 enum Keyword : uint8_t {
     kOther, kType, kEnum, kConst, kProperties, kRequired, kAdditional, kItems, kMinItems, kMaxItems, kUnique, kAnyOf,
@@ -34,7 +35,7 @@ struct Schema {
     Class of = Class::kUnknown;
     int32_t want = kNone;    // who answers: kWanted
     int32_t others = kNone;  // a want: the values of the types that are neither objects nor arrays
-    int32_t target = kNone;  // of a kReference
+    int32_t target = kNotAsked;  // what it stands for, if it is a reference
     int32_t node = kNone;
     uint32_t planned = 0;    // by which plan
     bool is_open = false;
@@ -97,9 +98,7 @@ class SchemaClasses {
         const auto is_string = [&](int32_t item) { return json_[item].kind == JsonKind::kString; };
         return json_[at].kind == JsonKind::kArray && all(at, is_string);
     }
-    template <class Body> void each(int32_t of, Body body) const {
-        for (int32_t at = of + 1; at < json_[of].next; at = json_[at].next) body(at);
-    }
+    template <class Body> void each(int32_t of, Body body) const { json_.each(of, body); }
     template <class Test> bool all(int32_t of, Test test) const {
         for (int32_t at = of + 1; at < json_[of].next; at = json_[at].next)
             if (!test(at)) return false;
@@ -129,21 +128,20 @@ class SchemaClasses {
         }
         if (is_object(at)) return json_.member(at, step);
         if (json_[at].kind != JsonKind::kArray || step.empty() || step.size() > kLongestCount) return kNone;
-        int64_t left = 0;
+        size_t number = 0;
         for (const char digit : step) {
             if (digit < '0' || digit > '9') return kNone;
-            left = 10 * left + digit - '0';
+            number = 10 * number + static_cast<size_t>(digit - '0');
         }
-        for (int32_t item = at + 1; item < json_[at].next; item = json_[item].next)
-            if (left-- == 0) return item;
-        return kNone;
+        const std::vector<int32_t>& items = json_.items(at);
+        return number < items.size() ? items[number] : kNone;
     }
     std::string path(int32_t at) const {
         if (!at) return "#";
         const int32_t parent = json_[at].parent;
         if (json_[parent].kind == JsonKind::kArray) {
-            int64_t number = 0;
-            for (int32_t item = parent + 1; item < at; item = json_[item].next) number++;
+            const std::vector<int32_t>& items = json_.items(parent);
+            const auto number = std::lower_bound(items.begin(), items.end(), at) - items.begin();
             return path(parent) + "/" + std::to_string(number);
         }
         std::string step;
@@ -215,10 +213,10 @@ class SchemaClasses {
             one.want = want_content(content(at));
             return Class::kWanted;
         }
-        if (says.at[kRef] != kNone) return referring(says, one);
+        one.target = target_in(says);
+        if (one.target != kNone) return Class::kReference;
         if (says.only({kAnyOf})) return any_of(says.at[kAnyOf]);
         if (says.only({kOneOf})) return one_of(says.at[kOneOf]);
-        if (says.only({kAllOf})) return all_of(says.at[kAllOf], one);
         if (says.only({kType, kEnum}) || says.only({kType, kConst})) return values(says);
         if (says.only({kType, kProperties, kRequired, kAdditional})) return object(says, one);
         if (says.only({kType, kItems, kMinItems, kMaxItems, kUnique})) return array(says, one);
@@ -238,38 +236,44 @@ class SchemaClasses {
         return out + "}";
     }
 
-    Class referring(const Said& says, Schema& one) {
-        const JsonValue& reference = json_[says.at[kRef]];
-        if (!says.only({kRef}) || reference.kind != JsonKind::kString) return Class::kWanted;
-        if (reference.text.substr(0, 1) != "#" || reference.text.find('%') != std::string_view::npos) return Class::kWanted;
-        one.target = followed(reference.text.substr(1));
-        return one.target == kNone ? Class::kWanted : Class::kReference;
+    // What a schema stands for that is nothing but a reference, or `allOf` of one schema; else kNone. Looks no further, so
+    // that schemas may be told apart without being classed: they may be within each other.
+    int32_t target_in(const Said& says) const {
+        if (says.only({kRef})) {
+            const JsonValue& reference = json_[says.at[kRef]];
+            const bool is_pointer = reference.kind == JsonKind::kString && reference.text.substr(0, 1) == "#";
+            if (!is_pointer || reference.text.find('%') != std::string_view::npos) return kNone;
+            return followed(reference.text.substr(1));
+        }
+        const int32_t list = says.at[kAllOf];
+        return says.only({kAllOf}) && is_list_of_schemas(list) && json_[list].count == 1 ? list + 1 : kNone;
+    }
+    int32_t refers_to(int32_t at) {
+        Schema& one = known(at);
+        if (one.of != Class::kUnknown && one.of != Class::kReference) return kNone;
+        if (one.target == kNotAsked) one.target = is_object(at) ? target_in(said(at)) : kNone;
+        return one.target;
     }
 
     // What a schema refers to that is a reference, or the schema; kNone where references lead nowhere.
     int32_t target_of(int32_t at) {
-        for (int count = 0; classed(at) == Class::kReference; count++) {
-            if (count == kMostReferences) return kNone;
-            at = known(at).target;
+        int count = 0;
+        for (int32_t next = refers_to(at); next != kNone; next = refers_to(at)) {
+            if (count++ == kMostReferences) return kNone;
+            at = next;
         }
         return at;
     }
 
-    Class any_of(int32_t list) {
-        if (json_[list].kind != JsonKind::kArray || !json_[list].count) return Class::kWanted;
-        return all(list, [&](int32_t branch) { return is_schema(branch); }) ? Class::kAnyOf : Class::kWanted;
+    bool is_list_of_schemas(int32_t list) const {
+        return json_[list].kind == JsonKind::kArray && json_[list].count &&
+               all(list, [&](int32_t branch) { return is_schema(branch); });
     }
-
-    // Of one schema: stands for it, as a reference does.
-    Class all_of(int32_t list, Schema& one) {
-        if (any_of(list) == Class::kWanted || json_[list].count != 1) return Class::kWanted;
-        one.target = list + 1;
-        return Class::kReference;
-    }
+    Class any_of(int32_t list) { return is_list_of_schemas(list) ? Class::kAnyOf : Class::kWanted; }
 
     // As `anyOf`, where no value can be of two branches.
     Class one_of(int32_t list) {
-        if (any_of(list) == Class::kWanted || json_[list].count > kMostCompared) return Class::kWanted;
+        if (!is_list_of_schemas(list) || json_[list].count > kMostCompared) return Class::kWanted;
         std::vector<int32_t> branches;
         each(list, [&](int32_t branch) { branches.push_back(target_of(branch)); });
         for (size_t one = 0; one < branches.size(); one++)
@@ -281,6 +285,7 @@ class SchemaClasses {
     // The twin of disjoint.py, except that it compares fewer values.
     bool exclude_each_other(int32_t left, int32_t right, int depth) {
         if (left == kNone || right == kNone) return false;
+        if (!compared(json_[left].count + json_[right].count)) return false;
         if (!is_object(left) || !is_object(right))
             return json_[left].kind == JsonKind::kFalse || json_[right].kind == JsonKind::kFalse;
         const Said one = said(left), other = said(right);
@@ -288,7 +293,7 @@ class SchemaClasses {
         if (types && other_types && !(types & other_types)) return true;
         if (has_values(one) && has_values(other)) {
             return all_values(one, [&](int32_t value) {
-                return all_values(other, [&](int32_t another) { return surely_differ(value, another); });
+                return all_values(other, [&](int32_t another) { return compared(1) && surely_differ(value, another); });
             });
         }
         const uint32_t object = type_bit("object");
@@ -298,7 +303,8 @@ class SchemaClasses {
         if (!is_object(one.at[kProperties]) || !is_object(other.at[kProperties])) return false;
         return !all(one.at[kRequired], [&](int32_t name) {
             const std::string_view key = json_[name].text;
-            const bool in_both = json_[name].kind == JsonKind::kString && !all(other.at[kRequired], [&](int32_t at) {
+            if (json_[name].kind != JsonKind::kString || !compared(json_[other.at[kRequired]].count)) return true;
+            const bool in_both = !all(other.at[kRequired], [&](int32_t at) {
                 return json_[at].kind != JsonKind::kString || json_[at].text != key;
             });
             if (!in_both) return true;
@@ -307,6 +313,8 @@ class SchemaClasses {
             return !exclude_each_other(target_of(mine), target_of(its), depth + 1);
         });
     }
+    // Whether so many more names or values may be compared: beyond the limit, nothing more is known.
+    bool compared(int64_t more) { return (comparisons_left_ -= more) >= 0; }
     // A bit for each of the types; 0 where none or something else is said.
     uint32_t types_of(int32_t type) const {
         if (type == kNone) return 0;
@@ -412,6 +420,7 @@ class SchemaClasses {
     std::deque<Want> wants_;
     std::unordered_map<std::string, int32_t> want_numbers_;
     uint32_t plan_ = 0;
+    int64_t comparisons_left_ = kComparisons;
     mutable std::string key_;
 };
 

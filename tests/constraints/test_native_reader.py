@@ -4,8 +4,10 @@ leaves to that reader is answered by it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from benchmarks.schema_generator import generated
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.constraint import CompileLimits, CompileTooLong
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.net import EMPTY, NetBuilder
 from lmprog.constraints.regular import RegularConstraint
@@ -102,6 +104,72 @@ SHAPES: list[Any] = [
 ]
 
 
+def tree_of_expressions(*required: str) -> Any:
+    """As pydantic writes a discriminated union of which two branches have the union within."""
+    return {
+        "$ref": "#/$defs/Expr",
+        "$defs": {
+            "Expr": {
+                "oneOf": [{"$ref": "#/$defs/Add"}, {"$ref": "#/$defs/Less"}, {"$ref": "#/$defs/N"}]
+            },
+            **{
+                name: {
+                    "type": "object",
+                    "properties": {
+                        "kind": {"const": name},
+                        "left": {"$ref": "#/$defs/Expr"},
+                        "right": {"allOf": [{"$ref": "#/$defs/Expr"}]},
+                    },
+                    "required": required,
+                }
+                for name in ("Add", "Less")
+            },
+            "N": {"type": "object", "properties": {"kind": {"const": "N"}}, "required": ["kind"]},
+        },
+    }
+
+
+def itself_within(keyword: str, value: Any) -> list[Any]:
+    """A schema that is a part of itself: of the document, and of a member."""
+    at_root = {keyword: value("#")}
+    return [at_root, {"type": "object", "properties": {"a": {keyword: value("#/properties/a")}}}]
+
+
+def schemas(to: str) -> list[Any]:
+    return [{"$ref": to}, {"type": "string"}]
+
+
+CYCLES: list[Any] = [
+    tree_of_expressions("kind", "left", "right"),
+    tree_of_expressions("left", "right", "kind"),
+    tree_of_expressions("right"),
+    {"oneOf": [{"$ref": "#"}]},
+    {"oneOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"oneOf": [{"$ref": "#"}]}}},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    *(
+        schema
+        for keyword in ("oneOf", "anyOf", "allOf", "prefixItems")
+        for schema in itself_within(keyword, schemas)
+    ),
+    *(
+        schema
+        for keyword in ("not", "if", "items", "contains", "additionalProperties", "propertyNames")
+        for schema in itself_within(keyword, lambda to: {"$ref": to})
+    ),
+    *(
+        schema
+        for keyword in ("dependentSchemas", "dependencies", "patternProperties", "properties")
+        for schema in itself_within(keyword, lambda to: {"b": {"$ref": to}})
+    ),
+    *(
+        {"oneOf": [{"type": "null"}, {keyword: {"$ref": "#"}}]}
+        for keyword in ("not", "items", "additionalProperties", "unevaluatedProperties")
+    ),
+    *({keyword: "#"} for keyword in ("$ref", "$dynamicRef", "$recursiveRef")),
+    {"$dynamicAnchor": "a", "oneOf": [{"$dynamicRef": "#a"}, {"type": "null"}]},
+]
+
+
 @pytest.fixture(params=["fixed", "compact"])
 def whitespace(request: pytest.FixtureRequest) -> wire.Whitespace:
     found: wire.Whitespace = request.param
@@ -171,6 +239,106 @@ def test_it_reads_random_schemas_like_the_reader_in_python(
         assert_same(json.dumps(schema), "fixed", small, monkeypatch)
     for text, _ in generated(25, 3):
         assert_same(text, "fixed", small, monkeypatch)
+
+
+def test_a_schema_within_itself_is_read_as_in_python(
+    small: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for schema in CYCLES:
+        assert_same(json.dumps(schema), "fixed", small, monkeypatch)
+
+
+def test_a_tree_of_expressions_is_read_natively(small: Vocabulary) -> None:
+    tree = json.dumps(tree_of_expressions("left", "right", "kind"))
+    made = compile_constraint(wire.JsonSchema(tree, "compact"), small)
+    one = '{"kind":"N"}'
+    assert accepts(made, f'{{"kind":"Add","left":{one},"right":{one}}}')
+    assert not accepts(made, f'{{"kind":"Add","left":{one},"right":1}}')
+    if native_reader("{}") is not None:
+        assert was_read(tree)
+
+
+DEEP = 10_000
+LINKS: dict[str, Any] = {
+    "$ref": lambda to: to,
+    "allOf": lambda to: {"allOf": [to]},
+    "anyOf": lambda to: {"anyOf": [to]},
+    "oneOf": lambda to: {"oneOf": [to]},
+    "one of two": lambda to: {"oneOf": [to, {"type": "null"}]},
+    "not": lambda to: {"not": to},
+    "if": lambda to: {"if": to, "then": {"type": "string"}},
+    "items": lambda to: {"items": to},
+    "properties": lambda to: {"type": "object", "properties": {"a": to}},
+    "additionalProperties": lambda to: {"type": "object", "additionalProperties": to},
+    "dependentSchemas": lambda to: {"dependentSchemas": {"a": to}},
+    "told apart by what is within": lambda to: {
+        "oneOf": [{"type": "object", "properties": {"a": to}, "required": ["a"]}] * 2
+    },
+}
+
+
+ENOUGH = 20.0
+"""Seconds of processor time for what takes 2 at most on an idle machine, and took minutes."""
+
+
+def assert_decided(schema: str, vocabulary: Vocabulary) -> None:
+    """Within the time of a compile, with room for a busy machine."""
+    vocabulary.prepare()
+    begin = time.process_time()
+
+    def check() -> None:
+        if time.process_time() > begin + 2:
+            raise CompileTooLong("too long", position=None)
+
+    with contextlib.suppress(RequestRejected):
+        compile_constraint(wire.JsonSchema(schema), vocabulary, check=check)
+    assert time.process_time() < begin + ENOUGH
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_chain_of_references_of_any_length_is_decided(link: str, small: Vocabulary) -> None:
+    parts = {f"d{i}": LINKS[link]({"$ref": f"#/$defs/d{i + 1}"}) for i in range(DEEP)}
+    parts[f"d{DEEP}"] = {"type": "string"}
+    assert_decided(json.dumps({"$defs": parts, "$ref": "#/$defs/d0"}), small)
+
+
+@pytest.mark.parametrize("link", [one for one in LINKS if not one.startswith("told apart")])
+@pytest.mark.parametrize("depth", [15, 90, DEEP])
+def test_a_schema_of_any_depth_is_decided(link: str, depth: int, small: Vocabulary) -> None:
+    before, after = json.dumps(LINKS[link]("HERE")).split('"HERE"')
+    assert_decided(before * depth + '{"type": "string"}' + after * depth, small)
+
+
+def many_values() -> Any:
+    return {"oneOf": [{"enum": [f"{end}{i}" for i in range(30_000)]} for end in "ab"]}
+
+
+def many_names() -> Any:
+    names = [f"n{i}" for i in range(3000)]
+    branch: dict[str, Any] = {"type": "object", "required": names}
+    return {"oneOf": [branch | {"properties": {name: {"type": "null"} for name in names}}] * 3}
+
+
+def many_ways_to_the_same() -> Any:
+    names = [f"n{i}" for i in range(60)]
+    parts: dict[str, Any] = {"d5": {"type": "string"}}
+    for i in range(5):
+        described = {name: {"$ref": f"#/$defs/d{i + 1}"} for name in names}
+        parts[f"d{i}"] = {"type": "object", "required": names, "properties": described}
+    return {"oneOf": [{"$ref": "#/$defs/d0"}] * 2, "$defs": parts}
+
+
+@pytest.mark.parametrize("make", [many_values, many_names, many_ways_to_the_same])
+def test_branches_are_told_apart_within_the_time_of_a_compile(make: Any, small: Vocabulary) -> None:
+    assert_decided(json.dumps(make()), small)
+
+
+def test_names_that_are_no_texts_are_refused_where_branches_are_told_apart(
+    small: Vocabulary,
+) -> None:
+    branch = {"type": "object", "properties": {"a": {}}, "required": [["a"]]}
+    with pytest.raises(RequestRejected):
+        compile_constraint(wire.JsonSchema(json.dumps({"oneOf": [branch, branch]})), small)
 
 
 def test_most_schemas_are_read_natively() -> None:

@@ -6,8 +6,9 @@ the conjunction; a negative answer means only "not known". Works on raw schemas.
 
 from __future__ import annotations
 
+from lmprog.constraints.constraint import Check
 from lmprog.constraints.schema.keywords import ANNOTATIONS
-from lmprog.constraints.schema.schema_document import Document, Json, Located, same_json
+from lmprog.constraints.schema.schema_document import Document, Json, Located, json_key
 
 _MAX_DEPTH = 4
 
@@ -36,7 +37,11 @@ def _names(value: Json) -> list[str]:
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
-def plainly_disjoint(left: Located, right: Located, document: Document, depth: int = 0) -> bool:
+def plainly_disjoint(
+    left: Located, right: Located, document: Document, check: Check, depth: int = 0
+) -> bool:
+    """Calls `check` for each pair: schemas that many names share are compared again and again."""
+    check()
     if not isinstance(left.value, dict) or not isinstance(right.value, dict):
         return left.value is False or right.value is False
     types = _types(left.value), _types(right.value)
@@ -44,7 +49,7 @@ def plainly_disjoint(left: Located, right: Located, document: Document, depth: i
         return True
     values = _values(left.value), _values(right.value)
     if values[0] is not None and values[1] is not None:
-        return not any(same_json(a, b) for a in values[0] for b in values[1])
+        return set(map(json_key, values[0])).isdisjoint(map(json_key, values[1]))
     if depth == _MAX_DEPTH or {"object"} not in types:
         return False
     return any(
@@ -52,6 +57,7 @@ def plainly_disjoint(left: Located, right: Located, document: Document, depth: i
             target(left.child("properties", name), document),
             target(right.child("properties", name), document),
             document,
+            check,
             depth + 1,
         )
         for name in _told_apart_by(left.value, right.value)
@@ -76,15 +82,8 @@ def _values(schema: dict[str, Json]) -> list[Json] | None:
 
 def _told_apart_by(left: dict[str, Json], right: dict[str, Json]) -> list[str]:
     """The properties that both schemas require and describe."""
-    found: list[str] = []
-    required, properties = (
-        (left.get("required"), right.get("required")),
-        (left.get("properties"), right.get("properties")),
-    )
-    if all(isinstance(names, list) for names in required) and all(
-        isinstance(one, dict) for one in properties
-    ):
-        for name in required[0] or ():  # type: ignore[union-attr]
-            both = name in (required[1] or ()) and all(name in (one or ()) for one in properties)  # type: ignore[operator]
-            found += [name] if both and isinstance(name, str) else []
-    return found
+    described, others = left.get("properties"), right.get("properties")
+    if not isinstance(described, dict) or not isinstance(others, dict):
+        return []
+    names = described.keys() & others.keys() & {*_names(right.get("required"))}
+    return [name for name in _names(left.get("required")) if name in names]

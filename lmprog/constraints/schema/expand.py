@@ -163,7 +163,7 @@ class Expander:
                 if name in wanted:
                     wanted[name].append(target(one, self._document))
         return any(
-            one.value is False or plainly_disjoint(one, other, self._document)
+            one.value is False or plainly_disjoint(one, other, self._document, self._check)
             for schemas in wanted.values()
             for one, other in itertools.combinations(schemas, 2)
         )
@@ -218,7 +218,7 @@ class Expander:
         """`at`: the schema that has both as branches."""
         document = self._document
         one, other = (beside(target(branch, document), at) for branch in (left, right))
-        return plainly_disjoint(one, other, document) or self._disjoint(left, right)
+        return plainly_disjoint(one, other, document, self._check) or self._disjoint(left, right)
 
     def _not(self, at: Located, flats: list[Flat]) -> list[Flat]:
         return self._complement(at.child("not"), flats)

@@ -10,7 +10,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import NamedTuple
 
-from lmprog.constraints.schema.schema_document import Json, Located, same_json
+from lmprog.constraints.schema.schema_document import Json, Located, json_key
 from lmprog.errors import UnsupportedSchema
 
 FIRST_LETTERS = ("sS", "cC", "pP", "a-bA-B", "d-eD-E", "f-iF-I", "j-oJ-O", "^a-ps-sA-PS-S")
@@ -205,9 +205,8 @@ class Flat(NamedTuple):
 
     def only(self, values: tuple[Json, ...]) -> Flat:
         if self.values is not None:
-            values = tuple(
-                value for value in self.values if any(same_json(value, other) for other in values)
-            )
+            keys = set(map(json_key, values))
+            values = tuple(value for value in self.values if json_key(value) in keys)
         return self._replace(values=values, types=self.types & frozenset(map(type_of, values)))
 
     def without(self, values: tuple[Json, ...]) -> Flat:

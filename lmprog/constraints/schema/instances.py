@@ -18,7 +18,7 @@ from lmprog.constraints.schema.flat import (
     Properties,
     type_of,
 )
-from lmprog.constraints.schema.schema_document import Json, Located, same_json
+from lmprog.constraints.schema.schema_document import Json, Located, json_key, same_json
 from lmprog.constraints.schema.strings import search_pattern, text_set
 from lmprog.constraints.textset import contains
 
@@ -66,9 +66,8 @@ class InstanceChecker:
     def _array(self, facet: ArrayFacet, items: list[Json]) -> bool:
         if len(items) < facet.low or (facet.high is not None and len(items) > facet.high):
             return False
-        pairs = ((one, other) for at, one in enumerate(items) for other in items[:at])
         if facet.unique or facet.repeats:
-            repeats = any(same_json(one, other) for one, other in pairs)
+            repeats = len(set(map(json_key, items))) < len(items)
             if (facet.unique and repeats) or (facet.repeats and not repeats):
                 return False
         for at, item in enumerate(items):

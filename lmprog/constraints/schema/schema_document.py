@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from decimal import Decimal
 from typing import TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin
@@ -243,16 +243,15 @@ def _within(at: Located, path: str, value: Json, depth: int) -> Iterator[Located
 
 def same_json(left: Json, right: Json) -> bool:
     """Equality as JSON Schema defines it: 1 equals 1.0, but true does not equal 1."""
-    if isinstance(left, bool) or isinstance(right, bool):
-        return left is right
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(
-            same_json(a, b) for a, b in zip(left, right, strict=True)
-        )
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(
-            same_json(value, right[key]) for key, value in left.items()
-        )
-    return (type(left) in (int, Decimal) and type(right) in (int, Decimal) and left == right) or (
-        type(left) is type(right) and left == right
-    )
+    return json_key(left) == json_key(right)
+
+
+def json_key(value: Json) -> Hashable:
+    """The same for values that are equal, and for no others: many are compared by a set."""
+    if isinstance(value, bool):
+        return bool, value
+    if isinstance(value, list):
+        return list, *map(json_key, value)
+    if isinstance(value, dict):
+        return frozenset((name, json_key(one)) for name, one in value.items())
+    return value
