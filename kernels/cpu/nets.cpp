@@ -6,11 +6,14 @@
 #include <new>
 #include <unordered_map>
 
+#include "lmprog_costs.h"
 #include "lmprog_cover.h"
 #include "lmprog_name_trie.h"
 #include "lmprog_text_table.h"
 
 #define LMPROG_EXPORT extern "C" __attribute__((visibility("default")))
+
+using lmprog::kUnreachable;
 
 struct lmprog_cover {
     lmprog::ShortTexts tokens;
@@ -21,7 +24,6 @@ namespace {
 enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce, kPart, kTable };
 constexpr int32_t kHead = 5, kKeptHead = 4;  // numbers before the members of a kOnce: in a part, and in the arrays
 enum LeafKind : uint8_t { kAutomaton, kText, kAllBut, kAnyCharacter };
-constexpr int64_t kUnreachable = int64_t{1} << 40;
 constexpr size_t kFewEdges = 2048;  // most nets have fewer
 
 struct Edge {
@@ -299,7 +301,7 @@ struct lmprog_net_build {
                 }
                 break;
             case kRepeat:
-                now = cost[static_cast<size_t>(base + args[0])] * args[1];
+                now = lmprog::times(cost[static_cast<size_t>(base + args[0])], args[1]);
                 empty = args[1] == 0 || nullable[static_cast<size_t>(base + args[0])];
                 break;
             case kOnce:
@@ -332,7 +334,7 @@ struct lmprog_net_build {
     // The required members, and as many of the cheapest others as are needed.
     int64_t cost_of_members(int32_t base, const int32_t* args, int32_t count) {
         const int32_t low = args[0], num_required = args[2];
-        int64_t sum = std::min(cost_at(base + args[4]) * (low - 1), kUnreachable);
+        int64_t sum = lmprog::times(cost_at(base + args[4]), low - 1);
         others.clear();
         for (int32_t i = kHead; i < count; i++) {
             if (i < kHead + num_required)

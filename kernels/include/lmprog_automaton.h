@@ -366,7 +366,7 @@ class Automaton {
         else if (net_.kind[node] == kTable)
             cost = TextTable(net_.items + args[0]).cost(first, second);
         else
-            cost = int64_t{first} * net_.node_cost[args[0]];
+            cost = times(net_.node_cost[args[0]], first);
         const auto made = static_cast<uint32_t>(frames_.size());
         grow_check();
         frames_.push_back({node, first, second, rest, std::min(cost + frames_[rest].cost, kUnreachable)});

@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "lmprog_costs.h"
 #include "lmprog_interned.h"
 #include "lmprog_masks.h"
 
 namespace lmprog {
 
-constexpr int64_t kUnreachable = int64_t{1} << 40;
 constexpr int kNoLimit = -1;
 constexpr int32_t kBegun = 0, kReading = 1;  // where the text is: a member has to follow; in member i: kReading + i
 
@@ -73,7 +73,7 @@ class Once {
         const int32_t reading = begun ? -1 : where - kReading;
         const Left now = left(net, used, reading);
         const int64_t wanted = std::max<int64_t>(now.needed, begun);
-        int64_t sum = net.node_cost[of.separator] * (wanted - begun);
+        int64_t sum = times(net.node_cost[of.separator], wanted - begun);
         for (int32_t i = 0; i < of.num_required && sum < kUnreachable; i++)
             if (!has(used, i) && i != reading) sum += net.node_cost[of.members[i]];
         int64_t others = wanted - now.required;

@@ -239,14 +239,16 @@ class SchemaClasses {
     // What a schema stands for that is nothing but a reference, or `allOf` of one schema; else kNone. Looks no further, so
     // that schemas may be told apart without being classed: they may be within each other.
     int32_t target_in(const Said& says) const {
-        if (says.only({kRef})) {
+        if (says.at[kRef] != kNone) {
             const JsonValue& reference = json_[says.at[kRef]];
+            if (!says.only({kRef})) return kNone;
             const bool is_pointer = reference.kind == JsonKind::kString && reference.text.substr(0, 1) == "#";
             if (!is_pointer || reference.text.find('%') != std::string_view::npos) return kNone;
             return followed(reference.text.substr(1));
         }
         const int32_t list = says.at[kAllOf];
-        return says.only({kAllOf}) && is_list_of_schemas(list) && json_[list].count == 1 ? list + 1 : kNone;
+        const bool is_alone = list != kNone && says.only({kAllOf}) && is_list_of_schemas(list);
+        return is_alone && json_[list].count == 1 ? list + 1 : kNone;
     }
     int32_t refers_to(int32_t at) {
         Schema& one = known(at);

@@ -83,19 +83,25 @@ class ArrayBuilder:
         if num_cells << len(contains) > _MAX_CELLS:
             raise self._too_large()
         counts = list(itertools.product(*(range(last + 1) for last in most)))
-        cells = {(i, matches): self._net.hole() for i in range(last_item + 1) for matches in counts}
+        places = [(index, matches) for index in range(last_item + 1) for matches in counts]
+        # Before the holes, which stay unfilled where an item is refused.
+        items = {
+            place: [*self._items_by_matches(*place)]
+            for place in places
+            if facet.high is None or place[0] < facet.high
+        }
+        cells = {place: self._net.hole() for place in places}
         for (index, matches), hole in cells.items():
             enough = all(m >= one.low for m, one in zip(matches, contains, strict=True))
             ways = [EMPTY] if index >= max(facet.low, 1) and enough else []
             after = min(index + 1, last_item)
             comma = self._comma if index else EMPTY
-            if facet.high is None or index < facet.high:
-                for item, matching in self._items_by_matches(index, matches):
-                    following = tuple(
-                        min(m + (i in matching), last)
-                        for i, (m, last) in enumerate(zip(matches, most, strict=True))
-                    )
-                    ways.append(self._net.seq([comma, item, cells[after, following]]))
+            for item, matching in items.get((index, matches), ()):
+                following = tuple(
+                    min(m + (i in matching), last)
+                    for i, (m, last) in enumerate(zip(matches, most, strict=True))
+                )
+                ways.append(self._net.seq([comma, item, cells[after, following]]))
             self._net.fill(hole, self._net.alt(ways))
         return cells[0, (0,) * len(contains)]
 

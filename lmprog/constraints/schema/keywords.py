@@ -67,8 +67,8 @@ def _number(value: Json, at: Located, keyword: str) -> Decimal:
 
 def count(value: Json, at: Located, keyword: str) -> int:
     number = _number(value, at, keyword)
-    if number < 0 or number != number.to_integral_value() or number > 1 << 31:
-        raise refuse(at, keyword, "a count of at most 2**31 is expected")
+    if number < 0 or number != number.to_integral_value() or number >= 1 << 31:
+        raise refuse(at, keyword, "a count of less than 2**31 is expected")
     return int(number)
 
 
@@ -86,7 +86,10 @@ def mapping(value: Json, at: Located, keyword: str) -> dict[str, Json]:
 
 def _type(flat: Flat, value: Json, at: Located) -> Flat:
     names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(name in TYPES or name == "integer" for name in names):
+    known = isinstance(names, list) and all(
+        isinstance(name, str) and (name in TYPES or name == "integer") for name in names
+    )
+    if not isinstance(names, list) or not known:
         raise refuse(at, "type", f"{value!r} is not a type")
     types = frozenset("number" if name == "integer" else str(name) for name in names)
     if "integer" in names and "number" not in names:

@@ -208,7 +208,7 @@ def json_of(text: str) -> Json:
     """Raises UnsupportedSchema if the text is not JSON."""
     try:
         value: Json = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, ArithmeticError) as error:
         raise UnsupportedSchema(f"the schema is not JSON: {error}", keyword="", path="#") from error
     return value
 
