@@ -29,8 +29,27 @@ from tests.constraints.test_random_schemas import random_schema
 from tests.constraints.test_strictness import UNREACHABLE
 
 ONE = ["allOf", "anyOf", "oneOf", "prefixItems"]
-OTHER = ["not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems", "additionalItems"]
-NAMED = ["properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"]
+OTHER = [
+    "not",
+    "if",
+    "then",
+    "else",
+    "items",
+    "contains",
+    "additionalProperties",
+    "propertyNames",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "additionalItems",
+]
+NAMED = [
+    "properties",
+    "patternProperties",
+    "dependentSchemas",
+    "dependencies",
+    "$defs",
+    "definitions",
+]
 WORDS = [
     *(one for one in ASSERTIONS if one[0] != "\0"),
     *ONE,
