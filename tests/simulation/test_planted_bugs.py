@@ -32,7 +32,8 @@ from lmprog.runtime.text.stream import TextStream
 from lmprog.simulation.world_runs import FULL_CHECK_EVERY, Violation, run_world
 
 Patch = pytest.MonkeyPatch
-WORLDS = 60
+WORLDS = 160
+"""At most: what needs drafts, a stop text and a client that looks on is in one of fifty."""
 
 
 def a_shared_page_is_written(patch: Patch) -> None:
