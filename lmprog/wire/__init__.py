@@ -134,6 +134,14 @@ from lmprog.wire.sampling_params import (
     options_of,
     suggested,
 )
+from lmprog.wire.standing import (
+    OwnPiece,
+    choice_pieces,
+    letters,
+    output_pieces,
+    own_pieces,
+    result_texts,
+)
 from lmprog.wire.structural_tags import TagError, structural_tag
 
 __all__ = [
@@ -192,6 +200,7 @@ __all__ = [
     "Open",
     "OptionLine",
     "Output",
+    "OwnPiece",
     "Piece",
     "PrefixesAre",
     "Read",
@@ -225,11 +234,16 @@ __all__ = [
     "Usage",
     "Welcome",
     "Whitespace",
+    "choice_pieces",
     "decode_ops",
     "decode_replies",
     "encode",
+    "letters",
     "named_in",
     "options_of",
+    "output_pieces",
+    "own_pieces",
+    "result_texts",
     "structural_tag",
     "suggested",
     "version_in",

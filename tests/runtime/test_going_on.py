@@ -41,7 +41,7 @@ def test_what_follows_an_output_is_what_follows_the_call() -> None:
         (output,) = done(talk.ask(wire.Open(1), text(1, before), asked))[1].outputs
         talk.ask(wire.Open(2), text(2, before), given(2, output))
         one, two = branch_of(talk, 1), branch_of(talk, 2)
-        assert "".join(one.text) == "".join(two.text)
+        assert one.text() == two.text()
         can_heal = [bool(branch.pending) and branch.ends_literal for branch in (one, two)]
         assert can_heal[0] == can_heal[1] or not output.text
         talk.ask(text(1, after), text(2, after))
@@ -49,18 +49,6 @@ def test_what_follows_an_output_is_what_follows_the_call() -> None:
         assert (one.pending, one.quoted) == (two.pending, two.quoted)
         seen.add((output.healed is not None, bool(output.tokens), bool(output.rest)))
     assert len(seen) >= 7, "with and without each of them"
-
-
-def test_an_output_is_spelled_by_its_tokens_only_where_nothing_was_healed_or_cut() -> None:
-    for output, is_spelled in (
-        (wire.Output("ab", (1,), "stop"), True),
-        (wire.Output("", (), "stop"), True),
-        (wire.Output("a", (), "stop", rest="a"), False),
-        (wire.Output("", (), "stop", rest="a", healed=()), False),
-        (wire.Output("ab", (1,), "stop", healed=(3, 4)), False),
-        (wire.Output("", (1,), "stop"), False),
-    ):
-        assert output.is_spelled is is_spelled
 
 
 @pytest.mark.parametrize(
@@ -89,4 +77,4 @@ def test_special_tokens_in_a_rest_are_text() -> None:
     assert (branch.pending, branch.quoted) == (" wo", ((0, 3),))
     talk.ask(text(1, "rd"))
     assert (branch.pending, branch.quoted) == (" word", ((0, 3),))
-    assert "".join(branch.text) == "the word"
+    assert branch.text() == "the word"

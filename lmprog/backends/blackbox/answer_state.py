@@ -58,9 +58,5 @@ class AnswerState:
     def with_result(
         self, text: str, left: Speculated | None = None, output: wire.Output | None = None
     ) -> AnswerState:
-        result = (
-            ResultText(text)
-            if output is None
-            else ResultText(text, output.tokens, output.healed, output.rest)
-        )
-        return replace(self, transcript=self.transcript.with_result(result), speculated=left)
+        transcript = self.transcript.with_result(ResultText(text, output))
+        return replace(self, transcript=transcript, speculated=left)

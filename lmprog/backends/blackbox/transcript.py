@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from lmprog import wire
 from lmprog.calls.reading import ParsedCall
 from lmprog.errors import NotSupported
 
@@ -31,16 +32,25 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class ResultText:
-    """A result. If the server returned its tokens: also those that stand in place of the last one
-    of the preceding text (`healed`), and the end of the text that no token spells (`rest`). A
-    result of another branch counts as text (not `own`).
+    """A result: of a generation, or, without `output`, an option that was chosen. A result of
+    another branch counts as text (not `own`).
     """
 
     text: str
-    tokens: tuple[int, ...] | None = None
-    healed: tuple[int, ...] | None = None
-    rest: str = ""
+    output: wire.Output | None = None
     own: bool = True
+
+    def pieces(self, *, is_first: bool) -> tuple[wire.OwnPiece, ...]:
+        """What it left in its branch, where branches are tokens."""
+        if self.output is None:
+            return wire.choice_pieces(self.text)
+        return wire.output_pieces(self.output, is_first=is_first)
+
+
+class Letters(str):
+    """Text in which no special token is read: a result of another branch (`wire.letters`)."""
+
+    __slots__ = ()
 
 
 Item: TypeAlias = "str | ResultText | TurnBegin | TurnEnd"

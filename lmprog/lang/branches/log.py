@@ -25,6 +25,12 @@ class GainedBy:
         return self.log[self.base :]
 
 
+class Letters(str):
+    """Text in which no special token is read, as in results (`wire.letters`)."""
+
+    __slots__ = ()
+
+
 Item: TypeAlias = "str | PendingCall | RoleBeginExpr | RoleEndExpr | GainedBy"
 
 
@@ -124,7 +130,7 @@ def carry(items: list[Item], to: Writable) -> None:
         if isinstance(item, RoleBeginExpr | RoleEndExpr):
             to.put_role(item)
         else:
-            to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall))
+            to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall | Letters))
 
 
 class Referring(Writable, Protocol):
@@ -141,4 +147,4 @@ def copy_items(items: list[Item], to: Referring) -> None:
         elif isinstance(item, PendingCall):
             to.put_result(item)
         else:
-            to.put_text(str(item))
+            to.put_text(str(item), quoted=isinstance(item, Letters))

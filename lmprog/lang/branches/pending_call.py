@@ -143,11 +143,16 @@ class PendingCall:
         """Whether reading would not wait."""
         return self.call.done()
 
-    def is_pending_in(self, run: RunContext) -> bool:
-        """Whether the runtime of `run` can fill the text in: it is pending there, and it is what
-        the model will write (no reasoning is to be removed).
+    def is_filled_in(self, run: RunContext) -> bool:
+        """Whether the runtime of `run` can fill the text in: it has the call, and the text is what
+        the model writes (no reasoning is to be removed).
         """
-        return run.client is self.run.client and not self.done() and marks_of_op(self._op) is None
+        return run.family is self.run.family and marks_of_op(self._op) is None
+
+    def is_pending_in(self, run: RunContext) -> bool:
+        """The same of one that is still to come."""
+        is_same = run.client is self.run.client and marks_of_op(self._op) is None
+        return is_same and not self.done()
 
     def failure(self) -> LmprogError | None:
         """Why there is no result: what failed first on the branch. None while it is pending or

@@ -306,9 +306,7 @@ def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
             return piece
         gen = scope.referenced[piece.call]
         return (
-            wire.TextPiece(gen.texts[piece.index])
-            if gen.done() and gen.failure() is None
-            else piece
+            wire.letters(gen.texts[piece.index]) if gen.done() and gen.failure() is None else piece
         )
 
     return wire.Append(op.branch, tuple(known(piece) for piece in op.pieces))

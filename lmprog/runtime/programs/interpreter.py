@@ -289,7 +289,7 @@ class Interpreter:
         if isinstance(op, wire.Generate):
             num_results = op.sampling.n if op.keep == "first" else 1
             constraint = self._calls.begin_constraint(op, client_id)
-        promises = tuple(Promise(quoted=True) for _ in range(num_results))
+        promises = tuple(Promise() for _ in range(num_results))
         call = ActiveCall(client_id, op, branch, promises, constraint)
         client.add(call)
         self.scheduler.stats.calls += 1
