@@ -294,7 +294,7 @@ class BlackBox:
     ) -> wire.CallDone | wire.Chosen:
         known = self._remembered.pop(op.call, None)
         if known is not None:
-            branch.state, known = remembered(branch.state, op, known)
+            branch.state, known = remembered(branch.state, op, known, self._answering.api.kind)
             return known
         if isinstance(op, wire.Select):
             branch.state, chosen = await self._answering.select(branch.state, op)

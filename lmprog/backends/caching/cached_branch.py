@@ -73,7 +73,7 @@ class CachedBranch:
 
 
 def pieces_of(said: Iterable[Said], *, has_tokens: bool) -> tuple[wire.Piece, ...]:
-    """All of it in words of the wire; `has_tokens`: for a runtime, whose branches are tokens."""
+    """All of it in words of the wire; `has_tokens`: where branches are tokens."""
     return joined(_pieces(said, has_tokens))
 
 

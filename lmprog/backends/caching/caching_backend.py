@@ -82,6 +82,7 @@ class CachingBackend:
         self._asks = inner.client
         self.info = self._asks.welcome
         self._is_service = self.info.vocab_size == 0
+        self._has_tokens = not self._is_service or getattr(inner, "branches_are_tokens", False)
         self._identity = identity(inner)
         self._adapters = inner.client.welcome.adapters
         self._times: Counter[str] = Counter()
@@ -260,7 +261,7 @@ class CachingBackend:
         if is_chance and not self._is_service:
             return None
         lora = self._adapters.get(branch.lora, branch.lora)
-        pieces = pieces_of(branch.said, has_tokens=self.info.vocab_size > 0)
+        pieces = pieces_of(branch.said, has_tokens=self._has_tokens)
         question = Question(self._identity, branch.salt, pieces, branch.tools, lora)
         name = question.key(op, with_seed=not is_chance)
         nth = self._times[name] if is_chance else 0

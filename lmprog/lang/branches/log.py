@@ -68,10 +68,12 @@ def check_role(items: list[Item], content: RoleBeginExpr | RoleEndExpr) -> None:
 
 
 def last_item(items: list[Item]) -> Item | None:
-    """The last text, result or role; None where there is nothing."""
+    """The last text, result or role; None where there is nothing. A result counts, also where it
+    turns out to be empty: what follows cannot wait until that is known.
+    """
     for item in reversed(items):
         found = last_item(item.items) if isinstance(item, GainedBy) else item
-        if found is not None and not (isinstance(found, str) and not found):
+        if isinstance(found, Letters) or (found if isinstance(found, str) else found is not None):
             return found
     return None
 
@@ -140,11 +142,14 @@ class Referring(Writable, Protocol):
 
 
 def copy_items(items: list[Item], to: Referring) -> None:
-    """Writes what a log says into another branch of the same backend; waits for nothing."""
+    """Writes what a log says into another branch of the same backend; waits for nothing. A call
+    that was refused has left nothing.
+    """
     for item in flat(items):
         if isinstance(item, RoleBeginExpr | RoleEndExpr):
             to.put_role(item)
         elif isinstance(item, PendingCall):
-            to.put_result(item)
+            if not item.refused():
+                to.put_result(item)
         else:
             to.put_text(str(item), quoted=isinstance(item, Letters))
