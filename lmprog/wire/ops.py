@@ -56,7 +56,8 @@ class Ref(Message, frozen=True):
 
 class Gained(Message, frozen=True):
     """All text that another branch gained since its fork; what was generated there, and what was
-    said in turns, are letters here. Waits until that branch has carried out its ops so far.
+    said in turns, are letters here, and the rest is read as it was there. Waits until that branch
+    has carried out its ops so far.
     """
 
     branch: Id

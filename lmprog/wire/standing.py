@@ -7,7 +7,8 @@ is built anew (for a cache, from a checkpoint, on another replica) gives the sam
 In the text of another branch, a result is letters, whatever it spells: no special token is read in
 it (`letters`). That holds when it was read before and when it is still to come, so that no answer
 depends on when a result arrived, and nothing that a model repeats of a stranger's text becomes a
-special token. It holds for what one branch gains of another, too (`Gained`).
+special token. It holds for what one branch gains of another, too (`Gained`), but for an option that
+was chosen there, which is the program's own text and is read as the text before it.
 
 Knows ops and replies; knows no branches.
 """

@@ -131,7 +131,10 @@ class ApiBranch:
             if isinstance(item, TurnBegin | TurnEnd):
                 is_turn = isinstance(item, TurnBegin)
             elif isinstance(item, ResultText):
-                item = ResultText(item.text, own=False)
+                output = item.output
+                if is_turn and output is None:  # an option is letters there, as all else
+                    output = wire.Output(item.text, (), "stop")
+                item = ResultText(item.text, output, own=False)
             elif is_turn:
                 item = Letters(item)
             if at >= self.base:

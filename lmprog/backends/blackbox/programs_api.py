@@ -171,7 +171,8 @@ def _pieces(items: Sequence[Item]) -> list[str | Json]:
         elif isinstance(item, ResultText) and item.own:
             _add_result(pieces, item)
         else:
-            is_letters = isinstance(item, ResultText | Letters)
+            is_option = isinstance(item, ResultText) and item.output is None
+            is_letters = isinstance(item, ResultText | Letters) and not is_option
             _add_text(pieces, item.text if isinstance(item, ResultText) else item, is_letters)
     return pieces
 

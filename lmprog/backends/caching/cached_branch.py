@@ -59,14 +59,17 @@ class CachedBranch:
     """What an earlier call of this branch could call; services want to be told again."""
 
     def gained(self) -> tuple[wire.Piece, ...]:
-        """What another branch is told of it: results, and what was said in turns, are letters."""
+        """What another branch is told of it, as `wire.Gained` says."""
         told: list[wire.Piece] = []
         is_turn = False
         for at, one in enumerate(self.said):
             if isinstance(one, wire.RoleBegin | wire.RoleEnd):
                 is_turn = isinstance(one, wire.RoleBegin)
-            elif isinstance(one, LeftBehind) or (is_turn and isinstance(one, wire.TextPiece)):
-                one = wire.letters(one.text)
+            elif isinstance(one, LeftBehind | wire.TextPiece):
+                was_generated = isinstance(one, LeftBehind) and isinstance(one.op, wire.Generate)
+                is_quoted = isinstance(one, wire.TextPiece) and one.quoted
+                is_letters = is_turn or was_generated or is_quoted
+                one = wire.letters(one.text) if is_letters else wire.TextPiece(one.text)
             if at >= self.base:
                 told.append(one)
         return tuple(told)

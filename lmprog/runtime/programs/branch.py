@@ -310,6 +310,13 @@ class RuntimeBranch:
         self._stand(tokens, text, rest)
         self.num_settled = len(tokens)
 
+    def choose(self, tokens: array[int], choice: str) -> None:
+        """A select has ended with `choice`, which is the program's own text."""
+        spans = ((0, len(choice)),) if self.role is not None else ()
+        self.adopt(tokens, "")
+        self.said.append(Passage(choice, spans))
+        self.ends_literal = False
+
     def _stand(self, tokens: array[int], text: str, rest: str) -> None:
         """`tokens` and `rest`, and nothing else, are the branch now; `text` was added to it."""
         self.tokens = tokens
