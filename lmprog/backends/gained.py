@@ -30,14 +30,14 @@ class GainedLater(Generic[T]):
         return self.text is not None or self.error is not None
 
 
-BoundPiece: TypeAlias = wire.Piece | GainedLater[T]
+GainingPiece: TypeAlias = wire.Piece | GainedLater[T]
 
 
 @dataclass(frozen=True, slots=True)
-class BoundAppend(Generic[T]):
+class GainingAppend(Generic[T]):
     """An append whose other branches know that they are asked."""
 
-    pieces: tuple[BoundPiece[T], ...]
+    pieces: tuple[GainingPiece[T], ...]
 
 
 class QueuedBranch(Protocol):
@@ -46,9 +46,9 @@ class QueuedBranch(Protocol):
     todo: deque[Any]
 
 
-def bound(pieces: Iterable[wire.Piece], branches: Mapping[int, QueuedBranch]) -> BoundAppend[Any]:
+def bound(pieces: Iterable[wire.Piece], branches: Mapping[int, QueuedBranch]) -> GainingAppend[Any]:
     """The pieces, of which other branches are asked what they gained."""
-    found: list[BoundPiece[Any]] = []
+    found: list[GainingPiece[Any]] = []
     for piece in pieces:
         if not isinstance(piece, wire.Gained):
             found.append(piece)
@@ -60,7 +60,7 @@ def bound(pieces: Iterable[wire.Piece], branches: Mapping[int, QueuedBranch]) ->
             name = str(piece.branch)
             later.error = UnknownName(f"branch {name} is not open", name=name)
         found.append(later)
-    return BoundAppend(tuple(found))
+    return GainingAppend(tuple(found))
 
 
 def close(todo: Iterable[object]) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 
 from lmprog import wire
 from lmprog.backends import gained
-from lmprog.backends.gained import BoundAppend, BoundPiece, GainedLater
+from lmprog.backends.gained import GainedLater, GainingAppend, GainingPiece
 from lmprog.backends.majority import kept_first
 from lmprog.errors import (
     Cancelled,
@@ -31,7 +31,7 @@ from lmprog.errors import (
 from lmprog.transport.channel import ops_frames
 
 BranchCall: TypeAlias = wire.Generate | wire.Select | wire.Read
-Step: TypeAlias = BoundAppend[str] | GainedLater[str] | wire.Fork | BranchCall
+Step: TypeAlias = GainingAppend[str] | GainedLater[str] | wire.Fork | BranchCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,11 @@ class TextRuntime:
         elif isinstance(op, wire.Encode | wire.Decode):
             self._fail(op.call, NotSupported("this backend has no tokens."))
         elif op.branch in self._branches:
-            is_text = isinstance(op, wire.Append)
-            step = gained.bound(op.pieces, self._branches) if is_text else op
-            self._branches[op.branch].todo.append(step)
+            todo = self._branches[op.branch].todo
+            if isinstance(op, wire.Append):
+                todo.append(gained.bound(op.pieces, self._branches))
+            else:
+                todo.append(op)
             if isinstance(op, wire.Fork):
                 self._branches.update({child: _Branch(born=False) for child in op.children})
         elif isinstance(op, wire.Generate | wire.Select | wire.Read):
@@ -170,7 +172,7 @@ class TextRuntime:
         branch = self._branches.get(number)
         while branch is not None and branch.born and branch.running is None and branch.todo:
             op = branch.todo[0]
-            if isinstance(op, BoundAppend):
+            if isinstance(op, GainingAppend):
                 text = self._resolved(branch, op.pieces)
                 if text is None:
                     break
@@ -189,11 +191,11 @@ class TextRuntime:
                         )
             elif isinstance(op, GainedLater):
                 op.text, op.error = branch.text[branch.base :], branch.failed
-            elif not isinstance(op, BoundAppend):
+            elif not isinstance(op, GainingAppend):
                 self._call(number, branch, op)
         return moved
 
-    def _resolved(self, branch: _Branch, pieces: Iterable[BoundPiece[str]]) -> str | None:
+    def _resolved(self, branch: _Branch, pieces: Iterable[GainingPiece[str]]) -> str | None:
         """The pieces as text; None while one of them is unresolved. A failed one fails the
         branch.
         """

@@ -253,8 +253,9 @@ class ProgramLog:
 
     def _piece(self, piece: wire.Piece) -> wire.Piece:
         """A reference to a result that the replica was given is its text."""
-        is_given = isinstance(piece, wire.Ref) and piece.call in self._given
-        return self.text_of(piece) if is_given else piece
+        if isinstance(piece, wire.Ref) and piece.call in self._given:
+            return self.text_of(piece)
+        return piece
 
     def _with_time_left(self, op: ProgramCall) -> ProgramCall:
         """The call with what is left of its timeout."""

@@ -135,6 +135,7 @@ from lmprog.wire.sampling_params import (
     suggested,
 )
 from lmprog.wire.standing import (
+    Letters,
     OwnPiece,
     choice_pieces,
     letters,
@@ -193,6 +194,7 @@ __all__ = [
     "Keep",
     "KeyedArguments",
     "KeyedValue",
+    "Letters",
     "MalformedFrame",
     "Message",
     "NodeSeen",

@@ -20,6 +20,13 @@ from typing import TypeAlias
 from lmprog.wire.ops import Generate, Read, Select, TextPiece, TokensPiece
 from lmprog.wire.replies import CallDone, Chosen, Output, TextIs
 
+
+class Letters(str):
+    """Text in which no special token is read, where texts are kept before they are pieces."""
+
+    __slots__ = ()
+
+
 OwnPiece: TypeAlias = TextPiece | TokensPiece
 END_OF_TEXT = TokensPiece(())
 """What stands before it is tokenised by itself, with what the checkpoint puts before a text."""

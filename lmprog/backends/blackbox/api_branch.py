@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
-from lmprog.backends.blackbox.transcript import Item, Letters, ResultText, TurnBegin, TurnEnd
+from lmprog.backends.blackbox.transcript import Item, ResultText, TurnBegin, TurnEnd
 from lmprog.errors import Cancelled, LmprogError, ProgramError, ProtocolError
 
 Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
@@ -136,7 +136,7 @@ class ApiBranch:
                     output = wire.Output(item.text, (), "stop")
                 item = ResultText(item.text, output, own=False)
             elif is_turn:
-                item = Letters(item)
+                item = wire.Letters(item)
             if at >= self.base:
                 gained.append(item)
         return self.failed or tuple(gained)
@@ -154,7 +154,7 @@ async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
                 return ProgramError(
                     f"a text refers to result {piece.index + 1} of a call that has {len(texts)}"
                 )
-            items.append(Letters(texts[piece.index]))
+            items.append(wire.Letters(texts[piece.index]))
         elif isinstance(piece, QueuedGained):
             gained = await piece.items
             if isinstance(gained, LmprogError):

@@ -22,7 +22,7 @@ from lmprog.backends.blackbox.api import TextListener
 from lmprog.backends.blackbox.api_branch import ApiBranch, ApiCall, Texts
 from lmprog.backends.blackbox.call_answers import CallAnswers
 from lmprog.backends.blackbox.remembered import KnownReply, remembered
-from lmprog.backends.blackbox.transcript import Item, Letters, TurnBegin, TurnEnd
+from lmprog.backends.blackbox.transcript import Item, TurnBegin, TurnEnd
 from lmprog.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -214,7 +214,7 @@ class BlackBox:
 
     def _piece(self, piece: wire.Piece) -> steps.Piece:
         if isinstance(piece, wire.TextPiece):
-            return Letters(piece.text) if piece.quoted else piece.text
+            return wire.Letters(piece.text) if piece.quoted else piece.text
         if isinstance(piece, wire.RoleBegin):
             return TurnBegin(piece.role)
         if isinstance(piece, wire.RoleEnd):

@@ -23,7 +23,6 @@ from lmprog.backends.blackbox.transcript import (
     Item,
     ItemsPrompt,
     Kind,
-    Letters,
     Prompt,
     ResultText,
     TurnBegin,
@@ -172,7 +171,7 @@ def _pieces(items: Sequence[Item]) -> list[str | Json]:
             _add_result(pieces, item)
         else:
             is_option = isinstance(item, ResultText) and item.output is None
-            is_letters = isinstance(item, ResultText | Letters) and not is_option
+            is_letters = isinstance(item, ResultText | wire.Letters) and not is_option
             _add_text(pieces, item.text if isinstance(item, ResultText) else item, is_letters)
     return pieces
 

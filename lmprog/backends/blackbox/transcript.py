@@ -47,12 +47,6 @@ class ResultText:
         return wire.output_pieces(self.output, is_first=is_first)
 
 
-class Letters(str):
-    """Text in which no special token is read: a result of another branch (`wire.letters`)."""
-
-    __slots__ = ()
-
-
 Item: TypeAlias = "str | ResultText | TurnBegin | TurnEnd"
 
 

@@ -18,7 +18,7 @@ from lmprog import wire
 from lmprog.backends import Backend, Remembers
 from lmprog.backends.caching.kept_questions import joined
 from lmprog.backends.client import Client, ClientCall
-from lmprog.backends.gained import BoundAppend, GainedLater
+from lmprog.backends.gained import GainedLater, GainingAppend
 from lmprog.errors import LmprogError
 
 BranchCall: TypeAlias = wire.Generate | wire.Select | wire.Read
@@ -38,7 +38,7 @@ class LeftBehind:
 
 Said: TypeAlias = wire.Piece | LeftBehind
 Step: TypeAlias = (
-    "BoundAppend[tuple[Said, ...]] | GainedLater[tuple[Said, ...]] | wire.Fork | BranchCall"
+    "GainingAppend[tuple[Said, ...]] | GainedLater[tuple[Said, ...]] | wire.Fork | BranchCall"
 )
 
 

@@ -39,7 +39,7 @@ from lmprog.backends.caching.kept_questions import (
 )
 from lmprog.backends.caching.kept_replies import KeptReplies
 from lmprog.backends.client import Client, ClientCall
-from lmprog.backends.gained import BoundAppend, BoundPiece, GainedLater
+from lmprog.backends.gained import GainedLater, GainingAppend, GainingPiece
 from lmprog.errors import Cancelled, LmprogError, NotSupported, ProgramError, RequestRejected
 
 _log = logging.getLogger(__name__)
@@ -134,8 +134,10 @@ class CachingBackend:
         elif isinstance(op, wire.Append | wire.Fork | BranchCall):
             branch = self._branches.get(op.branch)
             if branch is not None:
-                is_text = isinstance(op, wire.Append)
-                branch.todo.append(gained.bound(op.pieces, self._branches) if is_text else op)
+                if isinstance(op, wire.Append):
+                    branch.todo.append(gained.bound(op.pieces, self._branches))
+                else:
+                    branch.todo.append(op)
                 if isinstance(op, wire.Fork):
                     lora = branch.lora if op.lora is None else op.lora
                     made = {child: CachedBranch(branch.salt, lora, False) for child in op.children}
@@ -160,7 +162,7 @@ class CachingBackend:
         branch = self._branches[number]
         while branch.is_born and branch.running is None and branch.todo:
             op = branch.todo[0]
-            if isinstance(op, BoundAppend):
+            if isinstance(op, GainingAppend):
                 said = self._resolved(branch, op.pieces)
                 if said is None:
                     break
@@ -180,7 +182,7 @@ class CachingBackend:
         return moved
 
     def _resolved(
-        self, branch: CachedBranch, pieces: Iterable[BoundPiece[tuple[Said, ...]]]
+        self, branch: CachedBranch, pieces: Iterable[GainingPiece[tuple[Said, ...]]]
     ) -> tuple[Said, ...] | None:
         """The pieces with results in place of references; None while one is not known."""
         found: list[Said] = []

@@ -18,7 +18,7 @@ from lmprog.backends.client import running_loop
 from lmprog.errors import ProgramError, ValidationFailed
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import Item, Letters
+from lmprog.lang.branches.log import Item
 from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
 from lmprog.lang.branches.run_context import RunContext
 from lmprog.lang.ops.expressions import GenOp, RoleBeginExpr, RoleEndExpr, SelectOp
@@ -187,7 +187,7 @@ def text_after(error: ValidationFailed, items: Sequence[object], gen: PendingCal
     place = next(at for at in reversed(range(len(items))) if items[at] is gen)
     line = ""
     for item in reversed(items[:place]):
-        if not isinstance(item, str) or isinstance(item, Letters):
+        if not isinstance(item, str) or isinstance(item, wire.Letters):
             break
         _, line_break, end = item.rpartition("\n")
         line = end + line

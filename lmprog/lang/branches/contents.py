@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.branches import tool_turns
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import Letters
 from lmprog.lang.branches.mark_text import Mark, split
 from lmprog.lang.branches.marks import call_of
 from lmprog.lang.branches.pending_call import PendingCall
@@ -37,7 +37,7 @@ class FilledBranch(CallingBranch, Protocol):
 
 def put(branch: FilledBranch, content: object, settings: BranchSettings) -> None:
     """Appends `content`. Raises `ProgramError` for what no branch can hold."""
-    if isinstance(content, Letters):
+    if isinstance(content, wire.Letters):
         branch.put_text(content, quoted=True)
     elif isinstance(content, str):
         for piece in split(content):

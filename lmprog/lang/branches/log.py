@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.marks import text_of
 from lmprog.lang.branches.pending_call import PendingCall
@@ -23,12 +24,6 @@ class GainedBy:
     @property
     def items(self) -> list[Item]:
         return self.log[self.base :]
-
-
-class Letters(str):
-    """Text in which no special token is read, as in results (`wire.letters`)."""
-
-    __slots__ = ()
 
 
 Item: TypeAlias = "str | PendingCall | RoleBeginExpr | RoleEndExpr | GainedBy"
@@ -73,7 +68,9 @@ def last_item(items: list[Item]) -> Item | None:
     """
     for item in reversed(items):
         found = last_item(item.items) if isinstance(item, GainedBy) else item
-        if isinstance(found, Letters) or (found if isinstance(found, str) else found is not None):
+        if isinstance(found, wire.Letters) or (
+            found if isinstance(found, str) else found is not None
+        ):
             return found
     return None
 
@@ -132,7 +129,7 @@ def carry(items: list[Item], to: Writable) -> None:
         if isinstance(item, RoleBeginExpr | RoleEndExpr):
             to.put_role(item)
         else:
-            to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall | Letters))
+            to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall | wire.Letters))
 
 
 class Referring(Writable, Protocol):
@@ -152,4 +149,4 @@ def copy_items(items: list[Item], to: Referring) -> None:
             if not item.refused():
                 to.put_result(item)
         else:
-            to.put_text(str(item), quoted=isinstance(item, Letters))
+            to.put_text(str(item), quoted=isinstance(item, wire.Letters))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.lang.branches.log import GainedBy, Item, Letters
+from lmprog.lang.branches.log import GainedBy, Item
 from lmprog.lang.branches.marks import text_of
 from lmprog.lang.branches.pending_call import PendingCall
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
@@ -44,7 +44,7 @@ class UnsentText:
         return bool(self._pieces)
 
     def add_text(self, text: str, quoted: bool = False) -> None:
-        self._log.append(Letters(text) if quoted else text)
+        self._log.append(wire.Letters(text) if quoted else text)
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, wire.TextPiece) and last.quoted == quoted:
             self._pieces[-1] = wire.TextPiece(last.text + text, quoted)

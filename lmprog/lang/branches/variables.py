@@ -11,8 +11,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from lmprog import wire
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import Item, Letters, flat, gens_of, plain_text
+from lmprog.lang.branches.log import Item, flat, gens_of, plain_text
 from lmprog.lang.branches.mark_text import split
 from lmprog.lang.branches.marks import call_of
 from lmprog.lang.branches.pending_call import PendingCall
@@ -103,7 +104,7 @@ class Variable:
             items = flat(list(self._var.items))
             return [item for item in items if isinstance(item, str | PendingCall)]
         text = str(self.value)
-        return [Letters(text) if waited_for(self._var) else text]
+        return [wire.Letters(text) if waited_for(self._var) else text]
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield from settle(waited_for(self._var)).__await__()
