@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from lmprog import wire
+from lmprog.backends import gained
+from lmprog.backends.gained import GainedLater, GainingAppend, GainingPiece
 from lmprog.backends.majority import kept_first
 from lmprog.errors import (
     Cancelled,
@@ -28,7 +30,8 @@ from lmprog.errors import (
 )
 from lmprog.transport.channel import ops_frames
 
-BranchOp: TypeAlias = wire.Append | wire.Generate | wire.Select | wire.Fork | wire.Read
+BranchCall: TypeAlias = wire.Generate | wire.Select | wire.Read
+Step: TypeAlias = GainingAppend[str] | GainedLater[str] | wire.Fork | BranchCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class _Branch:
     born: bool = True  # False until the fork that makes it has run
     running: int | None = None  # the call that the branch waits for
     failed: LmprogError | None = None
-    todo: deque[BranchOp] = field(default_factory=deque)
+    todo: deque[Step] = field(default_factory=deque)
 
 
 class TextRuntime:
@@ -149,7 +152,11 @@ class TextRuntime:
         elif isinstance(op, wire.Encode | wire.Decode):
             self._fail(op.call, NotSupported("this backend has no tokens."))
         elif op.branch in self._branches:
-            self._branches[op.branch].todo.append(op)
+            todo = self._branches[op.branch].todo
+            if isinstance(op, wire.Append):
+                todo.append(gained.bound(op.pieces, self._branches))
+            else:
+                todo.append(op)
             if isinstance(op, wire.Fork):
                 self._branches.update({child: _Branch(born=False) for child in op.children})
         elif isinstance(op, wire.Generate | wire.Select | wire.Read):
@@ -165,7 +172,7 @@ class TextRuntime:
         branch = self._branches.get(number)
         while branch is not None and branch.born and branch.running is None and branch.todo:
             op = branch.todo[0]
-            if isinstance(op, wire.Append):
+            if isinstance(op, GainingAppend):
                 text = self._resolved(branch, op.pieces)
                 if text is None:
                     break
@@ -182,11 +189,13 @@ class TextRuntime:
                             True,
                             branch.failed,
                         )
-            elif not isinstance(op, wire.Append):
+            elif isinstance(op, GainedLater):
+                op.text, op.error = branch.text[branch.base :], branch.failed
+            elif not isinstance(op, GainingAppend):
                 self._call(number, branch, op)
         return moved
 
-    def _resolved(self, branch: _Branch, pieces: Iterable[wire.Piece]) -> str | None:
+    def _resolved(self, branch: _Branch, pieces: Iterable[GainingPiece[str]]) -> str | None:
         """The pieces as text; None while one of them is unresolved. A failed one fails the
         branch.
         """
@@ -195,19 +204,22 @@ class TextRuntime:
             if isinstance(piece, wire.TextPiece):
                 parts.append(piece.text)
             elif isinstance(piece, wire.Ref):
-                result = self._results.get(piece.call)
-                if result is None:
+                texts = self._results.get(piece.call)
+                if texts is None:
                     return None
-                if isinstance(result, LmprogError):
-                    branch.failed = branch.failed or result
+                found = gained.result(texts, piece)
+                if isinstance(found, LmprogError):
+                    branch.failed = branch.failed or found
                 else:
-                    parts.append(result[piece.index])
-            elif isinstance(piece, wire.Gained):
-                child = self._branches[piece.branch]
-                if not child.born or child.running is not None or child.todo:
+                    parts.append(found)
+            elif isinstance(piece, GainedLater):
+                if not piece.is_known:
                     return None
-                branch.failed = branch.failed or child.failed
-                parts.append(child.text[child.base :])
+                branch.failed = branch.failed or piece.error
+                parts.append(piece.text or "")
+            elif isinstance(piece, wire.TokensPiece | wire.Conversation | wire.Gained):
+                about = f"this backend has no {type(piece).__name__}"
+                branch.failed = branch.failed or NotSupported(about)
             else:
                 parts.append(f"<|{piece.role}|>\n" if isinstance(piece, wire.RoleBegin) else "\n")
         return "".join(parts)
@@ -296,3 +308,4 @@ class TextRuntime:
             waiting.insert(0, branch.running)
         for call in waiting:
             self._fail(call, Cancelled("the call was cancelled"))
+        gained.close(branch.todo)

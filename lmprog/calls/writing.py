@@ -37,17 +37,6 @@ def call_text(form: wire.CallForm, call: WrittenCall, index: int) -> str:
     return "".join(parts)
 
 
-def text_with_calls(text: str, calls: Sequence[wire.SentCall]) -> str:
-    """An answer whose calls came in fields, as one text: to be shown and quoted, in Hermes' form.
-    It is never read again: nothing tells what was a call in it.
-    """
-    if not calls:
-        return text
-    before, between, after = wire.HERMES.literals
-    shown = [before + call.name + between + (call.arguments or "{}") + after for call in calls]
-    return "\n".join(filter(None, (text.rstrip(), wire.HERMES.between.join(shown))))
-
-
 def arguments_text(form: wire.CallForm, arguments: dict[str, Any]) -> str:
     keyed = form.keyed
     if keyed is None:

@@ -1,10 +1,10 @@
 """One program as its fleet remembers it: enough to build it again on another replica.
 
 Kept are the ops in order, the final replies, and what was streamed. `rebuilt` turns them into ops
-that leave every branch where it was, token for token: a finished generation becomes the tokens
-that it gave; what cannot be given as tokens (a healed seam, a selection) is run again with its
-seed, muted, and its result compared. A call in flight is asked again with its seed, and the text
-that was already streamed is compared and left out.
+that leave every branch where it was, token for token: a finished call becomes what it left in its
+branch (`wire.own_pieces`). One whose contest is still open is run again with its seed, muted, and
+its result compared. A call in flight is asked again with its seed, and the text that was already
+streamed is compared and left out.
 
 Knows wire messages; knows no replicas and sends nothing.
 """
@@ -68,9 +68,9 @@ class ProgramLog:
     _again: dict[tuple[int, int], StreamedText] = field(default_factory=dict)
     """The same since the last move, for results that were streamed in part before it."""
     _given: set[int] = field(default_factory=set)
-    """Calls whose results stand as tokens since the last move: the replica knows no such calls."""
+    """Calls whose results were given since the last move: the replica knows no such calls."""
     _muted: dict[int, ProgramReply] = field(default_factory=dict)
-    """Calls that run again only for what they leave in their branch, and what they gave before."""
+    """Calls that run again only for their contest, and what they gave before."""
     _spoiled: dict[int, wire.Failed] = field(default_factory=dict)
 
     @property
@@ -146,12 +146,16 @@ class ProgramLog:
         self.pending.clear()
         return pending
 
-    def choice_of(self, reply: wire.Chosen) -> str:
-        """The text of the option that a select chose."""
+    def text_of(self, piece: wire.Ref) -> wire.Piece:
+        """The text of a result; the reference itself where there is none."""
+        reply = self.replies.get(piece.call)
+        if reply is None or isinstance(reply, wire.Failed):
+            return piece
         op = next(
-            one for one in self.ops if isinstance(one, wire.Select) and one.call == reply.call
+            one for one in self.ops if isinstance(one, ProgramCall) and one.call == piece.call
         )
-        return op.choices[reply.index]
+        texts = wire.result_texts(op, reply)
+        return wire.letters(texts[piece.index]) if piece.index < len(texts) else piece
 
     def hear_delta(self, delta: wire.Delta) -> wire.Delta | None:
         """What of it is new to the client. Raises Diverged."""
@@ -226,17 +230,17 @@ class ProgramLog:
             if op.call in self.pending:
                 sent.add(op.call)
                 yield self._with_time_left(op)
-            elif isinstance(reply, wire.CallDone) and op.call not in contested:
-                if reply.outputs[0].is_spelled:
-                    self._given.add(op.call)
-                    if reply.outputs[0].tokens:
-                        yield wire.Append(op.branch, (wire.TokensPiece(reply.outputs[0].tokens),))
-                else:
-                    self._mute(op.call, reply, sent)
-                    yield op
             elif isinstance(reply, wire.CallDone | wire.Chosen):
-                self._mute(op.call, reply, sent)
-                yield op
+                if op.call in contested:
+                    self._muted[op.call] = reply
+                    sent.add(op.call)
+                    yield op
+                else:
+                    assert not isinstance(op, wire.Read), "a read is answered by a text"
+                    self._given.add(op.call)
+                    yield wire.Append(op.branch, wire.own_pieces(op, reply))
+            elif isinstance(reply, wire.TextIs):
+                self._given.add(op.call)
         elif isinstance(op, wire.Contest):
             calls = tuple(call for call in op.calls if call in sent)
             if calls and any(call in self.pending for call in calls):
@@ -247,16 +251,10 @@ class ProgramLog:
         else:
             yield op
 
-    def _mute(self, call: int, reply: ProgramReply, sent: set[int]) -> None:
-        self._muted[call] = reply
-        sent.add(call)
-
     def _piece(self, piece: wire.Piece) -> wire.Piece:
-        """A reference to a result that now stands as tokens is its text."""
+        """A reference to a result that the replica was given is its text."""
         if isinstance(piece, wire.Ref) and piece.call in self._given:
-            reply = self.replies[piece.call]
-            assert isinstance(reply, wire.CallDone)
-            return wire.TextPiece(reply.outputs[piece.index].text, quoted=True)
+            return self.text_of(piece)
         return piece
 
     def _with_time_left(self, op: ProgramCall) -> ProgramCall:

@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
 from lmprog.fleet.placement import choose, choose_for_session, mark_of
@@ -25,7 +27,6 @@ from lmprog.fleet.program_log import (
     first_text,
 )
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
-from lmprog.fleet.repeatable import seeded, text_of_result
 from lmprog.fleet.routed_program import Replica, RoutedProgram
 
 CHARACTERS_PER_TOKEN = 4
@@ -200,7 +201,7 @@ class Router:
         if failure is not None and isinstance(op, ProgramCall):
             self._fail_call(op.call, failure)
             return
-        op = self._resolved(program, seeded(op, self._draw))
+        op = self._resolved(program, _seeded(op, self._draw))
         program.log.take(op)
         if program.home is not None:
             sent = program.log.known(op) if isinstance(op, wire.Append) else op
@@ -238,7 +239,7 @@ class Router:
         if not any(others):
             return op
         pieces = tuple(
-            piece if other is None else text_of_result(other.log, piece)
+            other.log.text_of(piece) if other and isinstance(piece, wire.Ref) else piece
             for other, piece in zip(others, op.pieces, strict=True)
         )
         return wire.Append(op.branch, pieces)
@@ -394,3 +395,13 @@ class Router:
             self._calls.pop(call, None)
         if program in self._homeless:
             self._homeless.remove(program)
+
+
+def _seeded(op: wire.Op, draw: random.Random) -> wire.Op:
+    """The op with a seed where it has none, so that it can be done again on another replica."""
+    if isinstance(op, wire.Generate) and op.sampling.seed is None:
+        sampling = msgspec.structs.replace(op.sampling, seed=draw.getrandbits(63))
+        return msgspec.structs.replace(op, sampling=sampling)
+    if isinstance(op, wire.Select) and op.seed is None:
+        return msgspec.structs.replace(op, seed=draw.getrandbits(63))
+    return op

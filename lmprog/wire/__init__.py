@@ -137,6 +137,16 @@ from lmprog.wire.sampling_params import (
     options_of,
     suggested,
 )
+from lmprog.wire.standing import (
+    Letters,
+    OwnPiece,
+    choice_pieces,
+    letters,
+    output_pieces,
+    own_pieces,
+    result_texts,
+    text_with_calls,
+)
 from lmprog.wire.structural_tags import TagError, structural_tag
 
 __all__ = [
@@ -189,6 +199,7 @@ __all__ = [
     "Keep",
     "KeyedArguments",
     "KeyedValue",
+    "Letters",
     "MalformedFrame",
     "Message",
     "NodeSeen",
@@ -196,6 +207,7 @@ __all__ = [
     "Open",
     "OptionLine",
     "Output",
+    "OwnPiece",
     "Piece",
     "PrefixesAre",
     "Read",
@@ -230,13 +242,19 @@ __all__ = [
     "Usage",
     "Welcome",
     "Whitespace",
+    "choice_pieces",
     "count_logprobs",
     "decode_ops",
     "decode_replies",
     "encode",
+    "letters",
     "named_in",
     "options_of",
+    "output_pieces",
+    "own_pieces",
+    "result_texts",
     "structural_tag",
     "suggested",
+    "text_with_calls",
     "version_in",
 ]

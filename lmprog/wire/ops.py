@@ -23,8 +23,9 @@ from lmprog.wire.sampling_params import SamplingParams
 
 
 class TextPiece(Message, frozen=True):
-    """`quoted`: special tokens in it are plain text, as they always are inside a chat turn.
-    `calls`: those that an answer of this text made in a service's fields; for services only.
+    """`quoted`: special tokens in it are plain text, as they always are inside a chat turn, and in
+    results of other branches (`standing`). `calls`: those that an answer of this text made in a
+    service's fields; for services only.
     """
 
     text: str
@@ -33,11 +34,12 @@ class TextPiece(Message, frozen=True):
 
 
 class TokensPiece(Message, frozen=True):
-    """Token ids, taken as they are. Text before them is tokenised by itself.
+    """Token ids, taken as they are. Text before them is tokenised by itself; where there are none,
+    that is all that happens, and an empty branch has what the checkpoint puts before every text.
 
     `rest`: text after them, tokenised with what follows; no special token is read in it. `heals`:
     they and the rest stand in place of the last token of the text before, and begin with its text.
-    So a branch goes on exactly from an `Output`, given its `healed`, `tokens` and `rest`.
+    So a branch goes on exactly from an `Output` (`standing.own_pieces`).
     """
 
     ids: tuple[TokenId, ...]
@@ -46,15 +48,18 @@ class TokensPiece(Message, frozen=True):
 
 
 class Ref(Message, frozen=True):
-    """The text of an earlier call's result number `index`. The branch waits until it is known."""
+    """The text of an earlier call's result number `index`, as letters (`standing`). The branch
+    waits until it is known.
+    """
 
     call: Id
     index: Annotated[int, Meta(ge=0, le=127)] = 0
 
 
 class Gained(Message, frozen=True):
-    """All text that another branch gained since its fork. Waits until that branch has carried out
-    its ops so far.
+    """All text that another branch gained since its fork; what was generated there, and what was
+    said in turns, are letters here, and the rest is read as it was there. Waits until that branch
+    has carried out its ops so far.
     """
 
     branch: Id

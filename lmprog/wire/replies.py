@@ -150,16 +150,6 @@ class Output(Message, frozen=True):
     a call, whatever stands in it. A runtime's calls are text.
     """
 
-    @property
-    def is_spelled(self) -> bool:
-        """Whether its tokens, appended as they are, leave a branch as the generation left it.
-
-        Not where the seam was healed, where a stop left text that no token spells, or where tokens
-        spell nothing: what follows would be tokenised or healed in another way.
-        """
-        is_whole = self.healed is None and not self.rest
-        return is_whole and bool(self.tokens) == bool(self.text)
-
 
 class Delta(Message, frozen=True):
     """More text of a running generation. Joined in order, an output's deltas are its text, and

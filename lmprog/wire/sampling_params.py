@@ -24,6 +24,12 @@ DIALECTS: tuple[Dialect, ...] = typing.get_args(Dialect)
 Service: TypeAlias = Literal["openai", "anthropic", "vllm", "sglang", "lmprog"]
 """A kind of service that programs can call."""
 
+Role: TypeAlias = Literal["draw", "edit", "prompt", "course"]
+"""Of an option: a "draw" says which tokens may be drawn and how likely each is, an "edit" changes
+logits before that; every sampler honours both. "prompt" is about the tokens before the result,
+"course" about how a result goes on, ends and is told.
+"""
+
 _EVERY = frozenset[Service](typing.get_args(Service))
 _OPENAI = _EVERY - {"anthropic"}
 """Whoever has OpenAI's API."""
@@ -81,6 +87,17 @@ class SamplingOption:
     """Dialects that have no field for it, and from which of their fields it is made; "" where the
     dialect cannot say it.
     """
+    role: Role = field(kw_only=True)
+    """Who honours it; a line without it is none, so that no option does nothing."""
+    off: tuple[object, ...] = ()
+    """Values besides the default that a beam search takes for no wish at all, the best first."""
+
+    @property
+    def is_for_beams(self) -> bool:
+        """Whether a beam search, which compares the model's own log-probabilities, has a place for
+        it.
+        """
+        return self.role == "course"
 
     def spelling(self, dialect: Dialect, name: str) -> str | None:
         """The dialect's field for the option `name`; None where it has none."""
@@ -99,6 +116,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             _EVERY,
             note="0 is greedy",
             requests=Meta(ge=0.0, le=2.0),
+            role="draw",
+            off=(0.0,),
         ),
     ] = 1.0
     top_p: Annotated[
@@ -107,6 +126,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             "Only the likeliest tokens that together have this probability.",
             _EVERY,
             requests=Meta(ge=0.0, le=1.0),
+            role="draw",
         ),
     ] = 1.0
     top_k: Annotated[
@@ -116,11 +136,14 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             _LOCAL | {"anthropic"},
             unit="tokens",
             note="-1 and 0 are off",
+            role="draw",
         ),
     ] = -1
     min_p: Annotated[
         MinP,
-        SamplingOption("Only tokens with at least this share of the best one's.", _LOCAL),
+        SamplingOption(
+            "Only tokens with at least this share of the best one's.", _LOCAL, role="draw"
+        ),
     ] = 0.0
     seed: Annotated[
         Seed | None,
@@ -129,6 +152,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             unit="integer",
             requests=Meta(ge=-INT63 - 1, le=INT63),
             renamed={"sglang": "sampling_seed"},
+            role="course",
         ),
     ] = None
     max_tokens: Annotated[
@@ -139,6 +163,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             unit="tokens",
             note="with the prompt at most the context; 0 in /generate and with echo only",
             renamed={"responses": "max_output_tokens", "sglang": "max_new_tokens"},
+            role="course",
         ),
     ] = 128
     min_tokens: Annotated[
@@ -148,6 +173,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             _LOCAL,
             unit="tokens",
             renamed={"sglang": "min_new_tokens"},
+            role="course",
         ),
     ] = 0
     stop: Annotated[
@@ -156,6 +182,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             "A result ends before the first of these texts.",
             _EVERY,
             renamed={"anthropic": "stop_sequences"},
+            role="course",
         ),
     ] = ()
     stop_token_ids: Annotated[
@@ -164,17 +191,23 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             "A result ends with one of these tokens.",
             _LOCAL,
             note="below the model's vocabulary",
+            role="course",
         ),
     ] = ()
     stop_regex: Annotated[
         Annotated[tuple[StopText, ...], Meta(max_length=4)],
-        SamplingOption("A result ends before a match of one of these patterns.", _SGLANG),
+        SamplingOption(
+            "A result ends before a match of one of these patterns.", _SGLANG, role="course"
+        ),
     ] = ()
     frequency_penalty: Annotated[
-        Penalty, SamplingOption("Taken from a token's logit for each time that it was generated.")
+        Penalty,
+        SamplingOption(
+            "Taken from a token's logit for each time that it was generated.", role="edit"
+        ),
     ] = 0.0
     presence_penalty: Annotated[
-        Penalty, SamplingOption("Taken once from the logits of generated tokens.")
+        Penalty, SamplingOption("Taken once from the logits of generated tokens.", role="edit")
     ] = 0.0
     repetition_penalty: Annotated[
         RepetitionPenalty,
@@ -183,11 +216,12 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             _LOCAL,
             note="1 is off",
             requests=Meta(ge=0.01, le=10.0),
+            role="edit",
         ),
     ] = 1.0
     logit_bias: Annotated[
         Annotated[tuple[tuple[TokenId, Bias], ...], Meta(max_length=1024)],
-        SamplingOption("Added to the logits of these tokens."),
+        SamplingOption("Added to the logits of these tokens.", role="edit"),
     ] = ()
     allowed_token_ids: Annotated[
         Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=65_536)] | None,
@@ -196,6 +230,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             "named, or where a constraint's text is complete.",
             _LOCAL - {"sglang"},
             note="below the model's vocabulary",
+            role="course",
         ),
     ] = None
     bad_words: Annotated[
@@ -204,10 +239,11 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             "The tokens that spell one of these texts, with or without a space before it, never "
             "follow each other in a result.",
             _LOCAL - {"sglang"},
+            role="course",
         ),
     ] = ()
     ignore_eos: Annotated[
-        bool, SamplingOption("The model's own end does not end a result.", _LOCAL)
+        bool, SamplingOption("The model's own end does not end a result.", _LOCAL, role="course")
     ] = False
     skip_special_tokens: Annotated[
         bool,
@@ -215,6 +251,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             "Special tokens have no text in a result; false: their names. What ends a result is "
             "not part of it.",
             _LOCAL,
+            role="course",
         ),
     ] = True
     jump: Annotated[
@@ -223,6 +260,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             "How text that a constraint forces is written: at once in the tokenizer's own tokens "
             "(canonical), or sampled token by token (exact).",
             _LMPROG,
+            role="course",
         ),
     ] = "canonical"
     logprobs: Annotated[
@@ -235,6 +273,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 "anthropic": "",
                 "sglang": "return_logprob, top_logprobs_num",
             },
+            role="course",
         ),
     ] = None
     prompt_logprobs: Annotated[
@@ -249,6 +288,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 "anthropic": "",
                 "sglang": "return_logprob, logprob_start_len",
             },
+            role="prompt",
         ),
     ] = None
     prompt_logprobs_start: Annotated[
@@ -258,12 +298,16 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             _OWN,
             composed=dict.fromkeys(("openai", "responses", "anthropic"), "")
             | {"sglang": "logprob_start_len"},
+            role="prompt",
         ),
     ] = 0
     n: Annotated[
         Annotated[int, Meta(ge=1, le=128)],
         SamplingOption(
-            "Results of one prompt.", unit="results", composed={"responses": "", "anthropic": ""}
+            "Results of one prompt.",
+            unit="results",
+            composed={"responses": "", "anthropic": ""},
+            role="course",
         ),
     ] = 1
     beams: Annotated[
@@ -277,6 +321,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
                 "anthropic": "",
                 "sglang": "",
             },
+            role="course",
         ),
     ] = None
 
@@ -317,6 +362,11 @@ class OptionLine:
     """As declared, with its range."""
     default: Any
     option: SamplingOption
+
+    @property
+    def asks_for_nothing(self) -> tuple[object, ...]:
+        """Its values that a beam search takes for no wish, the one to give first."""
+        return (*self.option.off, self.default)
 
     def spelling(self, dialect: Dialect) -> str | None:
         """The dialect's field for it; None where it has none."""

@@ -5,6 +5,8 @@ right.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,15 @@ from lmprog.runtime.engine.device.pick_arrays import pick_arrays
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.randomness import uniform
-from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
+from lmprog.runtime.scheduling.sampling_requests import (
+    SampleRequest,
+    SampleResult,
+    ScoreRequest,
+)
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import placed
 from tests.cuda.conftest import MakeKernels
+from tests.sampler.examples import SIZE, ignored
 from tests.sampler.plain import mask_of
 
 BOTH = tuple[DeviceSampler, TorchSampler]
@@ -208,3 +215,15 @@ def test_the_points_of_many_picks_are_those_of_each() -> None:
     ]
     points = pick_arrays(picks, 50)["point"]
     assert points.tolist() == [uniform(seed, step) for seed, step in zip(seeds, steps, strict=True)]
+
+
+def test_the_device_honours_every_option_that_shapes_sampling(kernels_of: MakeKernels) -> None:
+    kernels = kernels_of("bf16", 64)
+    sampler = DeviceSampler(kernels, SIZE)
+
+    def choose(
+        logits: np.ndarray[Any, np.dtype[np.float32]], picks: Sequence[SampleRequest]
+    ) -> Sequence[SampleResult | None]:
+        return sampler.sample(logits_of(kernels, torch.from_numpy(logits)), picks, []).samples
+
+    assert ignored(choose) == []

@@ -50,6 +50,24 @@ def test_a_pending_result_outside_of_an_f_string_is_waited_for() -> None:
         assert program.using(backend=scripted).run().value == '{"answer": "42"}'
 
 
+def test_a_result_that_was_not_read_is_a_mark_although_it_has_arrived() -> None:
+    """Else what a text becomes would depend on when a result arrives."""
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> tuple[bool, str, str]:
+        s.append("Q")
+        gen = s.gen()
+        s.sync()
+        assert gen.done()
+        before = f"<{gen}>"
+        was_mark = "pending generation" in before
+        assert gen.value == "42"
+        return was_mark, before, f"<{gen}>" + "!"
+
+    with Scripted(["42"]) as scripted:
+        assert program.using(backend=scripted).run().value == (True, "<42>", "<42>!")
+
+
 def test_on_an_event_loop_it_must_be_awaited_first() -> None:
     @lmprog.function
     async def program(s: lmprog.Branch) -> str:

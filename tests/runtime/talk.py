@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Executor
+from functools import cache
 from typing import Any
 
 from lmprog import wire
@@ -110,6 +111,7 @@ def failed(replies: list[wire.Reply]) -> dict[int | None, wire.Failed]:
     return {reply.call: reply for reply in replies if isinstance(reply, wire.Failed)}
 
 
+@cache
 def _template() -> ChatTemplate:
     return ChatTemplate(
         "{% for m in messages %}"

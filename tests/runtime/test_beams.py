@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +17,20 @@ import torch
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.errors import NotSupported
+from lmprog.lang.ops.beams import beam_options
 from lmprog.native import compiler
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.programs.active_call import BeamRun
+from lmprog.runtime.programs.beam_search import Beam, BeamSearch, check_beams
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.text.tokenizer import HfTokenizer
 from lmprog.simulation import oracle
 from tests.model.checkpoints import Recipe
 from tests.runtime.talk import Talk, done, failed, text
+from tests.sampler.examples import CHANGES
 from tests.text.checkpoints import byte_level
 
 PROMPT = "The quick brown fox"
@@ -342,6 +348,54 @@ def test_what_a_search_has_no_place_for_is_refused_by_name(
     found = failed(talk.until_idle())[2]
     assert found.code in ("invalid_parameter", "not_supported")
     assert word in found.message
+
+
+def test_every_option_that_shapes_sampling_is_refused_and_a_beam_call_asks_for_none() -> None:
+    """The table says which; a line that is added to it is refused before anybody thinks of beams."""
+    shaping = {
+        name: line
+        for name, line in wire.SAMPLING_OPTIONS.items()
+        if line.option.role in ("draw", "edit")
+    }
+    assert shaping
+    given = beam_options(3, {})
+    for name, line in shaping.items():
+        value = getattr(CHANGES[name], name)
+        assert value not in line.asks_for_nothing
+        op = wire.Generate(1, 2, sampling(**{name: value}))
+        with pytest.raises(NotSupported, match=name):
+            check_beams(op, BEAMS)
+        if line.option.role == "draw":
+            assert given[name] in line.asks_for_nothing
+
+
+# --- how long a search goes on
+
+
+def searched(penalty: float, early: Early, ends: list[float]) -> list[list[int]]:
+    """The best texts of width 2, where step by step the likeliest text ends with these
+    log-probabilities, and goes on with -0.1; all others are hardly likely.
+    """
+    given = wire.SamplingParams(max_tokens=100)
+    task = Generation(GenerationSettings(given, 100, (0,), 1), 0)
+    search = BeamSearch(wire.Beams(2, penalty, early), Beam(array("i", [5]), task, None), 1)
+    for end in ends:
+        if search.is_over:
+            break
+        best = sorted([(1, -0.1), (0, end), (2, -7.0), (3, -8.0)], key=lambda one: -one[1])
+        other = ((1, -9.0), (2, -9.5), (3, -10.0), (0, -11.0))
+        search.take([tuple(best) if 2 not in beam.tokens else other for beam in search.running])
+    return [beam.tokens.tolist()[1:] for beam in search.complete]
+
+
+@pytest.mark.parametrize("penalty", [-0.5, -1.0, -2.0])
+def test_a_search_that_never_stops_early_goes_on_though_length_is_punished(penalty: float) -> None:
+    """Where longer texts score worse, the best that a text can become is what it is now, and not
+    what it would be at its longest: that bound would end the search before the text that wins.
+    """
+    ends = [-3.0, -3.0, -0.01]
+    assert searched(penalty, "never", ends)[0] == [1, 1]
+    assert searched(penalty, True, ends)[0] == [], "the first to be complete"
 
 
 def test_a_snapshot_shows_the_texts_under_way_as_a_generation() -> None:

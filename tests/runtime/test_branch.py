@@ -111,8 +111,8 @@ def test_a_fork_does_not_tokenise_the_parents_text_again() -> None:
         child.open(parent)
         child.append(f"Question {number}")
         tokens = list(child.tokens_with(counting))
-        assert tokens == tokenizer.encode("".join(child.text))
-    assert sum(encoded) < len(parent.text[0]) + 16 * 100
+        assert tokens == tokenizer.encode(child.text())
+    assert sum(encoded) < len(parent.said[0].text) + 16 * 100
 
 
 def test_what_a_fork_gains_is_not_its_parents() -> None:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from lmprog import wire
 from lmprog.backends.blackbox.api import Api
 from lmprog.backends.blackbox.speculation import Speculated
-from lmprog.backends.blackbox.transcript import Item, ResultText, Transcript, TurnBegin, TurnEnd
+from lmprog.backends.blackbox.transcript import (
+    Item,
+    Kind,
+    ResultText,
+    Transcript,
+    TurnBegin,
+    TurnEnd,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +62,12 @@ class AnswerState:
     def speculating(self, num_tokens: int) -> AnswerState:
         return replace(self, num_spec_tokens=num_tokens)
 
+    def with_prompt_computed(self, output: wire.Output, kind: Kind) -> AnswerState:
+        """Behind a generation of no tokens: where branches are tokens, it ends the text before."""
+        return self.with_result("", output=output) if kind == "items" else self
+
     def with_result(
         self, text: str, left: Speculated | None = None, output: wire.Output | None = None
     ) -> AnswerState:
-        result = (
-            ResultText(text)
-            if output is None
-            else ResultText(text, output.tokens, output.healed, output.rest, calls=output.calls)
-        )
-        return replace(self, transcript=self.transcript.with_result(result), speculated=left)
+        transcript = self.transcript.with_result(ResultText(text, output))
+        return replace(self, transcript=transcript, speculated=left)

@@ -46,6 +46,8 @@ class ApiBackend:
     """What besides the model decides on answers: address, settings of every request. No keys."""
 
     def __init__(self, api: Api, retry_policy: RetryPolicy, options: ApiOptions) -> None:
+        self.branches_are_tokens = api.kind == "items"
+        """Whether a branch goes on from a result's tokens, and not from its text."""
         answering = CallAnswers(
             api,
             retry_policy.counters,

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
-from lmprog.backends.blackbox.transcript import Item, ResultText
-from lmprog.calls.writing import text_with_calls
+from lmprog.backends.blackbox.transcript import Item, ResultText, TurnBegin, TurnEnd
 from lmprog.errors import Cancelled, LmprogError, ProgramError, ProtocolError
 
 Texts: TypeAlias = "asyncio.Future[tuple[str, ...] | LmprogError]"
@@ -123,14 +122,24 @@ class ApiBranch:
         return await self._steps.get()
 
     def gained(self) -> tuple[Item, ...] | LmprogError:
-        """The items since the fork, as text: token ids are valid in this branch only."""
-        gained = self.state.transcript.items[self.base :]
-        return self.failed or tuple(
-            ResultText(item.text, own=False, calls=item.calls)
-            if isinstance(item, ResultText)
-            else item
-            for item in gained
-        )
+        """The items since the fork, as text: token ids are valid in this branch only. What was said
+        in turns is letters.
+        """
+        gained: list[Item] = []
+        is_turn = False
+        for at, item in enumerate(self.state.transcript.items):
+            if isinstance(item, TurnBegin | TurnEnd):
+                is_turn = isinstance(item, TurnBegin)
+            elif isinstance(item, ResultText):
+                output = item.output
+                if is_turn and output is None:  # an option is letters there, as all else
+                    output = wire.Output(item.text, (), "stop")
+                item = ResultText(item.text, output, own=False)
+            elif is_turn:
+                item = wire.Letters(item)
+            if at >= self.base:
+                gained.append(item)
+        return self.failed or tuple(gained)
 
 
 async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
@@ -145,7 +154,7 @@ async def known(pieces: Sequence[Piece]) -> tuple[Item, ...] | LmprogError:
                 return ProgramError(
                     f"a text refers to result {piece.index + 1} of a call that has {len(texts)}"
                 )
-            items.append(texts[piece.index])
+            items.append(wire.Letters(texts[piece.index]))
         elif isinstance(piece, QueuedGained):
             gained = await piece.items
             if isinstance(gained, LmprogError):
@@ -170,14 +179,3 @@ def outcome_of(call: ApiCall) -> wire.CallDone | wire.Chosen | LmprogError:
     if isinstance(error, LmprogError):
         return error
     return ProtocolError(f"the API's answer was not understood: {type(error).__name__}: {error}")
-
-
-def texts_of(
-    op: wire.Generate | wire.Select | wire.Read, outcome: wire.CallDone | wire.Chosen | wire.TextIs
-) -> tuple[str, ...]:
-    if isinstance(outcome, wire.CallDone):
-        return tuple(text_with_calls(one.text, one.calls) for one in outcome.outputs)
-    if isinstance(outcome, wire.TextIs):
-        return (outcome.text,)
-    assert isinstance(op, wire.Select)
-    return (op.choices[outcome.index],)

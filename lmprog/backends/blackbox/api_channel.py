@@ -214,9 +214,10 @@ class BlackBox:
 
     def _piece(self, piece: wire.Piece) -> steps.Piece:
         if isinstance(piece, wire.TextPiece):
-            return (
-                ResultText(piece.text, own=False, calls=piece.calls) if piece.calls else piece.text
-            )
+            if piece.calls:
+                output = wire.Output(piece.text, (), "stop", calls=piece.calls)
+                return ResultText(piece.text, output, own=False)
+            return wire.Letters(piece.text) if piece.quoted else piece.text
         if isinstance(piece, wire.RoleBegin):
             return TurnBegin(piece.role)
         if isinstance(piece, wire.RoleEnd):
@@ -296,7 +297,7 @@ class BlackBox:
     ) -> wire.CallDone | wire.Chosen:
         known = self._remembered.pop(op.call, None)
         if known is not None:
-            branch.state, known = remembered(branch.state, op, known)
+            branch.state, known = remembered(branch.state, op, known, self._answering.api.kind)
             return known
         if isinstance(op, wire.Select):
             branch.state, chosen = await self._answering.select(branch.state, op)
@@ -330,7 +331,7 @@ class BlackBox:
             call.texts.set_result(outcome)
         else:
             self._replies.put(outcome)
-            call.texts.set_result(steps.texts_of(call.op, outcome))
+            call.texts.set_result(wire.result_texts(call.op, outcome))
 
     def _fail(self, call: int, error: LmprogError) -> None:
         self._replies.put(wire.Failed(call, error.code, error.message, error.details()))

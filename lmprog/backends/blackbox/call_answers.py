@@ -140,7 +140,8 @@ class CallAnswers:
         if refused is not None:
             return state, refused
         answer = await self._request(prefill_request(prompt, op), None)
-        return state, prefilled(op, answer)
+        done = prefilled(op, answer)
+        return state.with_prompt_computed(done.outputs[0], self.api.kind), done
 
     def drop(self, speculated: Speculated) -> None:
         """Counts speculated text that was discarded."""

@@ -170,29 +170,33 @@ def _pieces(items: Sequence[Item]) -> list[str | Json]:
         elif isinstance(item, ResultText) and item.own:
             _add_result(pieces, item)
         else:
-            _add_text(pieces, item.text if isinstance(item, ResultText) else item)
+            is_option = isinstance(item, ResultText) and item.output is None
+            is_letters = isinstance(item, ResultText | wire.Letters) and not is_option
+            _add_text(pieces, item.text if isinstance(item, ResultText) else item, is_letters)
     return pieces
 
 
-def _add_text(pieces: list[str | Json], text: str) -> None:
-    if pieces and isinstance(pieces[-1], str):
+def _add_text(pieces: list[str | Json], text: str, is_letters: bool = False) -> None:
+    if is_letters and text:
+        pieces.append({"text": str(text), "quoted": True})
+    elif pieces and isinstance(pieces[-1], str):
         pieces[-1] += text
     elif text:
         pieces.append(text)
 
 
 def _add_result(pieces: list[str | Json], result: ResultText) -> None:
-    """Appends a result. One without tokens was chosen: it is tokenised with the text before it, and
-    by itself from what follows.
-    """
-    if result.tokens is None:
-        _add_text(pieces, result.text)
-    piece: Json = {"tokens": [*(result.healed or ()), *(result.tokens or ())]}
-    if result.healed is not None:
-        piece["heals"] = True
-    if result.rest:
-        piece["rest"] = result.rest
-    pieces.append(piece)
+    """Appends a result as what it left in its branch."""
+    for one in result.pieces(is_first=not pieces):
+        if isinstance(one, wire.TextPiece):
+            _add_text(pieces, one.text)
+            continue
+        piece: Json = {"tokens": list(one.ids)}
+        if one.heals:
+            piece["heals"] = True
+        if one.rest:
+            piece["rest"] = one.rest
+        pieces.append(piece)
 
 
 def _checked(result: Mapping[str, Any], *, is_stream: bool = False) -> Mapping[str, Any]:

@@ -9,12 +9,13 @@ import msgspec
 
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
+from lmprog.backends.blackbox.transcript import Kind
 
 KnownReply: TypeAlias = wire.CallDone | wire.Chosen
 
 
 def remembered(
-    state: AnswerState, op: wire.Generate | wire.Select, reply: KnownReply
+    state: AnswerState, op: wire.Generate | wire.Select, reply: KnownReply, kind: Kind
 ) -> tuple[AnswerState, KnownReply]:
     """The branch's state behind the call, and the reply as one to it."""
     reply = msgspec.structs.replace(reply, call=op.call)
@@ -23,7 +24,7 @@ def remembered(
     assert isinstance(op, wire.Generate)
     assert isinstance(reply, wire.CallDone)
     if op.sampling.max_tokens == 0:
-        return state, reply
+        return state.with_prompt_computed(reply.outputs[0], kind), reply
     if op.tools is not None:
         state = replace(state, tools=op.tools)
     return state.with_result(reply.outputs[0].text, output=reply.outputs[0]), reply

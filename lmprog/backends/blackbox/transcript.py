@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from lmprog import wire
-from lmprog.calls.writing import text_with_calls
 from lmprog.errors import NotSupported
 
 Kind: TypeAlias = Literal["text", "chat", "both", "items"]
@@ -32,23 +31,29 @@ class TurnEnd:
 
 @dataclass(frozen=True, slots=True)
 class ResultText:
-    """A result. If the server returned its tokens: also those that stand in place of the last one
-    of the preceding text (`healed`), and the end of the text that no token spells (`rest`). A
-    result of another branch counts as text (not `own`). Its calls are those that the service sent
-    in fields; the text is content.
+    """A result: of a generation, or, without `output`, an option that was chosen. A result of
+    another branch counts as text (not `own`). Its calls are those that the service sent in fields;
+    the text is content.
     """
 
     text: str
-    tokens: tuple[int, ...] | None = None
-    healed: tuple[int, ...] | None = None
-    rest: str = ""
+    output: wire.Output | None = None
     own: bool = True
-    calls: tuple[wire.SentCall, ...] = ()
+
+    @property
+    def calls(self) -> tuple[wire.SentCall, ...]:
+        return () if self.output is None else self.output.calls
 
     @property
     def shown(self) -> str:
         """With its calls, where these have no fields."""
-        return text_with_calls(self.text, self.calls)
+        return wire.text_with_calls(self.text, self.calls)
+
+    def pieces(self, *, is_first: bool) -> tuple[wire.OwnPiece, ...]:
+        """What it left in its branch, where branches are tokens."""
+        if self.output is None:
+            return wire.choice_pieces(self.text)
+        return wire.output_pieces(self.output, is_first=is_first)
 
 
 Item: TypeAlias = "str | ResultText | TurnBegin | TurnEnd"
@@ -66,7 +71,7 @@ class TranscriptMessage:
     @property
     def shown(self) -> str:
         """Its text with its calls."""
-        return text_with_calls(self.content, self.calls)
+        return wire.text_with_calls(self.content, self.calls)
 
     def plus(self, item: str | ResultText) -> TranscriptMessage:
         """With more in it. Only the assistant calls: elsewhere, calls are text."""

@@ -1,9 +1,9 @@
 """A backend that asks another one only what is not in a folder of replies yet.
 
-Each call is asked by itself: on a branch that holds what stands before it, as literal text and as
-the tokens of earlier results. So a reply is a function of the call and the text before it, and
-that, with the model, is what it is kept under. Branches are kept here; the other backend sees one
-for each call that it is asked, and its own cache finds what they share. Contests are left to the
+Each call is asked by itself: on a branch that holds what stands before it, literal text and what
+earlier calls left there. So a reply is a function of the call and the text before it, and that,
+with the model, is what it is kept under. Branches are kept here; the other backend sees one for
+each call that it is asked, and its own cache finds what they share. Contests are left to the
 language, as on every backend that knows none.
 """
 
@@ -21,19 +21,25 @@ from typing import Any
 import msgspec
 
 from lmprog import wire
-from lmprog.backends import Backend, Remembers
-from lmprog.backends.caching.cached_branch import AskedElsewhere, BranchCall, CachedBranch, post
+from lmprog.backends import Backend, gained
+from lmprog.backends.caching.cached_branch import (
+    AskedElsewhere,
+    BranchCall,
+    CachedBranch,
+    LeftBehind,
+    Said,
+    pieces_of,
+    post,
+)
 from lmprog.backends.caching.kept_questions import (
     Question,
     deltas,
     identity,
-    joined,
-    standing,
     temperature_of,
 )
 from lmprog.backends.caching.kept_replies import KeptReplies
 from lmprog.backends.client import Client, ClientCall
-from lmprog.calls.writing import text_with_calls
+from lmprog.backends.gained import GainedLater, GainingAppend, GainingPiece
 from lmprog.errors import Cancelled, LmprogError, NotSupported, ProgramError, RequestRejected
 
 _log = logging.getLogger(__name__)
@@ -76,6 +82,7 @@ class CachingBackend:
         self._asks = inner.client
         self.info = self._asks.welcome
         self._is_service = self.info.vocab_size == 0
+        self._has_tokens = not self._is_service or getattr(inner, "branches_are_tokens", False)
         self._identity = identity(inner)
         self._adapters = inner.client.welcome.adapters
         self._times: Counter[str] = Counter()
@@ -83,7 +90,8 @@ class CachingBackend:
         self._branches: dict[int, CachedBranch] = {}
         self._results: dict[int, tuple[str, ...] | LmprogError] = {}
         self._asked: dict[int, AskedElsewhere] = {}
-        self._to_send: list[Callable[[Client], None]] = []
+        self._remembered: dict[int, wire.CallDone | wire.Chosen] = {}
+        self._to_send: list[Callable[[], None]] = []
         self.replies: queue.SimpleQueue[wire.Reply] = queue.SimpleQueue()
         self._client = _CachingClient(self)
 
@@ -99,13 +107,9 @@ class CachingBackend:
                 self._close(number)
         self._send()
 
-    def standing(self, output: wire.Output) -> wire.TextPiece | wire.TokensPiece:
-        """A result in the text of later calls. Where branches are texts, as they are on services,
-        it is its text there.
-        """
-        if isinstance(self.inner, Remembers):
-            return wire.TextPiece(output.text, quoted=True, calls=output.calls)
-        return standing(output)
+    def remember(self, call: int, reply: wire.CallDone | wire.Chosen) -> None:
+        """The call of that number was answered before the run stopped; see `Remembers`."""
+        self._remembered[call] = reply
 
     # --- from the client
 
@@ -130,7 +134,10 @@ class CachingBackend:
         elif isinstance(op, wire.Append | wire.Fork | BranchCall):
             branch = self._branches.get(op.branch)
             if branch is not None:
-                branch.todo.append(op)
+                if isinstance(op, wire.Append):
+                    branch.todo.append(gained.bound(op.pieces, self._branches))
+                else:
+                    branch.todo.append(op)
                 if isinstance(op, wire.Fork):
                     lora = branch.lora if op.lora is None else op.lora
                     made = {child: CachedBranch(branch.salt, lora, False) for child in op.children}
@@ -155,48 +162,45 @@ class CachingBackend:
         branch = self._branches[number]
         while branch.is_born and branch.running is None and branch.todo:
             op = branch.todo[0]
-            if isinstance(op, wire.Append):
-                pieces = self._resolved(branch, op.pieces)
-                if pieces is None:
+            if isinstance(op, GainingAppend):
+                said = self._resolved(branch, op.pieces)
+                if said is None:
                     break
-                branch.pieces += pieces
+                branch.said += said
             branch.todo.popleft()
             moved = True
             if isinstance(op, wire.Fork):
                 for child in op.children:
                     born = self._branches.get(child)
                     if born is not None:
-                        born.is_born, born.pieces, born.base = (
-                            True, branch.pieces, len(branch.pieces),
-                        )  # fmt: skip
+                        born.is_born, born.said, born.base = True, branch.said, len(branch.said)
                         born.failed, born.tools = branch.failed, branch.tools
+            elif isinstance(op, GainedLater):
+                op.text, op.error = branch.gained(), branch.failed
             elif isinstance(op, BranchCall):
                 self._ask(number, branch, op)
         return moved
 
     def _resolved(
-        self, branch: CachedBranch, pieces: Iterable[wire.Piece]
-    ) -> tuple[wire.Piece, ...] | None:
+        self, branch: CachedBranch, pieces: Iterable[GainingPiece[tuple[Said, ...]]]
+    ) -> tuple[Said, ...] | None:
         """The pieces with results in place of references; None while one is not known."""
-        found: list[wire.Piece] = []
+        found: list[Said] = []
         for piece in pieces:
             if isinstance(piece, wire.Ref):
-                result = self._results.get(piece.call)
-                if result is None:
+                texts = self._results.get(piece.call)
+                if texts is None:
                     return None
+                result = gained.result(texts, piece)
                 if isinstance(result, LmprogError):
                     branch.failed = branch.failed or result
-                else:  # as the language writes results that are known
-                    found.append(wire.TextPiece(result[piece.index]))
-            elif isinstance(piece, wire.Gained):
-                child = self._branches.get(piece.branch)
-                if child is None:
-                    branch.failed = branch.failed or Cancelled("a branch was closed too early")
-                    continue
-                if not child.is_born or child.running is not None or child.todo:
+                else:
+                    found.append(wire.letters(result))
+            elif isinstance(piece, GainedLater):
+                if not piece.is_known:
                     return None
-                branch.failed = branch.failed or child.failed
-                found += child.pieces[child.base :]
+                branch.failed = branch.failed or piece.error
+                found += piece.text or ()
             else:
                 found.append(piece)
         return tuple(found)
@@ -208,6 +212,7 @@ class CachingBackend:
         for op in branch.todo:
             if isinstance(op, BranchCall):
                 self._fail(op.call, Cancelled("the call was cancelled"))
+        gained.close(branch.todo)
         if branch.running is not None:
             self._cancel(self._asked[branch.running])
 
@@ -216,6 +221,10 @@ class CachingBackend:
     def _ask(self, number: int, branch: CachedBranch, op: BranchCall) -> None:
         if branch.failed is not None:
             self._fail(op.call, branch.failed)
+            return
+        known = self._remembered.pop(op.call, None)
+        if known is not None:
+            self._finish(branch, op, msgspec.structs.replace(known, call=op.call))
             return
         key: str | None = None
         tools = branch.tools
@@ -235,7 +244,7 @@ class CachingBackend:
         asked = AskedElsewhere(
             number,
             op,
-            joined(branch.pieces),
+            branch.said,
             branch.salt,
             branch.lora,
             tools,
@@ -246,7 +255,7 @@ class CachingBackend:
         branch.running = op.call
         self._asked[op.call] = asked
         call.when_done(lambda: self._ended(asked))
-        self._to_send.append(lambda client: post(client, asked))
+        self._to_send.append(lambda: post(self.inner, asked))
 
     def _key(self, branch: CachedBranch, op: wire.Generate | wire.Select) -> str | None:
         """What the reply is kept under; None where it is a matter of chance."""
@@ -254,7 +263,8 @@ class CachingBackend:
         if is_chance and not self._is_service:
             return None
         lora = self._adapters.get(branch.lora, branch.lora)
-        question = Question(self._identity, branch.salt, branch.pieces, branch.tools, lora)
+        pieces = pieces_of(branch.said, has_tokens=self._has_tokens)
+        question = Question(self._identity, branch.salt, pieces, branch.tools, lora)
         name = question.key(op, with_seed=not is_chance)
         nth = self._times[name] if is_chance else 0
         self._times[name] += 1
@@ -274,7 +284,7 @@ class CachingBackend:
                 _log.warning("an answer could not be kept in %s: %s", self.folder, error)
         with self._lock:
             self._asked.pop(asked.op.call, None)
-            self._to_send.append(lambda client: client.post(wire.Close(asked.branch)))
+            self._to_send.append(lambda: self._asks.post(wire.Close(asked.branch)))
             branch = self._branches.get(asked.number)
             reply = (
                 outcome
@@ -296,20 +306,12 @@ class CachingBackend:
             self._fail(op.call, reply)
             return
         self.replies.put(reply)
-        if isinstance(op, wire.Select):
-            texts: tuple[str, ...] = (op.choices[reply.index],)
-            stands: wire.Piece = wire.TextPiece(texts[0], quoted=True)
-        elif isinstance(op, wire.Generate):
-            texts = tuple(text_with_calls(one.text, one.calls) for one in reply.outputs)
-            stands = self.standing(reply.outputs[0])
-        else:
-            return
-        self._results[op.call] = texts
-        if branch is not None and texts[0]:
-            branch.pieces += (stands,)
+        self._results[op.call] = wire.result_texts(op, reply)
+        if branch is not None and not isinstance(op, wire.Read):
+            branch.said += (LeftBehind(op, reply),)
 
     def _cancel(self, asked: AskedElsewhere) -> None:
-        self._to_send.append(lambda client: client.post(wire.Cancel(asked.call.id)))
+        self._to_send.append(lambda: self._asks.post(wire.Cancel(asked.call.id)))
 
     def _fail(self, call: int, error: LmprogError) -> None:
         self._results[call] = error
@@ -322,7 +324,7 @@ class CachingBackend:
         if todo:
             with self._asks.together():
                 for send in todo:
-                    send(self._asks)
+                    send()
             self._asks.flush()
 
 

@@ -1,4 +1,4 @@
-"""What a call asks, as the key of its reply; how a kept reply stands in a branch and in a stream.
+"""What a call asks, as the key of its reply; a kept reply as a stream.
 
 Knows ops and replies; it keeps nothing and asks nobody.
 """
@@ -50,15 +50,6 @@ class Question:
 
 def temperature_of(op: wire.Generate | wire.Select) -> float:
     return op.temperature if isinstance(op, wire.Select) else op.sampling.temperature
-
-
-def standing(output: wire.Output) -> wire.TextPiece | wire.TokensPiece:
-    """A result in the text of later calls: its tokens, where they spell its text and nothing else;
-    else its text.
-    """
-    if output.tokens and not output.seam and not output.rest:
-        return wire.TokensPiece(output.tokens)
-    return wire.TextPiece(output.text, quoted=True)
 
 
 def joined(pieces: Iterable[wire.Piece]) -> tuple[wire.Piece, ...]:

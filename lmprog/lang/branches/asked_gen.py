@@ -54,8 +54,11 @@ class AskedGen(Gen[T]):
         """Whether reading would not wait: the last attempt is known to be the last."""
         return self._is_settled
 
-    def is_pending_in(self, run: RunContext) -> bool:
+    def is_filled_in(self, run: RunContext) -> bool:
         """Never: the runtime cannot tell whether it will be asked again."""
+        return False
+
+    def is_pending_in(self, run: RunContext) -> bool:
         return False
 
     def wait(self) -> None:
@@ -184,7 +187,7 @@ def text_after(error: ValidationFailed, items: Sequence[object], gen: PendingCal
     place = next(at for at in reversed(range(len(items))) if items[at] is gen)
     line = ""
     for item in reversed(items[:place]):
-        if not isinstance(item, str):
+        if not isinstance(item, str) or isinstance(item, wire.Letters):
             break
         _, line_break, end = item.rpartition("\n")
         line = end + line

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.branches import tool_turns
 from lmprog.lang.branches.call_request import BranchSettings
@@ -36,10 +37,16 @@ class FilledBranch(CallingBranch, Protocol):
 
 def put(branch: FilledBranch, content: object, settings: BranchSettings) -> None:
     """Appends `content`. Raises `ProgramError` for what no branch can hold."""
-    if isinstance(content, str):
+    if isinstance(content, wire.Letters):
+        branch.put_text(content, quoted=True)
+    elif isinstance(content, str):
         for piece in split(content):
             if isinstance(piece, Mark):
-                branch.put_result(call_of(piece, branch.scope))
+                call = call_of(piece, branch.scope)
+                if call.is_filled_in(branch.scope):
+                    branch.put_result(call)
+                else:
+                    branch.put(call, settings)
             else:
                 branch.put_text(piece)
     elif isinstance(content, GenOp | SelectOp):
@@ -54,8 +61,8 @@ def put(branch: FilledBranch, content: object, settings: BranchSettings) -> None
     elif isinstance(content, PendingCall):
         if content.is_pending_in(branch.scope):
             branch.put_result(content)
-        else:
-            branch.put_text(content.text)
+        else:  # letters, as the runtime would fill it in
+            branch.put_text(content.text, quoted=True)
     elif isinstance(content, Variable):
         for part in content.contents():
             branch.put(part, settings)

@@ -2,7 +2,8 @@
 known.
 
 Reading it (`await gen`, `gen.value`) gives the value or raises why there is none, every time it is
-read. In an f-string, a pending result is a mark that stays a reference when the text is appended.
+read. In an f-string, a result that was not read is a mark that stays a reference when the text is
+appended.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ class Gen(PendingCall, Generic[T]):
     """The result of one `gen` or `select`, perhaps still to come."""
 
     _values: list[T] | None = None
+    _has_program_value = False
+    """Whether the program itself has read the value, so that it knows it."""
 
     @property
     def value(self) -> T:
         """The (first) result; blocks. Raises why there is none."""
-        self.wait()
-        return self._read()[0]
+        return self.values[0]
 
     @property
     def values(self) -> list[T]:
         """All `n` results; blocks. The branch goes on from the first."""
         self.wait()
-        return list(self._read())
+        values, self._has_program_value = self._read(), True
+        return list(values)
 
     @property
     def reasoning(self) -> str | None:
@@ -98,7 +101,8 @@ class Gen(PendingCall, Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         yield from self.wait_async().__await__()
-        return self._read()[0]
+        values, self._has_program_value = self._read(), True
+        return values[0]
 
     def show(self) -> None:
         """Tells a streaming run that this is done; on the receiving thread."""
@@ -153,15 +157,17 @@ class Gen(PendingCall, Generic[T]):
 
     def __str__(self) -> str:
         """The text; blocks. On an event loop a pending result must be awaited first."""
-        return self.text
+        text, self._has_program_value = self.text, True
+        return text
 
     def __format__(self, spec: str) -> str:
-        """In an f-string: the text, or while it is pending a mark that becomes a reference when
-        the string is appended to a branch.
+        """In an f-string: a mark, which becomes the result when the string is appended to a branch;
+        the text once the program has read it. Whether the result has arrived makes no difference.
         """
         if spec:
             return format(self.value, spec)
-        return str(mark_for(self)) if self.is_pending_in(self.run) else self.text
+        is_text = self._has_program_value or self.run.is_over
+        return self.text if is_text else str(mark_for(self))
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.marks import text_of
 from lmprog.lang.branches.pending_call import AnswerWithCalls, PendingCall
@@ -62,10 +63,14 @@ def check_role(items: list[Item], content: RoleBeginExpr | RoleEndExpr) -> None:
 
 
 def last_item(items: list[Item]) -> Item | None:
-    """The last text, result or role; None where there is nothing."""
+    """The last text, result or role; None where there is nothing. A result counts, also where it
+    turns out to be empty: what follows cannot wait until that is known.
+    """
     for item in reversed(items):
         found = last_item(item.items) if isinstance(item, GainedBy) else item
-        if found is not None and not (isinstance(found, str) and not found):
+        if isinstance(found, wire.Letters) or (
+            found if isinstance(found, str) else found is not None
+        ):
             return found
     return None
 
@@ -128,7 +133,7 @@ def carry(items: list[Item], to: Writable) -> None:
         elif isinstance(item, PendingCall) and (answer := item.own_answer()) is not None:
             to.put_answer(answer)
         else:
-            to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall))
+            to.put_text(plain_text([item]), quoted=isinstance(item, PendingCall | wire.Letters))
 
 
 class Referring(Writable, Protocol):
@@ -138,15 +143,17 @@ class Referring(Writable, Protocol):
 
 
 def copy_items(items: list[Item], to: Referring) -> None:
-    """Writes what a log says into another branch of the same backend; waits for nothing."""
+    """Writes what a log says into another branch of the same backend; waits for nothing. A call
+    that was refused has left nothing.
+    """
     for item in flat(items):
         if isinstance(item, RoleBeginExpr | RoleEndExpr):
             to.put_role(item)
         elif isinstance(item, PendingCall):
-            answer = item.own_answer() if item.call.done() else None
-            if answer is None:
-                to.put_result(item)
-            else:
+            answer = item.own_answer() if item.call.done() and not item.refused() else None
+            if answer is not None:
                 to.put_answer(answer)
+            elif not item.refused():
+                to.put_result(item)
         else:
-            to.put_text(str(item))
+            to.put_text(str(item), quoted=isinstance(item, wire.Letters))

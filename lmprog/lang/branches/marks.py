@@ -1,4 +1,4 @@
-"""Which pending result each mark in a string stands for, and what becomes of marks in values.
+"""Which result each mark in a string stands for, and what becomes of marks in values.
 
 A mark that is appended to a branch becomes a reference. Where a run returns strings with marks they
 are replaced by the results. A mark that is neither appended nor returned has leaked (into a file,
@@ -39,7 +39,7 @@ def mark_for(call: PendingCall) -> Mark:
 def call_of(mark: Mark, run: RunContext) -> PendingCall:
     """The result that a mark stands for, now that it has found its place in `run`."""
     found = _marked.get(mark.number)
-    if found is None or found[0].run.family is not run.family:
+    if found is None or not (found[0].run.family is run.family or found[0].done()):
         raise ProgramError(
             "this text refers to a pending result of another run; await that result first"
         )
@@ -89,8 +89,13 @@ def _text(text: str, run: RunContext) -> str:
     if len(pieces) == 1 and isinstance(pieces[0], str):
         return text
     return "".join(
-        piece if isinstance(piece, str) else text_of(call_of(piece, run)) for piece in pieces
+        piece if isinstance(piece, str) else _result(call_of(piece, run)) for piece in pieces
     )
+
+
+def _result(call: PendingCall) -> str:
+    """What the program gets in a mark's place."""
+    return "" if call.refused() and call.was_read else call.text
 
 
 def text_of(call: PendingCall) -> str:
@@ -105,7 +110,7 @@ def warn_of_leaks(run: RunContext) -> None:
     sites = [_marked[number][1] for number, is_placed in run.marks.items() if not is_placed]
     for site in dict.fromkeys(sites):
         message = (
-            "a result was formatted into text while it was pending, and that text was neither "
+            "a result was formatted into text before it was read, and that text was neither "
             "appended to a branch nor returned; wherever it went, it has a mark in the result's "
             "place: await the result (or read its .value) before formatting it"
         )

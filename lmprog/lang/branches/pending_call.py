@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, cast
 
 from lmprog import wire
 from lmprog.backends.client import ClientCall, LastReply, running_loop
-from lmprog.calls.writing import text_with_calls
 from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, from_wire
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.run_context import RunContext
@@ -45,7 +44,7 @@ class AnswerWithCalls(NamedTuple):
     @property
     def shown(self) -> str:
         """Both as one text, where there are no fields for calls."""
-        return text_with_calls(self.content, self.calls)
+        return wire.text_with_calls(self.content, self.calls)
 
 
 class PendingCall:
@@ -156,11 +155,16 @@ class PendingCall:
         """Whether reading would not wait."""
         return self.call.done()
 
-    def is_pending_in(self, run: RunContext) -> bool:
-        """Whether the runtime of `run` can fill the text in: it is pending there, and it is what
-        the model will write (no reasoning is to be removed).
+    def is_filled_in(self, run: RunContext) -> bool:
+        """Whether the runtime of `run` can fill the text in: it has the call, and the text is what
+        the model writes (no reasoning is to be removed).
         """
-        return run.client is self.run.client and not self.done() and marks_of_op(self._op) is None
+        return run.family is self.run.family and marks_of_op(self._op) is None
+
+    def is_pending_in(self, run: RunContext) -> bool:
+        """The same of one that is still to come."""
+        is_same = run.client is self.run.client and marks_of_op(self._op) is None
+        return is_same and not self.done()
 
     def failure(self) -> LmprogError | None:
         """Why there is no result: what failed first on the branch. None while it is pending or
@@ -296,7 +300,7 @@ class PendingCall:
         if isinstance(reply, wire.Chosen):
             return contents
         shown = zip(contents, reply.outputs, strict=True)
-        return [text_with_calls(content, output.calls) for content, output in shown]
+        return [wire.text_with_calls(content, output.calls) for content, output in shown]
 
     def _contents_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
         """Without them."""

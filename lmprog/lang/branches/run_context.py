@@ -35,9 +35,11 @@ class RunContext:
         self.progress = RunProgress()
         """What this run and those inside it have done, for a checkpoint."""
         self.contests: list[ContestRecord] = []
+        self.is_over = False
+        """Whether the program has ended: its results are read, and no longer referred to."""
         self.marks: dict[int, bool] = {}
-        """The marks made of this run's pending results, and whether each has found its place: in
-        a branch, in a variable or in what the program returned.
+        """The marks made of this run's results that were not read, and whether each has found its
+        place: in a branch, in a variable or in what the program returned.
         """
         self.is_rehearsal = False
         """Whether the run, and every run inside it, only pretends: it must not ask a service."""

@@ -164,7 +164,7 @@ class Scope(RunContext):
     def resume(self) -> None:
         """Before the run begins: its progress may know what it did before."""
         if self.progress.known is not None:
-            self.resumed = ResumedOps(self.backend, self.cancel)
+            self.resumed = ResumedOps(self.backend)
 
     def nested_place(self) -> str:
         """The place of the next run inside this one."""
@@ -286,6 +286,7 @@ class Scope(RunContext):
 
     def over(self) -> None:
         """The run has ended: the run that contains it keeps its usage."""
+        self.is_over = True
         for visit in self._visits.values():
             visit.over()
         parent = self._parent

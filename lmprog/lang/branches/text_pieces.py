@@ -22,14 +22,14 @@ class ResultPiece:
 
 
 def known(piece: wire.Piece | ResultPiece) -> wire.Piece:
-    """A reference to a result that has arrived is its text: the branch that made it may be closed
-    by now.
+    """A reference to a result that has arrived is its text, as the runtime would fill it in: the
+    branch that made it may be closed by now.
     """
     if not isinstance(piece, ResultPiece):
         return piece
     call = piece.call
     if call.call.done() and (piece.is_aside or call.failure() is None):
-        return wire.TextPiece(text_of(call))
+        return wire.letters(text_of(call))
     return wire.Ref(call.call.id)
 
 
@@ -44,7 +44,7 @@ class UnsentText:
         return bool(self._pieces)
 
     def add_text(self, text: str, quoted: bool = False) -> None:
-        self._log.append(text)
+        self._log.append(wire.Letters(text) if quoted else text)
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, wire.TextPiece) and last.quoted == quoted and not last.calls:
             self._pieces[-1] = wire.TextPiece(last.text + text, quoted)

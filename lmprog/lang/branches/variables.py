@@ -11,8 +11,9 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from lmprog import wire
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import Item, gens_of, plain_text
+from lmprog.lang.branches.log import Item, flat, gens_of, plain_text
 from lmprog.lang.branches.mark_text import split
 from lmprog.lang.branches.marks import call_of
 from lmprog.lang.branches.pending_call import PendingCall
@@ -100,11 +101,10 @@ class Variable:
     def contents(self) -> list[str | PendingCall]:
         """What it is in later text; of what was written, results that are pending stay so."""
         if isinstance(self._var, Written):
-            return [
-                item if isinstance(item, str | PendingCall) else plain_text([item])
-                for item in self._var.items
-            ]
-        return [str(self.value)]
+            items = flat(list(self._var.items))
+            return [item for item in items if isinstance(item, str | PendingCall)]
+        text = str(self.value)
+        return [wire.Letters(text) if waited_for(self._var) else text]
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield from settle(waited_for(self._var)).__await__()

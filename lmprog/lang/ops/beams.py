@@ -11,7 +11,11 @@ from lmprog.lang.ops.best_of import By, Judge
 from lmprog.lang.ops.expressions import GenOp, GenOptions, gen_op, leading
 
 EarlyStopping: TypeAlias = Literal["never"] | bool
-_SAMPLES_NOTHING: Mapping[str, Any] = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+_SAMPLES_NOTHING: Mapping[str, Any] = {
+    name: line.asks_for_nothing[0]
+    for name, line in wire.SAMPLING_OPTIONS.items()
+    if line.option.role == "draw"
+}
 """Whatever the branch samples by otherwise."""
 
 

@@ -22,7 +22,6 @@ from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.client import Client, ClientCall
 from lmprog.backends.majority import majority
-from lmprog.calls.writing import text_with_calls
 from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejected
 from lmprog.lang.branches.scope import Scope, uncached_backend_of
 
@@ -304,9 +303,7 @@ def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
             return piece
         gen = scope.referenced[piece.call]
         return (
-            wire.TextPiece(gen.texts[piece.index])
-            if gen.done() and gen.failure() is None
-            else piece
+            wire.letters(gen.texts[piece.index]) if gen.done() and gen.failure() is None else piece
         )
 
     return wire.Append(op.branch, tuple(known(piece) for piece in op.pieces))
@@ -324,7 +321,9 @@ def _described(outcome: object, keep: wire.Keep | None = None) -> str:
         return f"option {outcome.index}"
     if isinstance(outcome, wire.CallDone):
         outputs = outcome.outputs if keep in (None, "first") else outcome.outputs[:1]
-        shown = [(text_with_calls(output.text, output.calls), output.tokens) for output in outputs]
+        shown = [
+            (wire.text_with_calls(output.text, output.calls), output.tokens) for output in outputs
+        ]
         return " and ".join(f"{text!r} {list(tokens)}" for text, tokens in shown)
     return (
         f"{type(outcome).__name__}: {outcome}"
@@ -335,7 +334,7 @@ def _described(outcome: object, keep: wire.Keep | None = None) -> str:
 
 def _shown(result: Result | None) -> Any:
     if isinstance(result, wire.CallDone):
-        return [text_with_calls(output.text, output.calls) for output in result.outputs]
+        return [wire.text_with_calls(output.text, output.calls) for output in result.outputs]
     return None if result is None else {"option": result.index}
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
@@ -21,20 +21,7 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
 from lmprog.runtime.scheduling.sampling_requests import Likely
 from lmprog.runtime.text.stream import TextStream
-from lmprog.wire import Beams, Generate
-
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "temperature": (0.0, 1.0),
-    "top_p": (1.0,),
-    "top_k": (-1,),
-    "min_p": (0.0,),
-    "frequency_penalty": (0.0,),
-    "presence_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "logit_bias": ((),),
-    "prompt_logprobs": (None,),
-}
-"""Options that a search has no place for, and their values that ask for nothing."""
+from lmprog.wire import SAMPLING_OPTIONS, Beams, Generate
 
 
 @dataclass(eq=False, slots=True)
@@ -160,8 +147,8 @@ def check_beams(op: Generate, beams: Beams) -> None:
             value=0,
             allowed="1 <= x",
         )
-    for name, neutral in _NEUTRAL.items():
-        if getattr(sampling, name) not in neutral:
+    for name, line in SAMPLING_OPTIONS.items():
+        if not line.option.is_for_beams and getattr(sampling, name) not in line.asks_for_nothing:
             raise NotSupported(
                 f"a beam search compares the model's own log-probabilities, and {name}="
                 f"{getattr(sampling, name)!r} has no meaning there; leave it out."

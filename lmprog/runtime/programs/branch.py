@@ -23,6 +23,7 @@ from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, TextPart
 from lmprog.runtime.text.quoting import Span, joined, split_spans
+from lmprog.runtime.text.special_tokens import Passage
 from lmprog.runtime.text.tokenizer import TextEncoder
 from lmprog.wire import Conversation, RoleBegin, RoleEnd, TextPiece, TokensPiece
 
@@ -73,21 +74,20 @@ class QueuedOp:
 class Promise(Awaited):
     """The text of a call's result or of a branch, or the error because of which there is none.
 
-    `quoted`: no special token is read in it. That holds for a call's result; what a branch gained
-    may hold a template's special tokens.
+    A call's result is letters (`wire.standing`); what a branch gained may hold a template's special
+    tokens.
     """
 
-    __slots__ = ("error", "quoted", "text")
+    __slots__ = ("error", "passage")
 
-    def __init__(self, *, quoted: bool = False, error: LmprogError | None = None) -> None:
+    def __init__(self, *, error: LmprogError | None = None) -> None:
         super().__init__()
-        self.quoted = quoted
-        self.text: str | None = None
+        self.passage: Passage | None = None
         self.error = error
 
     @property
     def is_known(self) -> bool:
-        return self.text is not None or self.error is not None
+        return self.passage is not None or self.error is not None
 
 
 BoundPiece = TextPiece | TokensPiece | Promise | RoleBegin | RoleEnd | Conversation
@@ -155,10 +155,10 @@ class RuntimeBranch:
     """The last text was the program's own: neither generated, nor a template's, nor given as
     tokens.
     """
-    text: list[str] = field(default_factory=list)
+    said: list[Passage] = field(default_factory=list)
     """All text since the opening, in pieces; joined only when somebody reads it."""
     num_inherited: int = 0
-    """Pieces of `text` that came from the parent."""
+    """Pieces of `said` that came from the parent."""
     fork_len: int = 0
     """Tokens that came from the parent."""
     chat: list[dict[str, str]] = field(default_factory=list)
@@ -166,7 +166,7 @@ class RuntimeBranch:
     role: str | None = None
     """Role of the open chat turn."""
     role_start: int = 0
-    """Index into `text` of the open turn's content."""
+    """Index into `said` of the open turn's content."""
     pin: Pin | None = None
     """Soft pin on the tree node where its computed tokens end; None where nothing is computed."""
     is_busy: bool = False
@@ -190,8 +190,8 @@ class RuntimeBranch:
         self.fork_len = len(parent.tokens)
         self.pending, self.quoted = parent.pending, parent.quoted
         self.ends_literal = parent.ends_literal
-        self.text = parent.text[:]
-        self.num_inherited = len(parent.text)
+        self.said = parent.said[:]
+        self.num_inherited = len(parent.said)
         self.chat = parent.chat[:]
         self.role, self.role_start = parent.role, parent.role_start
         self.failure = parent.failure
@@ -207,16 +207,17 @@ class RuntimeBranch:
                 first, *others = [(length + begin, length + end) for begin, end in spans]
                 self.quoted = (*joined(self.quoted, first), *others)
             self.pending += text
-            self.text.append(text)
+            self.said.append(Passage(text, tuple(spans)))
             self.ends_literal = True
 
     def append_tokens(
         self, tokens: array[int], text: str, encoder: TextEncoder, rest: str = ""
     ) -> None:
         """Adds tokens as they are, which spell `text`, and `rest`, to be tokenised with what
-        follows; pending text is tokenised now.
+        follows; pending text is tokenised now. Tokens that are a whole prompt begin as they like.
         """
-        known = self.tokens_with(encoder) if self.pending else self.tokens
+        is_prompt = bool(tokens) and not (self.tokens or self.pending)
+        known = self.tokens if is_prompt else self.tokens_with(encoder)
         self._stand(known + tokens, text + rest, rest)
         self.ends_literal = False
 
@@ -241,20 +242,24 @@ class RuntimeBranch:
         """Opens a chat turn. Raises RequestRejected where the template does not know the role."""
         self.append(template.begin(self.chat, role))
         self.ends_literal = False
-        self.role, self.role_start = role, len(self.text)
+        self.role, self.role_start = role, len(self.said)
 
     def end_role(self, role: str, template: ChatTemplate) -> None:
         """Closes the turn that `begin_role` opened."""
-        content = "".join(self.text[self.role_start :])
+        content = whole(self.said[self.role_start :]).text
         closing = template.end(self.chat, role, content)
         self.chat = [*self.chat, {"role": role, "content": content}]
         self.role = None
         self.append(closing)
         self.ends_literal = False
 
-    def gained(self) -> str:
+    def text(self) -> str:
+        """All of it since the opening."""
+        return "".join(passage.text for passage in self.said)
+
+    def gained(self) -> Passage:
         """Text since the fork, or since the opening."""
-        return "".join(self.text[self.num_inherited :])
+        return whole(self.said[self.num_inherited :])
 
     def tokenise_up_to(self, cut: int, encoder: TextEncoder) -> None:
         """Tokenises the first `cut` characters of the pending text, which no later text changes."""
@@ -308,10 +313,32 @@ class RuntimeBranch:
         self._stand(tokens, text, rest)
         self.num_settled = len(tokens)
 
+    def choose(self, tokens: array[int], choice: str) -> None:
+        """A select has ended with `choice`, which is the program's own text."""
+        spans = ((0, len(choice)),) if self.role is not None else ()
+        self.adopt(tokens, "")
+        self.said.append(Passage(choice, spans))
+        self.ends_literal = False
+
     def _stand(self, tokens: array[int], text: str, rest: str) -> None:
         """`tokens` and `rest`, and nothing else, are the branch now; `text` was added to it."""
         self.tokens = tokens
         self.pending, self.ends_literal = rest, self.ends_literal and not text
         self.quoted = joined((), (0, len(rest)))
         if text:
-            self.text.append(text)
+            self.said.append(letters(text))
+
+
+def letters(text: str) -> Passage:
+    """A result in the text of another branch, as `wire.letters` says it."""
+    return Passage(text, ((0, len(text)),) if text else ())
+
+
+def whole(passages: Sequence[Passage]) -> Passage:
+    """All of them as one."""
+    length, spans = 0, list[Span]()
+    for passage in passages:
+        for begin, end in passage.quoted:
+            spans[-1:] = joined(spans[-1:], (length + begin, length + end))
+        length += len(passage.text)
+    return Passage("".join(passage.text for passage in passages), tuple(spans))

@@ -142,8 +142,8 @@ class BranchRunner:
             case Promise():
                 if piece.error is not None:
                     raise piece.error
-                resolved = piece.text or ""
-                branch.append(resolved, [(0, len(resolved))] if piece.quoted else ())
+                assert piece.passage is not None, "the append has waited for it"
+                branch.append(piece.passage.text, piece.passage.quoted)
             case wire.RoleBegin(role=role):
                 branch.begin_role(role, self._template())
             case wire.RoleEnd(role=role):
@@ -177,7 +177,7 @@ class BranchRunner:
     def _read(self, call: ActiveCall) -> None:
         branch = call.branch
         self._calls.check_length(branch)
-        text = "".join(branch.text)
+        text = branch.text()
         tokens = branch.tokens_with(self._calls.encoder)
         wanted = tuple(tokens) if isinstance(call.op, wire.Read) and call.op.with_tokens else ()
         self._completion.finish(call, wire.TextIs(call.id, text, len(tokens), wanted), [text])

@@ -19,10 +19,11 @@ from lmprog.runtime.programs.active_call import (
     failed,
 )
 from lmprog.runtime.programs.beam_search import Beam
-from lmprog.runtime.programs.branch import BranchState, Promise, RuntimeBranch
+from lmprog.runtime.programs.branch import BranchState, Promise, RuntimeBranch, letters
 from lmprog.runtime.programs.result_selection import RunningContest
 from lmprog.runtime.scheduling import sequence as sequences
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.special_tokens import Passage
 from lmprog.transport import ClientId
 
 Addressed = tuple[ClientId, wire.Reply]
@@ -124,12 +125,14 @@ class CallCompletion:
         if call.contest is not None:
             self._enter(call.contest, call)
 
-    def resolve(self, promise: Promise, outcome: str | LmprogError) -> None:
-        """Gives a promise its text or its error; the branches that waited for it go on."""
+    def resolve(self, promise: Promise, outcome: str | Passage | LmprogError) -> None:
+        """Gives a promise a result, a branch's text or its error; the branches that waited for it
+        go on.
+        """
         if isinstance(outcome, LmprogError):
             promise.error = outcome
         else:
-            promise.text = outcome
+            promise.passage = letters(outcome) if isinstance(outcome, str) else outcome
         for branch in promise.waiting:
             self.wake(branch)
         promise.waiting.clear()
@@ -167,7 +170,8 @@ class CallCompletion:
 
     def _enter(self, contest: RunningContest[ActiveCall], call: ActiveCall) -> None:
         """Ends the calls that lost because `call` ended; their branches give up their pins."""
-        for loser in contest.enter(call, call.promises[0].text):
+        won = call.promises[0].passage
+        for loser in contest.enter(call, None if won is None else won.text):
             self.fail(loser, Cancelled("another call of its contest has won."))
             self.move_pin(loser.branch, None)
 

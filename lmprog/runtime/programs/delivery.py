@@ -310,7 +310,7 @@ class Delivery:
         index = choose(options, op.temperature, self._calls.seed(op.seed))
         choice = op.choices[index]
         tokens = self._calls.option_tokens(call.branch, choice)
-        call.branch.adopt(tokens, choice)
+        call.branch.choose(tokens, choice)
         self._move_pin_to(call.branch, tokens)
         reply = wire.Chosen(call.id, index, options, usage_of(run.group))
         self._completion.finish(call, reply, [choice])

@@ -289,7 +289,7 @@ class Interpreter:
         num_results = 1
         if isinstance(op, wire.Generate):
             num_results = op.sampling.n if op.keep == "first" else 1
-        promises = tuple(Promise(quoted=True) for _ in range(num_results))
+        promises = tuple(Promise() for _ in range(num_results))
         call = ActiveCall(client_id, op, branch, promises)
         if isinstance(op, wire.Generate):
             owner = (client_id, branch.salt)

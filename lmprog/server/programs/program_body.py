@@ -24,6 +24,9 @@ class ProgramPiece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turn's ends, or a whole turn (`role` with `text`)."""
 
     text: str | None = None
+    quoted: bool = False
+    """With text: names of special tokens in it are plain text, as they always are in chat turns and
+    in results of other branches."""
     tokens: list[Annotated[int, within("prompt[]")]] | None = None
     rest: str = ""
     """With tokens: text after them, tokenised with what follows."""

@@ -188,10 +188,14 @@ class Translator:
                 "a piece has one of text, tokens, ref, gained, begin and end, or role and text",
                 where,
             )
+        if piece.quoted and piece.text is None:
+            raise self._wrong("quoted belongs to a piece with text", where)
         if piece.tokens is not None:
             return (wire.TokensPiece(tuple(piece.tokens), piece.rest, piece.heals),)
         if piece.rest or piece.heals:
             raise self._wrong("rest and heals belong to a piece with tokens", where)
+        if piece.text is not None:
+            return (wire.TextPiece(piece.text, piece.quoted),)
         if piece.ref is not None:
             return (self._ref(piece.ref, piece.index, where),)
         if piece.gained is not None:
@@ -200,9 +204,8 @@ class Translator:
             return (wire.Gained(self._branch(piece.gained, where)),)
         if piece.begin is not None:
             return (wire.RoleBegin(piece.begin),)
-        return (
-            wire.RoleEnd(piece.end) if piece.end is not None else wire.TextPiece(piece.text or ""),
-        )
+        assert piece.end is not None, "a piece has one of these"
+        return (wire.RoleEnd(piece.end),)
 
     def _grow(self, tokens: int) -> None:
         self._tokens = min(self._tokens + tokens, INT31)
