@@ -307,7 +307,7 @@ class CallStream:
 
     def _passed_on(self, size: int) -> _Step:
         """Content, up to behind what is no call."""
-        self._is_over = self._mark.only_at_start
+        self._is_over |= self._mark.only_at_start
         return self._content(size, goes_on=True)
 
     def _content(self, size: int, goes_on: bool = False) -> _Step:

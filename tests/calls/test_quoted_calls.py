@@ -293,3 +293,11 @@ def test_a_further_call_is_begun_by_its_token_too() -> None:
 def test_a_thought_that_the_prompt_has_opened_makes_no_calls() -> None:
     assert read(f"Maybe\n{CALL}\n</think>\nNo.", [], thought="<think>") == []
     assert read(f"Maybe.\n</think>\n\n{CALL}", [], thought="<think>") == ["delete_all"]
+
+
+def test_behind_a_call_that_cannot_be_read_nothing_is_one() -> None:
+    """What closes it may stand in one of its values; a call of no tool is read, and ends."""
+    broken = CALL.replace("{}", '{"folder": "</tool_call>\n' + CALL + '"')
+    assert read(broken, []) == []
+    assert read(broken + "\n" + CALL, []) == []
+    assert read(CALL.replace("delete_all", "other") + "\n" + CALL, []) == ["delete_all"]

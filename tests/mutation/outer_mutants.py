@@ -75,9 +75,9 @@ OUTER_MUTANTS = [
     Mutant(
         "a call of an unknown tool is read",
         "calls",
-        _CALLS + "reading.py",
-        "return None if read is None or read.call.name not in tools else (read.call, read.end)",
-        "return None if read is None else (read.call, read.end)",
+        _CALLS + "call_stream.py",
+        "read is not None and (self._tells_wrong or read[0].name in self._tools)",
+        "read is not None",
     ),
     Mutant(
         "white space in a call's form counts",
