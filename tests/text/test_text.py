@@ -289,7 +289,7 @@ def test_where_a_tag_is_a_token_is_told_apart_from_where_it_is_spelled(
     tokenizer.show("<|tool|>")
     (tag,) = tokenizer.shown
     stream = TextStream(tokenizer, stop)
-    stream.tags = frozenset(tokenizer.shown)
+    stream.watch_tags(frozenset(tokenizer.shown))
     tokens = [*b"a <|tool|> ", tag, *b"z<", tag]
     text, told = "", []
     for token in tokens:
@@ -307,6 +307,6 @@ def test_a_tag_behind_a_stop_is_not_told() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.show("<|tool|>")
     stream = TextStream(tokenizer, ("<|to",))
-    stream.tags = frozenset(tokenizer.shown)
+    stream.watch_tags(frozenset(tokenizer.shown))
     deltas = [stream.push(token) for token in [*b"a", *tokenizer.shown, *b"b"]]
     assert stream.tags_of("".join(deltas)) == stream.tags_in(stream.finish().text) == ()

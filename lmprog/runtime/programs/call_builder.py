@@ -206,7 +206,7 @@ class CallBuilder:
             "" if settings.seam is None else settings.seam.text.decode(),
             not sampling.skip_special_tokens,
         )
-        made.tags = self.tags
+        made.watch_tags(self.tags)
         return made
 
     def _prompt(self, branch: RuntimeBranch) -> array[int]:

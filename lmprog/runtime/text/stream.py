@@ -75,12 +75,12 @@ class TextStream:
         "_seam",
         "_stop_at",
         "_tag_places",
+        "_tags",
         "_tokenizer",
         "_told",
         "_unread",
         "_watches",
         "num_tokens",
-        "tags",
     )
 
     def __init__(
@@ -94,9 +94,7 @@ class TextStream:
         names_special: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self.tags: frozenset[int] = frozenset()
-        """Special tokens that are part of texts. Where they stand is kept: other tokens may spell
-        their names."""
+        self._tags: frozenset[int] = frozenset()
         self._tag_places: list[int] = []
         """Characters of the text before each of them."""
         self._told = 0
@@ -116,7 +114,7 @@ class TextStream:
         if stop:
             self._watches.append(watch_strings(stop))
         self._is_simple = not self._watches and not self._unread
-        """A token whose bytes are whole characters is text at once."""
+        """A token whose bytes are whole characters is text at once, and no tag."""
         self._given: list[str] = []
         self._held = ""
         self._length = 0
@@ -139,8 +137,6 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """Takes a token; returns the text that is certain now. After a stop it does nothing."""
-        if token in self.tags and self._stop_at is None:
-            self._tag_places.append(self._length - len(self._seam))
         piece = self._tokenizer.token_bytes(token)
         if piece is None:
             piece = self._tokenizer.token_text(token).encode() if self._names_special else b""
@@ -154,7 +150,11 @@ class TextStream:
             self._borders.append(self._length)
             self._given.append(new)
             return new
-        return self._take(piece) if self._stop_at is None else ""
+        if self._stop_at is not None:
+            return ""
+        if token in self._tags:
+            self._tag_places.append(self._length - len(self._seam))
+        return self._take(piece)
 
     def _take(self, piece: bytes) -> str:
         """Takes the bytes of a token, which may end inside a character, the seam or a stop."""
@@ -169,7 +169,8 @@ class TextStream:
         if start < len(self._seam):
             start, new = len(self._seam), new[len(self._seam) - start :]
         if not self._watches:
-            self._is_simple = is_whole and not self._unread and self._length >= len(self._seam)
+            is_read = not self._unread and self._length >= len(self._seam)
+            self._is_simple = is_whole and is_read and not self._tags
             self._given.append(new)
             return new
         return self._release(new, start)
@@ -236,6 +237,13 @@ class TextStream:
         self._given.append(delta)
         return TextEnd("".join(self._given), len(self._borders), "", delta)
 
+    def watch_tags(self, tags: frozenset[int]) -> None:
+        """Before the first token: keeps where these special tokens stand, which are part of texts
+        by names that other tokens may spell, too.
+        """
+        self._tags = tags
+        self._is_simple &= not tags
+
     def tags_of(self, text: str) -> tuple[int, ...]:
         """Where tags begin in `text`, which is given out next."""
         begin, self._told = self._told, self._told + len(text)
@@ -296,7 +304,7 @@ class TextStream:
             seam=self._seam,
             names_special=self._names_special,
         )
-        other.tags, other._tag_places = self.tags, self._tag_places[:]
+        other._tags, other._tag_places = self._tags, self._tag_places[:]
         other._told = self._told
         other._unread, other.num_tokens = self._unread, self.num_tokens
         other._is_simple, other._checked = self._is_simple, self._checked
