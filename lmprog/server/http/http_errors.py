@@ -116,7 +116,7 @@ def refused(
 
 def speaks_anthropic(path: str) -> bool:
     """Whether Anthropic's clients ask for this path."""
-    return _ANTHROPICS_PATH.search(path) is not None
+    return "/messages" in path and _ANTHROPICS_PATH.search(path) is not None
 
 
 def body_of(problem: Problem, scope: Scope) -> bytes:
