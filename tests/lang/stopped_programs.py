@@ -115,6 +115,18 @@ def tokens_of(run: lmprog.Run[Any]) -> dict[str, object]:
 
 
 @lmprog.function
+async def quoting(s: lmprog.Branch) -> str:
+    """Results in other text, read before and not; its file of version 0.1 is a test's."""
+    s.append("start ")
+    first = s.gen(max_tokens=4)
+    async with s.fork(2) as (a, b):
+        a.append(f"so {first}: ")
+        second = await a.gen(max_tokens=4)
+        b.append(f"then {first} and {second}: ", await b.select("yes", "no"))
+        return f"{second} {await b.gen(max_tokens=4)}"
+
+
+@lmprog.function
 def killed(s: lmprog.Branch, at: int) -> str:
     """Its process is gone after so many results."""
     s.append("the an")

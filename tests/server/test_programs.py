@@ -201,3 +201,24 @@ def test_what_no_op_has_is_refused_in_words(live: Live) -> None:
         ),
     ):
         assert live.refused("/v1/programs", ops=[*begun, op])["message"] == message
+
+
+def test_a_quoted_text_is_letters_whatever_it_spells(live: Live) -> None:
+    def tokens_of(piece: Any) -> int:
+        ops = [
+            {"op": "open", "branch": "s"},
+            {"op": "append", "branch": "s", "pieces": ["so ", piece]},
+            {"op": "read", "branch": "s", "call": "all"},
+        ]
+        result = live.ok("/v1/programs", ops=ops)["results"]["all"]
+        assert result["text"] == "so <|end|>"
+        return int(result["num_tokens"])
+
+    special = tokens_of({"text": "<|end|>"})
+    assert tokens_of("<|end|>") == special < tokens_of({"text": "<|end|>", "quoted": True})
+    ops = [
+        {"op": "open", "branch": "s"},
+        {"op": "append", "branch": "s", "pieces": [{"tokens": [5], "quoted": True}]},
+        {"op": "read", "branch": "s", "call": "all"},
+    ]
+    assert "quoted belongs to a piece with text" in live.refused("/v1/programs", ops=ops)["message"]
