@@ -27,7 +27,7 @@ CALL_MUTANTS = [
         "gained text begins too early",
         "branch",
         _PROGRAMS + "branch.py",
-        "        self.num_inherited = len(parent.text)\n",
+        "        self.num_inherited = len(parent.said)\n",
         "",
     ),
     Mutant(
