@@ -255,7 +255,7 @@ class RuntimeBranch:
 
     def text(self) -> str:
         """All of it since the opening."""
-        return "".join(passage.text for passage in self.said)
+        return "".join(text for text, _ in self.said)
 
     def gained(self) -> Passage:
         """Text since the fork, or since the opening."""
@@ -337,8 +337,11 @@ def letters(text: str) -> Passage:
 def whole(passages: Sequence[Passage]) -> Passage:
     """All of them as one."""
     length, spans = 0, list[Span]()
-    for passage in passages:
-        for begin, end in passage.quoted:
-            spans[-1:] = joined(spans[-1:], (length + begin, length + end))
-        length += len(passage.text)
-    return Passage("".join(passage.text for passage in passages), tuple(spans))
+    for text, quoted in passages:
+        for begin, end in quoted:
+            if spans and spans[-1][1] == length + begin:  # touching spans are one
+                spans[-1] = (spans[-1][0], length + end)
+            else:
+                spans.append((length + begin, length + end))
+        length += len(text)
+    return Passage("".join(text for text, _ in passages), tuple(spans))

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.text.quoting import Span, names_pattern
@@ -34,8 +33,7 @@ _PRIVATE = range(0xE000, 0xF900)
 _STRUCTURAL = "_\"'`{}\\"
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(NamedTuple):
     """A text and its quoted spans, in which no special token is read."""
 
     text: str
