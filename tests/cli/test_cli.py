@@ -341,8 +341,10 @@ def test_doctor_fails_only_where_nothing_can_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert doctor.torch().state == "fail"
-    monkeypatch.setattr(doctor, "LOOKS", {"torch": doctor.torch, "python": doctor.python})
+    assert doctor.torch().state == "ok"
+    monkeypatch.setattr(doctor.native, "library", lambda name: None)
+    assert doctor.engine().state == "fail"
+    monkeypatch.setattr(doctor, "LOOKS", {"engine": doctor.engine, "python": doctor.python})
     assert doctor.check_machine() == 1
     monkeypatch.setattr(doctor, "LOOKS", {"python": doctor.python})
     assert doctor.check_machine() == 0

@@ -79,10 +79,18 @@ SHOWN_AS: Json = {
     "ScoredChoice.tokens": 9173,
 }
 """A value of each field that nothing else in an answer has. `Output.logprobs`, `CallDone.outputs`
-and the like are seen by their parts.
+and the like are seen by their parts; `Output.calls` are of services only, and `Output.tags` decide
+what of a text are calls.
 """
 PARTS = {
-    *("Output.logprobs", "CallDone.call", "CallDone.outputs", "CallDone.usage"),
+    *(
+        "Output.logprobs",
+        "Output.calls",
+        "Output.tags",
+        "CallDone.call",
+        "CallDone.outputs",
+        "CallDone.usage",
+    ),
     *("Chosen.call", "Chosen.index", "Chosen.options", "Chosen.usage"),
 }
 _TIMES = {"Usage.queued_ms", "Usage.prefill_ms", "Usage.decode_ms"}

@@ -17,7 +17,7 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
-from lmprog.server.http.large_answers import cut_to_entries, is_beyond
+from lmprog.server.http.large_answers import cut_to_entries
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
@@ -32,7 +32,7 @@ from lmprog.server.openai.running_request import (
     RunningAnswers,
     RunningRequest,
     answering,
-    asked_by,
+    needs_counting,
 )
 from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
 from lmprog.server.openai.tools import ChatTool, NamedTool, Toolbox, toolbox
@@ -89,7 +89,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         body = read.body
         chat = understood(gateway, body, read.warnings)
         request.state.names = chat.names
-        if body.needs_tokens or is_beyond(asked_by(chat.prompts, gateway.info.context_len)):
+        if body.needs_tokens or needs_counting(chat.prompts, gateway.info.context_len):
             known = as_tokens(gateway, chat.prompts, body.truncate_prompt_tokens)
             (prompt,) = await until_gone(request, known)
             chat = replace(chat, prompt=prompt)

@@ -18,7 +18,7 @@ from lmprog.server.gateway import Gateway
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
-from lmprog.server.http.large_answers import Encode, entries_in, is_beyond, made_aside
+from lmprog.server.http.large_answers import Encode, entries_in, made_aside
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
@@ -31,7 +31,7 @@ from lmprog.server.openai.running_request import (
     RunningAnswers,
     RunningRequest,
     answering,
-    asked_by,
+    needs_counting,
 )
 from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
 from lmprog.server.routers import GatewayRouter
@@ -82,7 +82,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         body = read.body
         asked = understood(gateway, body, read.warnings)
         request.state.names = asked.names
-        if body.needs_tokens or is_beyond(asked_by(asked.prompts, gateway.info.context_len)):
+        if body.needs_tokens or needs_counting(asked.prompts, gateway.info.context_len):
             known = as_tokens(gateway, asked.prompts, body.truncate_prompt_tokens)
             asked = replace(asked, prompts=await until_gone(request, known))
         events, whole = partial(_events, asked), partial(_whole, asked)

@@ -19,7 +19,12 @@ from starlette.requests import Request
 from lmprog import wire
 from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
-from lmprog.server.http.large_answers import IDS_PER_ENTRY, asked_entries, check_entries
+from lmprog.server.http.large_answers import (
+    IDS_PER_ENTRY,
+    asked_entries,
+    check_entries,
+    is_beyond,
+)
 from lmprog.server.http.limits import INT31
 from lmprog.server.operations.health import version
 
@@ -176,6 +181,14 @@ def asked_by(prompts: Sequence[RequestPrompt], context: int) -> int:
         if prompt.repeats and prompt.copies > 1:
             total += tokens * prompt.copies // IDS_PER_ENTRY
     return total
+
+
+def needs_counting(prompts: Sequence[RequestPrompt], context: int) -> bool:
+    """Whether only the tokens of the prompts' texts tell that the answer is not too large."""
+    are_tokens = all(
+        isinstance(one, wire.TokensPiece) for prompt in prompts for one in prompt.pieces
+    )
+    return not are_tokens and is_beyond(asked_by(prompts, context))
 
 
 def most_tokens(piece: wire.Piece) -> int:
