@@ -23,7 +23,7 @@ from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.steps import StepEngine, StepSampler
+from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.simulation.fake_device import FakeDevice
 from lmprog.simulation.fake_engine import FakeEngine, Floats
@@ -123,7 +123,9 @@ class SimChannel:
 
 
 class World:
-    """One seed's world: `step`, then `settle`. Both raise AssertionError on any violation."""
+    """One seed's world: `step`, then `settle`. Both raise AssertionError on any violation, and
+    EngineLost where so many steps in a row were told to fail that the runtime has ended.
+    """
 
     def __init__(
         self, seed: int, scenario: Scenario | None = None, full_check_every: int = 1
@@ -285,7 +287,15 @@ class World:
         self.now += self.rng.uniform(0.001, 0.1)
         self.steps += 1
         before = self.scheduler.stats.steps
-        self.loop.step()
+        try:
+            self.loop.step()
+        except EngineLost as error:
+            told, failed = self.engine.num_faults, self.scheduler.stats.failed_steps
+            if failed > told:
+                raise AssertionError(
+                    f"{failed} steps failed, {told} were told to: {error}"
+                ) from error
+            raise
         self._check_progress(self.scheduler.stats.steps > before)
         self._check_overtaking()
         self._check_invariants()

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from pathlib import Path
 
+from lmprog.runtime.steps import EngineLost
 from lmprog.simulation.world import World
 
 STEPS_PER_WORLD = 500
@@ -101,6 +102,8 @@ def run_world(
         for _ in range(steps):
             world.step()
         world.settle()
+    except EngineLost:
+        return world  # nothing is left that could settle
     except Exception as error:
         what = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
         raise Violation(

@@ -275,7 +275,7 @@ class InPlaceOfHttp:
         assert path == "/v1/programs", path
         program = msgspec.json.decode(msgspec.json.encode(body), type=ProgramBody)
         number = self._client.number
-        translator = Translator(number, number, "", None, stream=False)
+        translator = Translator(number, number, "", None, stream=False, context=CONTEXT)
         for at, op in enumerate(program.ops):
             translator.take(at, op)
         made, calls = translator.made, list[ClientCall]()

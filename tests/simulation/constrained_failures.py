@@ -46,12 +46,14 @@ def fail_mask(failure: Failure) -> Any:
 
 def fail_compile(failure: Failure) -> Any:
     """A constraint cannot be compiled."""
-    original = CallConstraints._timed
+    original = CallConstraints._made
 
-    def timed(self: CallConstraints, constraint: wire.Constraint) -> Any:
-        return (GrammarError("no"), 0.0) if failure.strikes() else original(self, constraint)
+    def made(self: CallConstraints, constraint: wire.Constraint, check: Any) -> Any:
+        if failure.strikes():
+            raise GrammarError("no")
+        return original(self, constraint, check)
 
-    return mock.patch.object(CallConstraints, "_timed", timed)
+    return mock.patch.object(CallConstraints, "_made", made)
 
 
 CONSTRAINED_KINDS = [fail_mask, fail_compile]

@@ -30,7 +30,7 @@ def shape(kind: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         ranges = {
-            name: getattr(note, name)
+            name: _limit(getattr(note, name))
             for note in arguments[1:]
             if isinstance(note, msgspec.Meta)
             for name in _RANGES
@@ -44,6 +44,11 @@ def shape(kind: Any) -> Any:
     if origin is not None:
         return [origin.__name__, *(None if one is ... else shape(one) for one in arguments)]
     return kind.__name__
+
+
+def _limit(limit: Any) -> Any:
+    """Of a range. Python keeps one object for types that are equal, and -10 equals -10.0."""
+    return float(limit) if isinstance(limit, int | float) else limit
 
 
 def structs(kinds: Any) -> Iterator[type[msgspec.Struct]]:

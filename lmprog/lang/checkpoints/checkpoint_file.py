@@ -34,6 +34,8 @@ except ImportError:  # on Windows nobody is kept from writing to the file of ano
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = "lmprog checkpoint 1"
+PROTOCOLS = (7, wire.PROTOCOL_VERSION)
+"""Whose messages are read: those of version 7 lack fields that have defaults."""
 CallReply: TypeAlias = wire.CallDone | wire.Chosen
 
 
@@ -281,11 +283,10 @@ def _origin_line(origin: RunOrigin) -> dict[str, Any]:
 
 
 def _origin(said: Mapping[str, Any], name: str) -> RunOrigin:
-    known = said["format"], said["protocol"]
-    if known != (FORMAT, wire.PROTOCOL_VERSION):
+    if said["format"] != FORMAT or said["protocol"] not in PROTOCOLS:
         raise ProtocolError(
-            f"{name!r} is of format {known[0]!r}, protocol {known[1]}; "
-            f"this version reads {FORMAT!r}, protocol {wire.PROTOCOL_VERSION}"
+            f"{name!r} is of format {said['format']!r}, protocol {said['protocol']}; this version "
+            f"reads {FORMAT!r}, protocol {' and '.join(map(str, PROTOCOLS))}"
         )
     return RunOrigin(
         str(said["program"]),
