@@ -360,14 +360,11 @@ def test_the_checkpoint_is_believed_and_a_choice_is_not_computed_again(
     assert describe(two[1])["calls"] - before["calls"] == 1, "the generation alone"
 
 
-def test_a_checkpoint_of_version_0_1_is_gone_on_from(tmp_path: Path) -> None:
-    """Written before a result's text was kept from being read as special tokens."""
+def test_a_checkpoint_of_another_protocol_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    lines = Path(__file__).with_name("checkpoint_0_1.jsonl").read_bytes().splitlines(keepends=True)
-    for cut in range(1, len(lines) + 1):
-        path.write_bytes(b"".join(lines[:cut]))
-        with Scripted(["one", "two", "yes", "three"][cut - 1 :]) as scripted:
-            assert lmprog.resume(path, backend=scripted).value == "two three"
+    path.write_bytes(Path(__file__).with_name("checkpoint_0_1.jsonl").read_bytes())
+    with Scripted([]) as scripted, pytest.raises(ProtocolError, match="begin anew"):
+        lmprog.resume(path, backend=scripted)
 
 
 def test_runs_within_a_seeded_run_repeat_themselves(two: list[RuntimeBackend]) -> None:

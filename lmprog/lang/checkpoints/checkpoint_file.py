@@ -34,8 +34,6 @@ except ImportError:  # on Windows nobody is kept from writing to the file of ano
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = "lmprog checkpoint 1"
-PROTOCOLS = (7, wire.PROTOCOL_VERSION)
-"""Whose messages are read: those of version 7 lack fields that have defaults."""
 CallReply: TypeAlias = wire.CallDone | wire.Chosen
 
 
@@ -283,10 +281,12 @@ def _origin_line(origin: RunOrigin) -> dict[str, Any]:
 
 
 def _origin(said: Mapping[str, Any], name: str) -> RunOrigin:
-    if said["format"] != FORMAT or said["protocol"] not in PROTOCOLS:
+    known = said["format"], said["protocol"]
+    if known != (FORMAT, wire.PROTOCOL_VERSION):
         raise ProtocolError(
-            f"{name!r} is of format {said['format']!r}, protocol {said['protocol']}; this version "
-            f"reads {FORMAT!r}, protocol {' and '.join(map(str, PROTOCOLS))}"
+            f"{name!r} is of format {known[0]!r}, protocol {known[1]}; this version reads "
+            f"{FORMAT!r}, protocol {wire.PROTOCOL_VERSION}: go on with the version of lmprog that "
+            "wrote it, or begin anew with another file"
         )
     return RunOrigin(
         str(said["program"]),
