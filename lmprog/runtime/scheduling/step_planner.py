@@ -97,6 +97,8 @@ class StepPlanner:
         """Adds a row for each sequence with one token left to compute; returns the others."""
         prefills: list[Sequence] = []
         planned: dict[Hashable, int] = {}
+        last: Hashable = None
+        count = 0  # rows of the client that came last
         left = min(self._config.token_budget, self._config.max_rows)
         next_slot = self._tables.next_slot
         for sequence in self._running.sequences[:]:  # a preemption changes the list
@@ -107,12 +109,17 @@ class StepPlanner:
                 if row is not None:
                     rows.append(row)
                     client = sequence.group.client
-                    planned[client] = planned.get(client, 0) + 1
+                    if client != last:  # neighbours mostly have the same one
+                        planned[last] = planned.get(last, 0) + count
+                        last, count = client, 0
+                    count += 1
                     left -= 1
                 else:
                     left -= self._extend(sequence, 1, rows)
+        planned[last] = planned.get(last, 0) + count
         for client, num_tokens in planned.items():
-            self._shares.serve(client, num_tokens)
+            if num_tokens:
+                self._shares.serve(client, num_tokens)
         return prefills
 
     def prefill_budget(self, num_decodes: int) -> tuple[int, bool]:
