@@ -37,7 +37,7 @@ $(LIGHT): pyproject.toml constraints.txt
 		{ echo "'$(PYTHON)' has no venv module: sudo apt-get install python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(PYTHON) -m pip --version >/dev/null || \
 		{ echo "'$(PYTHON)' has no pip: sudo apt-get install python3-pip"; exit 1; }
-	@echo "Setting up $(VENV); the first time this takes a minute."
+	@echo "Setting up $(VENV); the first time this takes a minute or two."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
 		if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv --clear $(VENV); \
 		else $(PYTHON) -m venv --clear --without-pip $(VENV) && \
