@@ -28,7 +28,7 @@ FLAGS = (
     "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all "
     "-D_GLIBCXX_ASSERTIONS"
 )
-PER_PROCESS = 20_000
+PER_PROCESS = 5_000
 """Inputs of one child: what the process remembers starts anew."""
 MOST_MEMORY = 3000
 """Megabytes of a child."""
@@ -74,6 +74,8 @@ def fuzz(seed: int, first: int, inputs: int, seconds: float = 1e9) -> Outcome:
             made = _child(compiler, Path(folder), seed, first + done, some, left)
             done += made.inputs
             findings += made.findings
+            # At once: a run of hours may be killed.
+            print(f"inputs {first} to {first + done} tried", *made.findings, sep="\n", flush=True)
     return Outcome(done, findings)
 
 
@@ -140,8 +142,6 @@ def main() -> None:
         _run(asked.child, asked.seed, asked.first, asked.inputs, asked.seconds)
         return
     outcome = fuzz(asked.seed, asked.first, asked.inputs, asked.seconds)
-    for finding in outcome.findings:
-        print(finding)
     last = asked.first + outcome.inputs
     print(
         f"seed {asked.seed}, inputs {asked.first} to {last}: {outcome.inputs} tried, "
