@@ -70,6 +70,8 @@ class ScriptedApi:
         self.completion_tokens = 0
         self.hold = threading.Event()
         self.hold.set()
+        self.num_held = 0
+        """Requests whose answers are held back, or were until their client went away."""
         self.left = 0
         """Requests whose client went away while they were held."""
         self.extra: dict[str, Callable[[dict[str, Any]], object]] = {}
@@ -202,11 +204,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _wait(self) -> bool:
         """Waits while answers are held; False when the client has gone meanwhile."""
+        api = self.api
+        if api.hold.is_set():
+            return True
+        with api._lock:
+            api.num_held += 1
         self.connection.setblocking(False)
-        while not self.api.hold.wait(0.01):
+        while not api.hold.wait(0.01):
             try:
                 if self.connection.recv(1) == b"":
-                    self.api.left += 1
+                    with api._lock:
+                        api.left += 1
                     self.close_connection = True
                     return False
             except BlockingIOError:

@@ -71,9 +71,6 @@ class Silent:
             self.api.hold.clear()
         return "yes"
 
-    def num_waiting(self) -> int:
-        return len(self.api.requests) - self.num_answered
-
 
 def read(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
@@ -104,7 +101,8 @@ def test_after_an_interrupt_nothing_is_asked_and_what_was_asked_is_cancelled(
     expected = CONCURRENCY if mode in BATCHES else NUM_WAITING.get(mode, 1)
     command = ("-m", "tests.lang.interrupted_programs", mode)
     with service.api as api, started(*command, api.base_url) as process:
-        until(lambda: service.num_waiting() == expected or process.poll() is not None, LONG)
+        # not those that were read but will be answered: their clients would not leave
+        until(lambda: api.num_held == expected or process.poll() is not None, LONG)
         num_asked = len(api.requests)
         if how == "signal":
             process.send_signal(signal.SIGINT)
@@ -202,7 +200,7 @@ def test_ctrl_c_ends_lmprog_run(name: str, tmp_path: Path) -> None:
 def test_ctrl_c_ends_lmprog_bench_while_its_requests_wait() -> None:
     service = Silent(0)
     with service.api as api, started("-m", "lmprog.cli", "bench", api.base_url) as process:
-        until(lambda: service.num_waiting() == 16 or process.poll() is not None, LONG)
+        until(lambda: api.num_held == 16 or process.poll() is not None, LONG)
         process.send_signal(signal.SIGINT)
         assert process.wait(LONG) == 130
 
