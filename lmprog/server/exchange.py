@@ -237,10 +237,7 @@ class Exchange:
         if isinstance(last, wire.Delta) and (last.call, last.index) == (delta.call, delta.index):
             # What came while nobody read is one piece: less work for all just when there is too
             # much.
-            text, count = last.text + delta.text, last.num_tokens + delta.num_tokens
-            self._inbox[-1] = wire.Delta(
-                delta.call, delta.index, text, count, last.logprobs + delta.logprobs
-            )
+            self._inbox[-1] = wire.joined_deltas(last, delta)
             return True
         self._queued += _DELTA_BYTES
         return False

@@ -166,6 +166,19 @@ class Delta(Message, frozen=True):
     """As in `Output`, counted from the beginning of this text."""
 
 
+def joined_deltas(first: Delta, second: Delta) -> Delta:
+    """Two deltas of one output, the second right behind the first, as one."""
+    begin = len(first.text)
+    return Delta(
+        first.call,
+        first.index,
+        first.text + second.text,
+        first.num_tokens + second.num_tokens,
+        first.logprobs + second.logprobs,
+        first.tags + tuple(begin + at for at in second.tags),
+    )
+
+
 class CallDone(Message, frozen=True):
     """`left_out`: what of its schema the constraint does not write, where the schema is not
     `strict`; one reason each.

@@ -274,10 +274,11 @@ def test_what_gathers_before_a_slow_reader_is_one_piece_and_loses_nothing(fake: 
         async with asking(fake) as (_, gateway):
             with gateway.link.exchange() as exchange:
                 one, other = wire.TokenLogprob(1, "a", -0.5), wire.TokenLogprob(2, "b", -0.25)
-                exchange.take(wire.Delta(7, 0, "a", 1, (one,)))
-                exchange.take(wire.Delta(7, 0, "b", 2, (other,)))
+                exchange.take(wire.Delta(7, 0, "a", 1, (one,), tags=(0,)))
+                exchange.take(wire.Delta(7, 0, "b<t>", 2, (other,), tags=(1,)))
                 exchange.take(wire.Delta(7, 1, "c", 1))
-                assert await exchange.next() == wire.Delta(7, 0, "ab", 3, (one, other))
+                both = wire.Delta(7, 0, "ab<t>", 3, (one, other), tags=(0, 2))
+                assert await exchange.next() == both
                 assert await exchange.next() == wire.Delta(7, 1, "c", 1)
 
     asyncio.run(run())
