@@ -185,7 +185,7 @@ class OfferedTools:
         if stream is None:
             calls = [ParsedCall(call.name, call.arguments, call.id) for call in output.calls]
             return ToolReply(text, self._calls(calls))
-        parts = [*stream.feed(text, _tags_of_end(output, text)), *stream.finish()]
+        parts = [*stream.feed(text, _tags_of_end(output, text)), *stream.finish(output)]
         content = "".join(part for part in parts if isinstance(part, str))
         return ToolReply(content, self._calls(parts))
 
@@ -195,7 +195,7 @@ class OfferedTools:
         if stream is None:
             return any(json_object(call.arguments or "{}") is None for call in output.calls)
         stream.feed(output.text, output.tags)
-        stream.finish()
+        stream.finish(output)
         return stream.is_cut
 
     def _calls(self, parts: Sequence[str | ParsedCall | ThoughtText]) -> tuple[ToolCall, ...]:
