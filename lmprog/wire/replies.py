@@ -168,15 +168,13 @@ class Delta(Message, frozen=True):
 
 def joined_deltas(first: Delta, second: Delta) -> Delta:
     """Two deltas of one output, the second right behind the first, as one."""
-    begin = len(first.text)
-    return Delta(
-        first.call,
-        first.index,
-        first.text + second.text,
-        first.num_tokens + second.num_tokens,
-        first.logprobs + second.logprobs,
-        first.tags + tuple(begin + at for at in second.tags),
-    )
+    tags = first.tags
+    if second.tags:
+        begin = len(first.text)
+        tags += tuple(begin + at for at in second.tags)
+    text, num_tokens = first.text + second.text, first.num_tokens + second.num_tokens
+    logprobs = first.logprobs + second.logprobs
+    return Delta(first.call, first.index, text, num_tokens, logprobs, tags)
 
 
 class CallDone(Message, frozen=True):
