@@ -74,6 +74,8 @@ class CallStream:
         """A call has begun: nothing is certain before one of `_closers` comes."""
         closing = (form.literals[-1].rstrip() or "}", form.end.rstrip())
         self._closers = frozenset(text[-1] for text in closing if text)
+        self._may_lack = False
+        """Further arguments may be missing at the end of the text."""
         self.is_cut = False
         """At the end: whether that came within what was begun as a call."""
 
@@ -87,8 +89,11 @@ class CallStream:
             return []
         return self._settled(is_end=False)
 
-    def finish(self) -> list[str | ParsedCall]:
-        """The text has ended: what is held is a call, or it is content after all."""
+    def finish(self, output: wire.Output | None = None) -> list[str | ParsedCall]:
+        """The text has ended: what is held is a call, or it is content after all. `output` says how
+        it ended; None: where the model wanted.
+        """
+        self._may_lack = output is not None and _is_cut_short(self._form, output)
         found = self._settled(is_end=True)
         held, self._held = self._held, ""
         return [*found, held] if held and not (self._num_calls and not held.strip()) else found
@@ -224,13 +229,19 @@ class CallStream:
 
     def _read(self, at: int, is_end: bool) -> tuple[ParsedCall, int] | None:
         """The call at `at`. Where the text has ended, the call may lack the end of its last
-        literal: a stop text, or the end of an answer that had no room left.
+        literal: a stop text, or the end of an answer that had no room left. Arguments with keys go
+        on until that literal begins; such a call of an answer that was cut must have so much of it
+        that no further argument can follow.
         """
         held, last = self._held, self._form.literals[-1]
         read = self._known(held, at)
         if read is not None or not is_end:
             return read
+        keyed = self._form.keyed if self._may_lack else None
+        further = [] if keyed is None else _further_openings(keyed)
         for size in range(len(last)):
+            if any(_may_become(last[:size], one) for one in further):
+                continue
             if held.rstrip().endswith(last[:size].rstrip()):
                 cut = self._known(held.rstrip() + last[size:], at)
                 if cut is not None:
@@ -354,6 +365,22 @@ def _may_become(held: str, literal: str) -> bool:
 
 def _begins(held: str, literal: str) -> bool:
     return _squeezed(held).startswith(_squeezed(literal))
+
+
+def _is_cut_short(form: wire.CallForm, output: wire.Output) -> bool:
+    """Whether something else ended the text than the model, or the stop text that ends a call."""
+    stop = output.stopped_by
+    is_foreign = isinstance(stop, str) and not form.literals[-1].rstrip().endswith(stop)
+    return output.finish == "length" or is_foreign
+
+
+def _further_openings(keyed: wire.KeyedArguments) -> list[str]:
+    """What an argument behind others, or the first one, begins with."""
+    return [
+        between + one.before_key
+        for between in (keyed.between, "")
+        for one in (keyed.string, keyed.other)
+    ]
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -99,8 +99,10 @@ class HarmonyStream:
         self._held += text
         return self._settled(is_end=False)
 
-    def finish(self) -> list[str | ParsedCall | ThoughtText]:
-        """The text has ended."""
+    def finish(self, output: wire.Output | None = None) -> list[str | ParsedCall | ThoughtText]:
+        """The text has ended. `output`, which says how, makes no difference: arguments are JSON,
+        which is whole or is none.
+        """
         return self._settled(is_end=True)
 
     def _settled(self, is_end: bool) -> list[str | ParsedCall | ThoughtText]:

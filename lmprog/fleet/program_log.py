@@ -178,7 +178,8 @@ class ProgramLog:
         num_tokens = again.num_tokens - streamed.num_tokens
         self._streamed[key] = again
         del self._again[key]
-        return wire.Delta(delta.call, delta.index, delta.text[skipped:], num_tokens, logprobs)
+        tags = tuple(at - skipped for at in delta.tags if at >= skipped)
+        return wire.Delta(delta.call, delta.index, delta.text[skipped:], num_tokens, logprobs, tags)
 
     def hear_reply(self, reply: ProgramReply) -> ProgramReply | None:
         """The reply, unless the client has it already. Raises Diverged."""

@@ -35,6 +35,12 @@ MOST_QUEUED = 8 * 1024 * 1024
 """Bytes of deltas that may wait for one reader; beyond it the exchange is broken off. A text of a
 hundred thousand tokens is half a megabyte: only log-probabilities come near this.
 """
+MOST_QUEUED_TOGETHER = 128 * 1024 * 1024
+"""Bytes of deltas that may wait for all readers; beyond it the one who has most is broken off."""
+MOST_ROWS_JOINED = 64
+"""Tokens with log-probabilities that waiting deltas are joined to: what is being written for a
+reader who takes nothing is no longer counted, so that it must be little.
+"""
 MOST_LOGPROBS = 4_000_000
 """Log-probabilities of all results that have come and are not answered yet, 0.6 GB of them."""
 _LOGPROB_BYTES = 160
@@ -63,9 +69,15 @@ class ExchangeLink(Protocol):
     turns: Dispatcher | None
     held_logprobs: int
     """Of all results that exchanges hold."""
+    queued_bytes: int
+    """Of all deltas that wait for their readers."""
 
     def number(self) -> int:
         """A new one, for a branch or a call."""
+        ...
+
+    def slowest(self) -> Exchange:
+        """The one for which most waits."""
         ...
 
     def listen(self, call: int, exchange: Exchange) -> None:
@@ -114,7 +126,6 @@ class Exchange:
         self._calls: set[int] = set()
         self._inbox: deque[Answer] = deque()
         self._queued = 0
-        """Bytes of the deltas in the inbox, about."""
         self._held = 0
         """Log-probabilities of the results that have come."""
         self._failure: Exception | None = None
@@ -124,6 +135,11 @@ class Exchange:
     def info(self) -> wire.Welcome:
         """What the runtime of this exchange said about itself."""
         return self._connection.info
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of the deltas that wait for its reader, about."""
+        return self._queued
 
     def branch(self) -> int:
         """A number for a new branch; closed with the exchange."""
@@ -191,7 +207,7 @@ class Exchange:
             await self._waiter
         reply = self._inbox.popleft()
         if isinstance(reply, wire.Delta):
-            self._queued -= _DELTA_BYTES + _size_of(reply)
+            self._read(min(self._queued, _DELTA_BYTES + _size_of(reply)))
         return reply
 
     async def next(self) -> Answer:
@@ -210,13 +226,14 @@ class Exchange:
         """For the link: one more reply."""
         if self._account is not None:
             self._charge(self._account, reply)
-        if not isinstance(reply, wire.Delta | wire.Welcome) and reply.call is not None:
+        if isinstance(reply, wire.Delta):  # by far the most
+            if self._queue(reply):
+                return
+        elif not isinstance(reply, wire.Welcome) and reply.call is not None:
             self._calls.discard(reply.call)
             self.record.take(reply)
             if not self._hold(reply):
                 return
-        elif isinstance(reply, wire.Delta) and self._queue(reply):
-            return
         self._inbox.append(reply)
         self._wake()
 
@@ -224,26 +241,36 @@ class Exchange:
         """Counts a delta. Whether that is all: it was joined to the last one, or the reader is too
         slow.
         """
-        self._queued += _size_of(delta)
+        last, link = self._inbox[-1] if self._inbox else None, self._link
+        # What came while nobody read is one piece: less work for all just when there is too much.
+        joins = (
+            isinstance(last, wire.Delta)
+            and last.call == delta.call
+            and last.index == delta.index
+            and len(last.logprobs) < MOST_ROWS_JOINED
+        )
+        size = _size_of(delta) if delta.logprobs else len(delta.text)
+        if not joins:
+            size += _DELTA_BYTES
+        self._queued += size
+        link.queued_bytes += size
         if self._queued > MOST_QUEUED:
-            self._break_off(
-                Cancelled(
-                    f"The stream was ended since its client reads too slowly: {MOST_QUEUED:,} "
-                    "bytes waited for it. Ask for fewer log-probabilities, or read faster."
-                )
-            )
+            self._break_off(_too_slow(self._queued))
             return True
-        last = self._inbox[-1] if self._inbox else None
-        if isinstance(last, wire.Delta) and (last.call, last.index) == (delta.call, delta.index):
-            # What came while nobody read is one piece: less work for all just when there is too
-            # much.
-            text, count = last.text + delta.text, last.num_tokens + delta.num_tokens
-            self._inbox[-1] = wire.Delta(
-                delta.call, delta.index, text, count, last.logprobs + delta.logprobs
-            )
-            return True
-        self._queued += _DELTA_BYTES
-        return False
+        if link.queued_bytes > MOST_QUEUED_TOGETHER:
+            slowest = link.slowest()
+            slowest._break_off(_too_slow(slowest.queued_bytes))
+            if slowest is self:
+                return True
+        if joins:
+            assert isinstance(last, wire.Delta)
+            self._inbox[-1] = wire.joined_deltas(last, delta)
+        return joins
+
+    def _read(self, size: int) -> None:
+        """So many bytes wait no longer."""
+        self._queued -= size
+        self._link.queued_bytes -= size
 
     def _hold(self, reply: Answer) -> bool:
         """Counts a result's log-probabilities, until the exchange is closed. Whether there is room
@@ -265,7 +292,6 @@ class Exchange:
     def _break_off(self, error: LmprogError) -> None:
         """Ends the exchange, and holds nothing of what has come."""
         self._inbox.clear()
-        self._queued = 0
         self.cancel(error)
 
     def _charge(self, account: Account, reply: Answer) -> None:
@@ -300,6 +326,7 @@ class Exchange:
     def _close(self, error: Exception) -> None:
         self._link.held_logprobs -= self._held
         self._held = 0
+        self._read(self._queued)
         turns = None if self._account is None else self._link.turns
         never_opened = turns.leave(self) if turns is not None else frozenset[int]()
         for number in self._calls:
@@ -330,7 +357,15 @@ class Exchange:
         self.close()
 
 
+def _too_slow(size: int) -> Cancelled:
+    return Cancelled(
+        f"The stream was ended since its client reads too slowly: {size:,} bytes waited for it. "
+        "Ask for fewer log-probabilities, or read faster."
+    )
+
+
 def _size_of(delta: wire.Delta) -> int:
     """Bytes, about, of what grows with its tokens."""
-    rows = wire.count_logprobs(delta) * _LOGPROB_BYTES if delta.logprobs else 0
-    return len(delta.text) + rows
+    if not delta.logprobs:
+        return len(delta.text)
+    return len(delta.text) + wire.count_logprobs(delta) * _LOGPROB_BYTES

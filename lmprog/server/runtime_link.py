@@ -74,6 +74,7 @@ class RuntimeLink:
         self.turns: Dispatcher | None = None
         """None: everything is sent at once."""
         self.held_logprobs = 0
+        self.queued_bytes = 0
         self._connection: Connection | None = None
         self._reader: ReplyReader | None = None
         self._numbers = itertools.count(1)
@@ -150,6 +151,10 @@ class RuntimeLink:
         """Those of requests, in the order in which they began."""
         own = (one for one in self._exchanges if one.record.number and one.record.calls)
         yield from sorted(own, key=lambda one: one.record.number)
+
+    def slowest(self) -> Exchange:
+        """The one for whose reader most waits."""
+        return max(self._exchanges, key=lambda one: one.queued_bytes)
 
     async def ask(self, make: Callable[[int], wire.Op], timeout: float = 10.0) -> Answer:
         """One call by itself: `await link.ask(wire.Describe)`. Raises why it failed, `TimeoutError`

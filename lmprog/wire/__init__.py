@@ -122,6 +122,7 @@ from lmprog.wire.replies import (
     Usage,
     Welcome,
     count_logprobs,
+    joined_deltas,
 )
 from lmprog.wire.sampling_params import (
     DIALECTS,
@@ -247,6 +248,7 @@ __all__ = [
     "decode_ops",
     "decode_replies",
     "encode",
+    "joined_deltas",
     "letters",
     "named_in",
     "options_of",

@@ -166,6 +166,17 @@ class Delta(Message, frozen=True):
     """As in `Output`, counted from the beginning of this text."""
 
 
+def joined_deltas(first: Delta, second: Delta) -> Delta:
+    """Two deltas of one output, the second right behind the first, as one."""
+    tags = first.tags
+    if second.tags:
+        begin = len(first.text)
+        tags += tuple(begin + at for at in second.tags)
+    text, num_tokens = first.text + second.text, first.num_tokens + second.num_tokens
+    logprobs = first.logprobs + second.logprobs
+    return Delta(first.call, first.index, text, num_tokens, logprobs, tags)
+
+
 class CallDone(Message, frozen=True):
     """`left_out`: what of its schema the constraint does not write, where the schema is not
     `strict`; one reason each.

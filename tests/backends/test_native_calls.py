@@ -251,6 +251,40 @@ def test_a_call_that_the_token_limit_cut_is_incomplete() -> None:
             program.using(backend=backend).run()
 
 
+@pytest.mark.parametrize("arguments", ["", "{}"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_call_that_the_token_limit_cut_before_its_arguments_runs_nothing(
+    arguments: str, is_stream: bool
+) -> None:
+    ran: list[str] = []
+
+    def delete_all(folder: str = "/") -> None:
+        ran.append(folder)
+
+    @lmprog.function
+    async def program(s: lmprog.Branch) -> Any:
+        s.user("Delete what is in /tmp/a.")
+        return (await s.act([delete_all])).text
+
+    cut = {"id": "f", "function": {"name": "delete_all", "arguments": arguments}}
+
+    def answer(body: Answer) -> object:
+        if len(api.requests) > 1:
+            return answering({"content": "Sorry."})(body)
+        made = answering({"content": "", "tool_calls": [cut]})(body)
+        end = made[-2] if isinstance(made, tuple) else made
+        end["choices"][0]["finish_reason"] = "length"  # type: ignore[index]
+        return made
+
+    with ScriptedApi(document()) as api, on(api) as backend:
+        api.extra[CHAT] = answer
+        asked = program.using(backend=backend)
+        assert (list(asked.stream())[-1] if is_stream else asked.run()).value == "Sorry."
+        result = api.requests[1]["messages"][-1]
+    assert (ran, result["role"]) == ([], "tool")
+    assert result["content"].startswith("Error: this call cannot be read: it is cut")
+
+
 def test_calls_of_which_only_the_first_counts_go_back_with_what_was_answered() -> None:
     @lmprog.function
     async def program(s: lmprog.Branch) -> Any:

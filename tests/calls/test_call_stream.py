@@ -117,6 +117,25 @@ def test_a_call_cut_in_its_arguments_is_content(family: str) -> None:
     assert read(form, cut, [7]) == (cut.lstrip() if cut[0] == "\n" else cut, [])
 
 
+@pytest.mark.parametrize("tells_wrong", [True, False])
+@pytest.mark.parametrize("family", EVERY)
+def test_no_call_that_something_else_cut_has_fewer_arguments_than_were_meant(
+    family: str, tells_wrong: bool
+) -> None:
+    form = form_of(family)
+    tools = {"say": {"properties": {"n": {"type": "integer"}, "text": {"type": "string"}}}}
+    for arguments in ({"n": 1234}, {"text": "a", "n": 12}, {"n": 12, "text": "all of it"}, {}):
+        made = [WrittenCall("say", arguments, f"abcdefgh{nth}") for nth in range(2)]
+        text = written(form, made).strip()
+        for size in range(len(text) + 1):
+            for finish, stop in (("length", None), ("stop", text[size : size + 1] or None)):
+                stream = CallStream(form, tools, tells_wrong=tells_wrong)
+                output = wire.Output(text[:size], (), finish, stop)  # type: ignore[arg-type]
+                parts = [*stream.feed(output.text), *stream.finish(output)]
+                calls = [one for one in parts if isinstance(one, ParsedCall) and not one.problem]
+                assert all(json.loads(one.arguments) == arguments for one in calls), output
+
+
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [

@@ -172,9 +172,9 @@ def on_server(support: wire.ToolSupport, output: wire.Output, dice: random.Rando
     for begin, text in pieces_of(output.text, dice):
         tags = [at - begin for at in output.tags if begin <= at < begin + len(text)]
         parts += reader.feed(text, tags)
-    parts += reader.finish()
+    parts += reader.finish(output)
     in_pieces = sum(isinstance(part, ParsedCall) for part in parts)
-    whole = len(box.read(output.text, output.tags).calls)
+    whole = len(box.read(output).calls)
     assert in_pieces == whole
     if not whole:
         shown = "".join(part for part in parts if isinstance(part, str))

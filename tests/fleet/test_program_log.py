@@ -33,6 +33,12 @@ def test_what_was_streamed_before_the_move_is_left_out(again: tuple[str, ...]) -
     assert sum(one.num_tokens for one in heard) == 3
 
 
+def test_the_tags_in_what_is_new_are_told_where_they_are_now() -> None:
+    log = moved_after("a<t>", "b")
+    again = wire.Delta(5, 0, "a<t>bc<t>d", 10, tags=(1, 6))
+    assert log.hear_delta(again) == wire.Delta(5, 0, "c<t>d", 5, tags=(1,))
+
+
 @pytest.mark.parametrize("again", ["x", "abx", "abxdef"])
 def test_another_text_than_before_the_move_is_not_believed(again: str) -> None:
     with pytest.raises(Diverged):

@@ -265,7 +265,7 @@ CALL = '<tool_call>\n{"name": "%s", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def calls_of(made: ChatCompletions, text: str) -> list[tuple[str, str]]:
-    return [(call.name, call.arguments) for call in made.box.read(text)[1]]
+    return [(call.name, call.arguments) for call in made.box.read(wire.Output(text, (), "stop"))[1]]
 
 
 def test_tools_and_a_schema_make_a_call_or_an_answer(runtime: Fake) -> None:
@@ -274,7 +274,7 @@ def test_tools_and_a_schema_make_a_call_or_an_answer(runtime: Fake) -> None:
     answer, _ = made.prompt.constraint.options
     assert isinstance(answer, wire.JsonSchema)
     assert json.loads(answer.schema) == SCHEMA
-    assert made.box.read('{"a": 1}') == ('{"a": 1}', [], "")
+    assert made.box.read(wire.Output('{"a": 1}', (), "stop")) == ('{"a": 1}', [], "")
     assert calls_of(made, CALL % "sub") == [("sub", '{"a": 1}')]
     assert calls_of(made, CALL % "sub" + "\n" + CALL % "sub") == [("sub", '{"a": 1}')] * 2
 

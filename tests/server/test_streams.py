@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from starlette.requests import Request
 
 from lmprog import wire
-from lmprog.errors import ModelError
+from lmprog.errors import Cancelled, ModelError
+from lmprog.server import exchange as exchanges
 from lmprog.server.app import build_app
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError
@@ -26,6 +28,7 @@ ENDLESS: dict[str, Any] = {
     "ignore_eos": True,
     "stream": True,
 }
+ROW = (wire.TokenLogprob(7, "x", -0.5, tuple((at, f"w{at}", -0.125 * at) for at in range(20))),)
 SHORT: dict[str, Any] = {"prompt": "Count on:", "max_tokens": 5, "ignore_eos": True, "stream": True}
 
 
@@ -274,10 +277,57 @@ def test_what_gathers_before_a_slow_reader_is_one_piece_and_loses_nothing(fake: 
         async with asking(fake) as (_, gateway):
             with gateway.link.exchange() as exchange:
                 one, other = wire.TokenLogprob(1, "a", -0.5), wire.TokenLogprob(2, "b", -0.25)
-                exchange.take(wire.Delta(7, 0, "a", 1, (one,)))
-                exchange.take(wire.Delta(7, 0, "b", 2, (other,)))
+                exchange.take(wire.Delta(7, 0, "a", 1, (one,), tags=(0,)))
+                exchange.take(wire.Delta(7, 0, "b<t>", 2, (other,), tags=(1,)))
                 exchange.take(wire.Delta(7, 1, "c", 1))
-                assert await exchange.next() == wire.Delta(7, 0, "ab", 3, (one, other))
+                both = wire.Delta(7, 0, "ab<t>", 3, (one, other), tags=(0, 2))
+                assert await exchange.next() == both
                 assert await exchange.next() == wire.Delta(7, 1, "c", 1)
+
+    asyncio.run(run())
+
+
+def test_what_waits_for_all_streams_is_bounded_and_who_reads_is_never_ended(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanges, "MOST_QUEUED_TOGETHER", 1_000_000)
+
+    async def run() -> None:
+        async with asking(fake) as (_, gateway):
+            link = gateway.link
+            with contextlib.ExitStack() as stack:
+                reader, *unread = [stack.enter_context(link.exchange()) for _ in range(9)]
+                calls = {exchange: exchange.call() for exchange in (reader, *unread)}
+                for _ in range(1000):
+                    for exchange in [one for one in unread if one.open_calls]:
+                        exchange.take(wire.Delta(calls[exchange], 0, "a", 1, ROW))
+                    told = wire.Delta(calls[reader], 0, "b", 1, ROW)
+                    reader.take(told)
+                    assert await reader.next() == told
+                    assert link.queued_bytes == sum(one.queued_bytes for one in unread)
+                    assert link.queued_bytes <= 1_000_000
+                assert not any(one.open_calls for one in unread), "each has more than all may have"
+                for exchange in unread:
+                    with pytest.raises(Cancelled, match="reads too slowly"):
+                        await exchange.next()
+            assert link.queued_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_written_for_a_reader_at_once_has_few_log_probabilities(fake: Fake) -> None:
+    async def run() -> None:
+        async with asking(fake) as (_, gateway):
+            with gateway.link.exchange() as exchange:
+                call = exchange.call()
+                for _ in range(500):
+                    exchange.take(wire.Delta(call, 0, "a", 1, ROW))
+                found: list[wire.Delta] = []
+                while gateway.link.queued_bytes:
+                    reply = await exchange.next()
+                    assert isinstance(reply, wire.Delta)
+                    found.append(reply)
+            assert [len(one.logprobs) for one in found] == [64] * 7 + [52]
+            assert "".join(one.text for one in found) == "a" * 500
 
     asyncio.run(run())

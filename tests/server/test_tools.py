@@ -41,6 +41,10 @@ PIECES = [
 ]
 
 
+def said(text: str) -> wire.Output:
+    return wire.Output(text, (), "stop")
+
+
 def read(text: str, cuts: list[int], box: Toolbox = BOX) -> tuple[str, list[ParsedCall]]:
     reader = box.reader()
     borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
@@ -96,7 +100,7 @@ def test_the_calls_do_not_depend_on_how_the_text_comes(
 def test_only_the_exact_form_is_a_call_and_all_else_is_content(
     text: str, content: str, calls: list[ParsedCall]
 ) -> None:
-    got, found, _ = BOX.read(text)
+    got, found, _ = BOX.read(said(text))
     assert (got, [without_id(call) for call in found]) == (content, calls)
 
 
@@ -109,7 +113,7 @@ def test_content_before_a_call_goes_out_at_once_and_half_a_tag_waits() -> None:
 
 def test_without_tools_everything_is_content() -> None:
     text = called("add", "{}")
-    assert Toolbox().read(text) == (text, [], "")
+    assert Toolbox().read(said(text)) == (text, [], "")
 
 
 def test_a_tool_that_names_no_parameters_takes_none() -> None:
@@ -120,14 +124,14 @@ def test_a_tool_that_names_no_parameters_takes_none() -> None:
 
 
 def test_several_calls_of_one_answer_have_different_ids() -> None:
-    _, calls, _ = BOX.read(called("add", "{}") + called("add", "{}"))
+    _, calls, _ = BOX.read(said(called("add", "{}") + called("add", "{}")))
     assert len({call.id for call in calls}) == 2
 
 
 def test_where_one_call_may_be_made_the_first_one_counts() -> None:
     one = Toolbox("auto", BOX.tools, parallel=False)
     assert one.stop == ("</tool_call>",)
-    assert len(one.read(called("add", "{}") + called("add", "{}"))[1]) == 1
+    assert len(one.read(said(called("add", "{}") + called("add", "{}")))[1]) == 1
 
 
 def test_a_form_that_is_not_the_templates_is_warned_of() -> None:
@@ -150,7 +154,7 @@ def test_the_named_tools_arguments_are_json_whatever_form_the_model_writes() -> 
     )
     assert box.opening == "<call>add"
     assert not box.streams_arguments
-    (call,) = box.read("<key>a</key><value>7</value>").calls
+    (call,) = box.read(said("<key>a</key><value>7</value>")).calls
     assert call == ParsedCall("add", '{"a": 7}', "x")
 
 

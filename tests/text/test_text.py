@@ -303,6 +303,16 @@ def test_where_a_tag_is_a_token_is_told_apart_from_where_it_is_spelled(
     assert stream.copy().tags_in(ended.text) == (11, 21)
 
 
+def test_a_tag_behind_half_a_character_is_told_where_it_stands() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.show("<|tool|>")
+    stream = TextStream(tokenizer)
+    stream.watch_tags(frozenset(tokenizer.shown))
+    deltas = [stream.push(token) for token in [*b"a\xe2\x82", *tokenizer.shown, *b"b"]]
+    assert "".join(deltas) == "a\ufffd<|tool|>b"
+    assert stream.tags_of("".join(deltas)) == stream.tags_in(stream.finish().text) == (2,)
+
+
 def test_a_tag_behind_a_stop_is_not_told() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.show("<|tool|>")

@@ -13,13 +13,13 @@ import inspect
 import json
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmprog import wire
 from lmprog.calls.call_stream import CallStream
 from lmprog.calls.harmony import HarmonyStream, ThoughtText
-from lmprog.calls.reading import ParsedCall, json_object
+from lmprog.calls.reading import MALFORMED, ParsedCall, json_object
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.errors import (
     Cancelled,
@@ -183,9 +183,8 @@ class OfferedTools:
         """
         stream = self.stream()
         if stream is None:
-            calls = [ParsedCall(call.name, call.arguments, call.id) for call in output.calls]
-            return ToolReply(text, self._calls(calls))
-        parts = [*stream.feed(text, _tags_of_end(output, text)), *stream.finish()]
+            return ToolReply(text, self._calls(self._sent(output)))
+        parts = [*stream.feed(text, _tags_of_end(output, text)), *stream.finish(output)]
         content = "".join(part for part in parts if isinstance(part, str))
         return ToolReply(content, self._calls(parts))
 
@@ -193,10 +192,25 @@ class OfferedTools:
         """Whether an answer that the token limit ended has the beginning of a call."""
         stream = self.stream()
         if stream is None:
-            return any(json_object(call.arguments or "{}") is None for call in output.calls)
+            return any(
+                call.problem or json_object(call.arguments or "{}") is None
+                for call in self._sent(output)
+            )
         stream.feed(output.text, output.tags)
-        stream.finish()
+        stream.finish(output)
         return stream.is_cut
+
+    def _sent(self, output: wire.Output) -> list[ParsedCall]:
+        """The calls in fields. A limit that came before the arguments of the last one leaves them
+        empty, which would be all defaults.
+        """
+        sent = [ParsedCall(call.name, call.arguments, call.id) for call in output.calls]
+        takes = {shape.name for shape in self.tools.shapes if shape.parameters.get("properties")}
+        if output.finish == "length" and sent and sent[-1].name in takes:
+            last = sent[-1]
+            if not json_object(last.arguments or "{}"):
+                sent[-1] = replace(last, problem=MALFORMED)
+        return sent
 
     def _calls(self, parts: Sequence[str | ParsedCall | ThoughtText]) -> tuple[ToolCall, ...]:
         calls = tuple(self._call(part) for part in parts if isinstance(part, ParsedCall))

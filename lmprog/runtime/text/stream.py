@@ -152,9 +152,11 @@ class TextStream:
             return new
         if self._stop_at is not None:
             return ""
-        if token in self._tags:
-            self._tag_places.append(self._length - len(self._seam))
-        return self._take(piece)
+        if token not in self._tags:
+            return self._take(piece)
+        new = self._take(piece)  # half a character before it becomes one, U+FFFD
+        self._tag_places.append(self._length - len(piece.decode()) - len(self._seam))
+        return new
 
     def _take(self, piece: bytes) -> str:
         """Takes the bytes of a token, which may end inside a character, the seam or a stop."""

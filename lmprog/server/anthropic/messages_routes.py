@@ -88,7 +88,7 @@ async def _counted(gateway: Gateway, chat: ChatCompletions) -> int:
 
 def _whole(chat: ChatCompletions, done: wire.CallDone) -> Json:
     output = done.outputs[0]
-    content, calls, _ = chat.box.read(output.text, output.tags)
+    content, calls, _ = chat.box.read(output)
     blocks: list[Json] = [{"type": "text", "text": content}] if content or not calls else []
     blocks += [{**_tool_use(call), "input": json.loads(call.arguments)} for call in calls]
     return {
@@ -158,7 +158,7 @@ async def _events(
                 continue
             yield (
                 begun
-                + blocks.add(reader.finish())
+                + blocks.add(reader.finish(piece.done.outputs[0]))
                 + blocks.end()
                 + _event(
                     "message_delta",

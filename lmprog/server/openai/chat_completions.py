@@ -246,7 +246,7 @@ def _whole(
 
 def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.ChatChoice:
     ids = output.tokens if chat.wants_token_ids else msgspec.UNSET
-    content, calls, thought = chat.box.read(output.text, output.tags)
+    content, calls, thought = chat.box.read(output)
     thoughts = thought or msgspec.UNSET
     logprobs = (
         None if chat.prompt.sampling.logprobs is None else answers.chat_logprobs(output.logprobs)

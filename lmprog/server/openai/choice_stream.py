@@ -53,7 +53,7 @@ class ChoiceStream:
 
     def end(self, output: wire.Output) -> list[answers.ChunkChoice]:
         """Nothing more will come: what was held back, and the reason."""
-        parts = self._reader.finish() if self._named is None else []
+        parts = self._reader.finish(output) if self._named is None else []
         choices = [self._part(part) for part in parts]
         finish = answers.finish_of(output)
         reason = "tool_calls" if self._num_calls and finish == "stop" else finish

@@ -54,9 +54,11 @@ class AnswerReader:
             return [text] if text else []
         return self._kept(self._calls.feed(text, tags))
 
-    def finish(self) -> list[AnswerPart]:
-        """The text has ended: what is held is a call, or it is content after all."""
-        return [] if self._calls is None else self._kept(self._calls.finish())
+    def finish(self, output: wire.Output | None = None) -> list[AnswerPart]:
+        """The text has ended, as `output` says: what is held is a call, or it is content after
+        all.
+        """
+        return [] if self._calls is None else self._kept(self._calls.finish(output))
 
     def _kept(self, parts: Sequence[AnswerPart]) -> list[AnswerPart]:
         kept: list[AnswerPart] = []
@@ -89,6 +91,6 @@ class NamedReader:
         self._held += text
         return []
 
-    def finish(self) -> list[AnswerPart]:
+    def finish(self, output: wire.Output | None = None) -> list[AnswerPart]:
         arguments = arguments_in(self._form, self._held, self._tools[self._name])
         return [ParsedCall(self._name, arguments, self._id)]

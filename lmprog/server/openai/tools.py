@@ -194,10 +194,10 @@ class Toolbox:
         """The tag of the thought that the answer begins in."""
         return "" if self.opening or not self.begins_turn else self.support.thought
 
-    def read(self, text: str, tags: Sequence[int] = ()) -> ReadAnswer:
+    def read(self, output: wire.Output) -> ReadAnswer:
         """A whole answer."""
         reader = self.reader()
-        parts = [*reader.feed(text, tags), *reader.finish()]
+        parts = [*reader.feed(output.text, output.tags), *reader.finish(output)]
         return ReadAnswer(
             "".join(part for part in parts if isinstance(part, str)),
             [part for part in parts if isinstance(part, ParsedCall)],

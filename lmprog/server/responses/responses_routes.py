@@ -126,7 +126,8 @@ class Responding:
                     continue
                 output = piece.done.outputs[0]
                 rest = [] if stream else reader.feed(output.text, output.tags)
-                told, self._begun = self._begun + writer.add([*rest, *reader.finish()]), b""
+                told = self._begun + writer.add([*rest, *reader.finish(output)])
+                self._begun = b""
                 self._remember(piece.done)
                 logprobs = await self._logprobs(piece.done)
                 yield told + writer.end(piece.done, logprobs)
@@ -171,7 +172,7 @@ class Responding:
     def _remember(self, done: wire.CallDone) -> None:
         """Adds the answer to the conversation, for requests that continue it."""
         output = done.outputs[0]
-        content, calls, thought = self._chat.box.read(output.text, output.tags)
+        content, calls, thought = self._chat.box.read(output)
         tools = [CalledTool(CalledFunction(call.name, call.arguments)) for call in calls]
         self._messages.append(
             ChatMessage(
