@@ -12,8 +12,9 @@ import pytest
 
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
-from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.grammar import trial
+from lmprog.constraints.grammar.lark import read_lark
 from lmprog.constraints.grammar.rules import (
     NeedsLlguidance,
     Part,
@@ -215,3 +216,11 @@ def test_a_compile_s_time_includes_the_reading_of_rules(small: Vocabulary) -> No
     except GrammarError as error:
         assert "enough" in error.message  # noqa: PT017
     assert time.thread_time() - begin < 10
+
+
+@pytest.mark.parametrize("body", ["R{0} R{0}", "R{0} | R{0} R{0}", "(R{0} R{0})+"])
+def test_terminals_that_double_are_not_written_out(body: str) -> None:
+    rules = [f"R{i}: {body.format(i + 1)}" for i in range(26)]
+    text = "\n".join(["start: R0", *rules, 'R26: "k"'])
+    with pytest.raises(NeedsLlguidance, match="when written out"):
+        read_lark(text, CompileLimits())

@@ -70,6 +70,8 @@ class _Reader:
         self._at = 0
         self._bodies: dict[str, int] = {}  # where the definition of each terminal starts
         self._terminals: dict[str, Expression] = {}
+        self._sizes: dict[str, int] = {}  # of terminals, those that they are made of included
+        self._read = 0  # characters of terminals, counted again wherever they are named
         self._open: set[str] = set()
         self._templates: dict[str, _Template] = {}
         self._bound: dict[str, Part] = {}  # the arguments of the template that is being read
@@ -212,6 +214,7 @@ class _Reader:
             raise NeedsLlguidance(f"%import {' '.join(words)} is not supported")
         for name, alias in pairs.items():
             self._terminals[alias] = whole(parse_pattern(COMMON[name], self._limits))
+            self._sizes[alias] = len(COMMON[name])
 
     def _from(self, begin: int, read: Callable[[], T]) -> T:
         """Parses at another place, up to the next definition."""
@@ -296,6 +299,7 @@ class _Reader:
         return seq(items)
 
     def _terminal_atom(self) -> Expression:
+        self._count(max(1, len(self._now.text)))
         for opening, closing in (("(", ")"), ("[", "]")):
             if self._take(opening):
                 found = self._terminal_alternatives()
@@ -321,11 +325,24 @@ class _Reader:
             if name not in self._bodies or name in self._open:
                 raise NeedsLlguidance(f"the terminal {name} is not defined, or by itself")
             self._open.add(name)
+            before = self._read
             found = self._terminals[name] = self._from(
                 self._bodies[name], self._terminal_alternatives
             )
+            self._sizes[name] = self._read - before
             self._open.discard(name)
+        else:
+            self._count(self._sizes[name])
         return found
+
+    def _count(self, characters: int) -> None:
+        """Bounds terminals made of terminals, which are copied: each may double the one before."""
+        self._read += characters
+        if self._read > self._limits.max_pattern_len:
+            raise NeedsLlguidance(
+                f"its terminals have more than {self._limits.max_pattern_len} characters "
+                "when written out"
+            )
 
     def _string(self, quoted: str) -> Expression:
         body, _, flag = quoted[1:].rpartition('"')
