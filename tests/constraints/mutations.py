@@ -7,6 +7,7 @@ there. Knows what specifications look like, not how they are read.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import random
@@ -155,9 +156,12 @@ def _schema_text(rng: random.Random) -> str:
         document: Any = random_schema(rng, 2)
     else:
         document = json.loads(rng.choice(documents()))
+    text = json.dumps(document)
     for _ in range(rng.choice([1, 1, 2, 3, 6])):
         document = _mutated(rng, document)
-    text = json.dumps(document, ensure_ascii=rng.random() < 0.8)
+    is_plain = rng.random() < 0.8
+    with contextlib.suppress(RecursionError):  # else it is left as it was before
+        text = json.dumps(document, ensure_ascii=is_plain)
     return _damaged(rng, text, JSON_LETTERS) if rng.random() < 0.2 else text
 
 
