@@ -117,7 +117,8 @@ class Delivery:
             return
         logprobs = () if op.sampling.logprobs is None else self._unsent_logprobs(run, index)
         if text or logprobs:
-            tags = run.streams[index].tags_of(text)
+            stream = run.streams[index]
+            tags = stream.tags_of(text) if stream.tags else ()
             delta = wire.Delta(op.call, index, text, num_tokens, logprobs, tags)
             self._completion.send(call.client, delta)
 

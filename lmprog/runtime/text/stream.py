@@ -75,12 +75,12 @@ class TextStream:
         "_seam",
         "_stop_at",
         "_tag_places",
-        "_tags",
         "_tokenizer",
         "_told",
         "_unread",
         "_watches",
         "num_tokens",
+        "tags",
     )
 
     def __init__(
@@ -94,7 +94,8 @@ class TextStream:
         names_special: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._tags: frozenset[int] = frozenset()
+        self.tags: frozenset[int] = frozenset()
+        """Special tokens whose places are kept; see `watch_tags`."""
         self._tag_places: list[int] = []
         """Characters of the text before each of them."""
         self._told = 0
@@ -152,7 +153,7 @@ class TextStream:
             return new
         if self._stop_at is not None:
             return ""
-        if token not in self._tags:
+        if token not in self.tags:
             return self._take(piece)
         new = self._take(piece)  # half a character before it becomes one, U+FFFD
         self._tag_places.append(self._length - len(piece.decode()) - len(self._seam))
@@ -172,7 +173,7 @@ class TextStream:
             start, new = len(self._seam), new[len(self._seam) - start :]
         if not self._watches:
             is_read = not self._unread and self._length >= len(self._seam)
-            self._is_simple = is_whole and is_read and not self._tags
+            self._is_simple = is_whole and is_read and not self.tags
             self._given.append(new)
             return new
         return self._release(new, start)
@@ -243,7 +244,7 @@ class TextStream:
         """Before the first token: keeps where these special tokens stand, which are part of texts
         by names that other tokens may spell, too.
         """
-        self._tags = tags
+        self.tags = tags
         self._is_simple &= not tags
 
     def tags_of(self, text: str) -> tuple[int, ...]:
@@ -306,7 +307,7 @@ class TextStream:
             seam=self._seam,
             names_special=self._names_special,
         )
-        other._tags, other._tag_places = self._tags, self._tag_places[:]
+        other.tags, other._tag_places = self.tags, self._tag_places[:]
         other._told = self._told
         other._unread, other.num_tokens = self._unread, self.num_tokens
         other._is_simple, other._checked = self._is_simple, self._checked
