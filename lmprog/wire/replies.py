@@ -344,8 +344,11 @@ def count_logprobs(reply: Reply) -> int:
     """Log-probabilities in a reply: of each token, and of the likely tokens in its place."""
     match reply:
         case CallDone():
-            rows = sum(_logprobs_of(output.logprobs) for output in reply.outputs)
-            return rows + _logprobs_of(reply.prompt_logprobs)
+            total = _logprobs_of(reply.prompt_logprobs)
+            for output in reply.outputs:
+                if output.logprobs:
+                    total += _logprobs_of(output.logprobs)
+            return total
         case Chosen():
             return sum(len(option.logprobs) for option in reply.options)
         case Delta():

@@ -185,10 +185,9 @@ def asked_by(prompts: Sequence[RequestPrompt], context: int) -> int:
 
 def needs_counting(prompts: Sequence[RequestPrompt], context: int) -> bool:
     """Whether only the tokens of the prompts' texts tell that the answer is not too large."""
-    are_tokens = all(
+    return is_beyond(asked_by(prompts, context)) and not all(
         isinstance(one, wire.TokensPiece) for prompt in prompts for one in prompt.pieces
     )
-    return not are_tokens and is_beyond(asked_by(prompts, context))
 
 
 def most_tokens(piece: wire.Piece) -> int:
