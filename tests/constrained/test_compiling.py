@@ -305,6 +305,23 @@ def test_there_are_never_more_threads_than_may_be() -> None:
     assert work.short_ended.wait(60)
 
 
+def test_a_job_waits_until_the_system_has_a_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers, done = CompilePool(), threading.Event()
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        workers.submit(done.set)
+        workers.turn(busy=True)
+    assert not done.is_set()
+    workers.turn(busy=False)
+    assert done.wait(10)
+    again = threading.Event()
+    workers.submit(again.set)
+    assert again.wait(10)
+
+
 def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[wire.Constraint] = []
     real = compile_constraint
