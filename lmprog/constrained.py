@@ -25,7 +25,8 @@ from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.sampling import unknown_option
 from lmprog.lang.ops.tagged_text import tags_constraint
-from lmprog.runtime.programs.call_constraints import vocabulary_of
+from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS, vocabulary_of
+from lmprog.runtime.programs.compile_pool import TimeLimit, never_pause
 
 EXAMPLE_BYTES = 160
 """An example is drawn to its end within so many bytes, or within the fewest that any instance
@@ -42,12 +43,19 @@ def _bytes() -> Vocabulary:
     return Vocabulary([*(bytes([byte]) for byte in range(256)), None], [_EOS], use_cache=False)
 
 
+def _compiled(asked: wire.Constraint, vocabulary: Vocabulary) -> Constraint:
+    """Within the runtime's limit, so that it takes no more here and is refused with the same
+    words."""
+    vocabulary.prepare()  # of which the runtime has done its own before
+    return compile_constraint(asked, vocabulary, check=TimeLimit(MAX_COMPILE_SECONDS, never_pause))
+
+
 class Constrained:
     """One compiled constraint; create it with `lmprog.constraint`."""
 
     def __init__(self, asked: wire.Constraint) -> None:
         self._asked = asked
-        self._constraint = compile_constraint(self._asked, _bytes())
+        self._constraint = _compiled(asked, _bytes())
         self._over_tokens: dict[object, tuple[Constraint, int, object]] = {}
         """The constraint over a tokenizer's tokens, how many there are, and the tokenizer, so that
         its id stays its.
@@ -121,7 +129,7 @@ class Constrained:
         if found is None:
             own = hasattr(tokenizer, "token_bytes")
             vocabulary = vocabulary_of(tokenizer) if own else vocabulary_of_tokenizer(tokenizer)
-            made = compile_constraint(self._asked, vocabulary)
+            made = _compiled(self._asked, vocabulary)
             found = self._over_tokens[key] = (made, len(vocabulary), tokenizer)
         return found[0], found[1]
 
@@ -204,7 +212,8 @@ def constraint(what: object = None, /, **options: Unpack[ConstraintKeywords]) ->
     choices, grammar and type is given. A type or an Outlines term may be positional. `whitespace`
     and `order` set the layout of JSON.
 
-    Raises RequestRejected if it is malformed, unsupported or unsatisfiable.
+    Raises RequestRejected if it is malformed, unsupported or unsatisfiable, or takes longer to
+    compile than the runtime lets it.
     """
     rest: dict[str, Any] = {**options}
     given = {_FIRST: what, **{name: rest.pop(name, None) for name in _KINDS}}

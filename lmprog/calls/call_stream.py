@@ -50,9 +50,15 @@ class CallStream:
         self._further = further[0] if further and further[0] in special else ""
         """The special tag that begins a further call."""
         self._is_token = self._mark.text in special
+        self._has_tokens = bool(special)
+        self._last_tag = _last_tag(form.end.strip() or form.literals[-1])
+        """What a call, or the section of them, ends with, where that is a tag."""
+        self._is_last_token = self._last_tag in special
         self._num_told = 0
         """Characters before the held text."""
-        self._tags = set(range(len(opening)))
+        self._tags = {
+            found.start() for tag in special for found in re.finditer(re.escape(tag), opening)
+        }
         """Where special tokens begin."""
         self._places = QuotedPlaces(thought)
         self._unread: list[str] = []
@@ -127,7 +133,7 @@ class CallStream:
         read = None if place is None else self._read(place, is_end)
         if read is not None:
             return self._begun(begin, *read, is_end)
-        other = None if place is None else read_any_call(self._form, self._held, place, self._tools)
+        other = None if place is None else self._any(self._held, place)
         if other is not None:  # of a tool that may not be called
             return self._passed_on(other[1])
         given_up = self._given_up(begin)
@@ -250,9 +256,21 @@ class CallStream:
 
     def _known(self, text: str, at: int) -> tuple[ParsedCall, int] | None:
         """Of a tool that may be called, unless the others are to be told, too."""
-        read = read_any_call(self._form, text, at, self._tools)
+        read = self._any(text, at)
         is_given = read is not None and (self._tells_wrong or read[0].name in self._tools)
         return read if is_given else None
+
+    def _any(self, text: str, at: int) -> tuple[ParsedCall, int] | None:
+        """Of any tool. No value goes on over a tag that is a token, nor, where tags are none, over
+        the end of a call and the begin of another: it is that one's value that would end it.
+        """
+        told = self._num_told
+        if self._has_tokens:
+            tags = [tag - told for tag in self._tags if tag >= told]
+        else:
+            border = _border_of_calls(self._form)
+            tags = [] if border is None else [found.start() for found in border.finditer(text)]
+        return read_any_call(self._form, text, at, self._tools, tags)
 
     def _next_mark(self) -> tuple[int | None, int]:
         """Where calls may begin, or how much of the held text is certainly none."""
@@ -285,12 +303,10 @@ class CallStream:
 
     def _given_up(self, begin: int) -> int | None:
         """Up to where the text behind a mark is no call, since its last tag came."""
-        closing = self._form.end.strip() or self._form.literals[-1].strip()
-        tags = [lexeme for lexeme in lexemes(closing) if is_tag(lexeme)]
-        if not tags:
-            return None
-        at = self._held.find(tags[-1], begin)
-        return at + len(tags[-1]) if at >= 0 else None
+        at = self._held.find(self._last_tag, begin) if self._last_tag else -1
+        while self._is_last_token and at >= 0 and not self._is_begun_by_token(at):
+            at = self._held.find(self._last_tag, at + 1)
+        return at + len(self._last_tag) if at >= 0 else None
 
     # --- content
 
@@ -352,6 +368,24 @@ def mark_of(form: wire.CallForm) -> CallMark:
     if len(opening.strip()) >= 6 and opening[0] not in "{[":
         return CallMark(opening.strip(), False)
     return CallMark(opening, True)
+
+
+def _last_tag(text: str) -> str:
+    tags = [lexeme for lexeme in lexemes(text) if is_tag(lexeme)]
+    return tags[-1] if tags else ""
+
+
+@functools.lru_cache(maxsize=64)
+def _border_of_calls(form: wire.CallForm) -> re.Pattern[str] | None:
+    """What stands between two calls or sections of them, where values are written as they are: a
+    last tag and a first one."""
+    firsts = [next(iter(lexemes(one.strip())), "") for one in (form.literals[0], form.begin)]
+    lasts = [_last_tag(one) for one in (form.literals[-1], form.end)]
+    first = "|".join(re.escape(one) for one in firsts if is_tag(one))
+    last = "|".join(re.escape(one) for one in lasts if one)
+    if form.keyed is None or form.keyed.quoted or not (first and last):
+        return None
+    return re.compile(rf"(?:{last})\s*(?:{first})")
 
 
 def _squeezed(text: str) -> str:

@@ -11,7 +11,7 @@ import ast
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,11 +67,17 @@ def read_call(
 
 
 def read_any_call(
-    form: wire.CallForm, text: str, at: int, tools: Parameters
+    form: wire.CallForm, text: str, at: int, tools: Parameters, tags: Collection[int] = ()
 ) -> tuple[ParsedCall, int] | None:
-    """The same, also of a tool that is none of these."""
+    """The same, also of a tool that is none of these. `tags`: where in the text tags begin that
+    are in no argument; one with such a tag in it is none.
+    """
     shape = _json_shape(form)
-    read = _read_slots(form, text, at, tools) if shape is None else _read_object(shape, text, at)
+    read = (
+        _read_slots(form, text, at, tools, tags)
+        if shape is None
+        else _read_object(shape, text, at, tags)
+    )
     return None if read is None else (read.call, read.end)
 
 
@@ -147,7 +153,7 @@ def _json_shape(form: wire.CallForm) -> _JsonCall | None:
     return _JsonCall(before, fields["n"], fields[1], fields.get("i"), after)
 
 
-def _read_object(shape: _JsonCall, text: str, at: int) -> _Read | None:
+def _read_object(shape: _JsonCall, text: str, at: int, tags: Collection[int]) -> _Read | None:
     begin = match_literal(shape.before, text, at)
     if begin is None:
         return None
@@ -155,7 +161,7 @@ def _read_object(shape: _JsonCall, text: str, at: int) -> _Read | None:
         value, end = _DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or _has_tag(tags, begin, end):
         return None
     name, arguments = value.get(shape.name), _object(value.get(shape.arguments))
     if not isinstance(name, str) or arguments is None:
@@ -182,7 +188,13 @@ def _object(value: Any) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _read_slots(form: wire.CallForm, text: str, at: int, tools: Parameters) -> _Read | None:
+def _has_tag(tags: Collection[int], begin: int, end: int) -> bool:
+    return any(begin <= tag < end for tag in tags)
+
+
+def _read_slots(
+    form: wire.CallForm, text: str, at: int, tools: Parameters, tags: Collection[int]
+) -> _Read | None:
     """Literal by literal."""
     name, id_, arguments = "", "", "{}"
     place = match_literal(form.literals[0], text, at)
@@ -193,9 +205,9 @@ def _read_slots(form: wire.CallForm, text: str, at: int, tools: Parameters) -> _
             got = (
                 _json_arguments(text, place)
                 if form.keyed is None
-                else _keyed_arguments(form.keyed, text, place, tools.get(name, {}))
+                else _keyed_arguments(form.keyed, text, place, tools.get(name, {}), tags)
             )
-            if got is None:
+            if got is None or (form.keyed is None and _has_tag(tags, place, got[1])):
                 return None
             arguments, place = got
         else:
@@ -221,14 +233,18 @@ def _json_arguments(text: str, at: int) -> tuple[str, int] | None:
 
 
 def _keyed_arguments(
-    keyed: wire.KeyedArguments, text: str, at: int, schema: Mapping[str, Any]
+    keyed: wire.KeyedArguments,
+    text: str,
+    at: int,
+    schema: Mapping[str, Any],
+    tags: Collection[int] = (),
 ) -> tuple[str, int]:
     """Arguments until none follows."""
     found: dict[str, Any] = {}
     end = at
     while True:
         begin = end if not found else match_literal(keyed.between, text, end)
-        read = None if begin is None else _keyed_argument(keyed, text, begin, schema)
+        read = None if begin is None else _keyed_argument(keyed, text, begin, schema, tags)
         if read is None:
             return as_json(found), end
         key, value, end = read
@@ -236,7 +252,11 @@ def _keyed_arguments(
 
 
 def _keyed_argument(
-    keyed: wire.KeyedArguments, text: str, at: int, schema: Mapping[str, Any]
+    keyed: wire.KeyedArguments,
+    text: str,
+    at: int,
+    schema: Mapping[str, Any],
+    tags: Collection[int],
 ) -> tuple[str, Any, int] | None:
     for around, is_string in ((keyed.string, True), (keyed.other, False)):
         place = match_literal(around.before_key, text, at)
@@ -247,22 +267,19 @@ def _keyed_argument(
         begin = _exactly(around.before_value, text, word.end())
         if begin is None:
             continue
+        read: tuple[Any, int] | None
         if is_string and keyed.quoted:
-            quoted = _quoted(around, text, begin)
-            if quoted is not None:
-                return key, *quoted
-            continue
-        if not is_string and around.after_value == "":
-            bare = _json_or_python(text, begin)
-            if bare is not None:
-                return key, *bare
-            continue
-        end = text.find(around.after_value, begin)
-        if end < 0:
-            continue
-        raw = text[begin:end]
-        value = raw if is_string and keyed.string != keyed.other else _typed(raw, key, schema)
-        return key, value, end + len(around.after_value)
+            read = _quoted(around, text, begin)
+        elif not is_string and around.after_value == "":
+            read = _json_or_python(text, begin)
+        else:
+            end = text.find(around.after_value, begin)
+            raw = text[begin:end]
+            is_text = is_string and keyed.string != keyed.other
+            value = raw if is_text or end < 0 else _typed(raw, key, schema)
+            read = None if end < 0 else (value, end + len(around.after_value))
+        if read is not None and not _has_tag(tags, begin, read[1] - len(around.after_value)):
+            return key, *read
     return None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 from lmprog import wire
 from lmprog.calls.call_stream import CallStream
 from lmprog.calls.dialects import dialect_of
-from lmprog.calls.reading import ParsedCall
+from lmprog.calls.lexemes import is_tag, lexemes
+from lmprog.calls.reading import MALFORMED, ParsedCall
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate
@@ -170,3 +173,81 @@ def test_a_value_without_quotes_has_the_type_of_its_schema(
     (call,) = [part for part in [*stream.feed(text), *stream.finish()] if part]
     assert isinstance(call, ParsedCall)
     assert json.loads(call.arguments) == {"x": value}
+
+
+def tags_of(form: wire.CallForm) -> list[str]:
+    text = [form.begin, form.between, form.end, *form.literals]
+    return [tag for tag in dict.fromkeys(lexemes("\n".join(text))) if is_tag(tag)]
+
+
+def places(text: str, tags: list[str]) -> list[int]:
+    return [found.start() for tag in tags for found in re.finditer(re.escape(tag), text)]
+
+
+def told(stream: CallStream, text: str, tags: list[int], size: int) -> tuple[str, list[ParsedCall]]:
+    """What it tells of a text in pieces of that size, with these tokens of tags."""
+    parts = []
+    for at in range(0, len(text), size):
+        piece = text[at : at + size]
+        parts += stream.feed(piece, [tag - at for tag in tags if at <= tag < at + len(piece)])
+    parts += stream.finish()
+    content = "".join(part for part in parts if isinstance(part, str))
+    return content, [part for part in parts if isinstance(part, ParsedCall)]
+
+
+def indented(call: str) -> str:
+    return call.replace("\n", "\n    ")
+
+
+def not_closed(call: str) -> str:
+    return re.sub(r"\s*</(parameter|arg_value|DSML.parameter)>", "", call)
+
+
+@pytest.mark.parametrize("are_tokens", [True, False])
+@pytest.mark.parametrize("spoil", [indented, not_closed])
+@pytest.mark.parametrize("family", ["glm", "coder", "dsml"])
+def test_no_value_goes_on_over_the_end_of_its_call(
+    family: str, spoil: Callable[[str], str], are_tokens: bool
+) -> None:
+    form = form_of(family)
+    call = written(form, CALLS[1:2]).strip()
+    text = f"{spoil(call)}\n{call}"
+    special = tags_of(form) if are_tokens else []
+    tags = places(text, special)
+    read = [
+        told(CallStream(form, TOOLS, tells_wrong=True, special=special), text, tags, size)
+        for size in (len(text), 1, 7, 50)
+    ]
+    assert all(one == read[0] for one in read)
+    for one in read[0][1]:
+        assert one.problem or not any(tag in one.arguments for tag in tags_of(form))
+    if family != "dsml" or spoil is not_closed:  # whose parameters may be indented
+        assert [one.problem for one in read[0][1]] == [MALFORMED]
+
+
+@pytest.mark.parametrize("family", ["glm", "coder", "dsml", "hermes"])
+def test_a_value_may_spell_the_tags_of_calls(family: str) -> None:
+    """In other tokens than theirs."""
+    form = form_of(family)
+    call, special = written(form, CALLS[:1]).replace("\n", ""), tags_of(form)
+    spelled = f"so: {call} {call} :os"
+    text = written(form, [WrittenCall("say", {"text": spelled})]).strip()
+    begin, end = text.index("so: "), text.index(" :os")
+    tags = [at for at in places(text, special) if not begin <= at < end]
+    for size in (len(text), 1, 7):
+        stream = CallStream(form, TOOLS, special=special)
+        content, (one,) = told(stream, text, tags, size)
+        assert not content.strip()
+        assert json.loads(one.arguments) == {"text": spelled}
+
+
+@pytest.mark.parametrize("family", ["hermes", "coder", "glm"])
+def test_tags_that_were_written_before_an_answer_are_tokens(family: str) -> None:
+    form = form_of(family)
+    text, special = written(form, CALLS[1:2]).strip(), tags_of(form)
+    for size in range(len(text)):
+        if any(0 < size - at < len(tag) for tag in special for at in places(text, [tag])):
+            continue
+        tags = [at - size for at in places(text, special) if at >= size]
+        stream = CallStream(form, TOOLS, text[:size], special=special)
+        assert [one.name for one in told(stream, text[size:], tags, 5)[1]] == ["say"], size

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 import lmprog
+from lmprog import constrained
 from lmprog.cli import main
 from lmprog.errors import GrammarError, InvalidParameter, RequestRejected
 from tests.constrained.test_always_closes import CONSTRAINTS, is_instance
@@ -32,6 +33,21 @@ def test_importing_it_loads_no_torch_and_no_runtime() -> None:
         "callable(lmprog.constraint)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_takes_too_long_to_compile_is_refused_as_the_runtime_refuses_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nested: dict[str, Any] = {"type": "string"}
+    for _ in range(60):  # each level doubles what has to be told apart
+        nested = {"properties": {"a": {"type": "integer"}}, "if": nested, "then": False}
+    monkeypatch.setattr(constrained, "MAX_COMPILE_SECONDS", 0.1)
+    with pytest.raises(GrammarError, match=r"takes more than 0\.1 s of processor time"):
+        lmprog.constraint(schema=nested)
+    once = lmprog.constraint(regex="a+")
+    monkeypatch.setattr(constrained, "MAX_COMPILE_SECONDS", -1.0)
+    with pytest.raises(GrammarError, match="of processor time"):
+        once.mask([], nano_tokenizer())
 
 
 def test_every_kind_accepts_what_it_says() -> None:

@@ -75,10 +75,10 @@ class Counting:
 class Slow:
     """A writer whose constraints are compiled when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, made: CallConstraints | None = None) -> None:
         workers = Later()
         self.jobs = workers.jobs
-        self.made = CallConstraints(byte_tokenizer(), workers=workers)
+        self.made = made or CallConstraints(byte_tokenizer(), workers=workers)
         self.writer = Writer(byte_tokenizer(), constraints=self.made)
 
     def say(self, *ops: wire.Op | Gone) -> None:
@@ -303,6 +303,43 @@ def test_there_are_never_more_threads_than_may_be() -> None:
     work.may_end.set()
     work.pool.submit(work.short)
     assert work.short_ended.wait(60)
+
+
+def test_a_job_waits_until_the_system_has_a_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers, done = CompilePool(), threading.Event()
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        workers.submit(done.set)
+        workers.turn(busy=True)
+    assert not done.is_set()
+    workers.turn(busy=False)
+    assert done.wait(10)
+    again = threading.Event()
+    workers.submit(again.set)
+    assert again.wait(10)
+
+
+def test_the_loop_goes_on_where_the_system_has_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = CompilePool()
+    made = CallConstraints(byte_tokenizer(), workers=pool)
+    slow = Slow(made)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        slow.gen(1, "abc")
+        slow.gen(2, None)
+        assert set(slow.replies()) == {2}
+    slow.gen(3, "abc")
+    replies: dict[int | None, wire.Reply] = {}
+    deadline = time.monotonic() + 30
+    while len(replies) < 2 and time.monotonic() < deadline:
+        replies |= slow.replies()
+    assert [text_of(replies[number]) for number in (1, 3)] == ["abc", "abc"]
 
 
 def test_what_nobody_waits_for_any_more_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

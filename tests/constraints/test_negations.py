@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
@@ -94,6 +95,45 @@ def test_negated_dependencies_are_exact(small: Vocabulary) -> None:
     rules = {"a": ["b"], "b": {"required": ["c"]}}
     schema = {"not": {"dependencies": rules}, "properties": dict.fromkeys("abc", True)}
     agrees(schema, jsonschema.Draft7Validator(schema), OBJECTS, small)
+
+
+NESTING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"type": "string"}, {"then": True}),
+    ({"type": "string"}, {"then": False, "else": True}),
+    ({"enum": ["a", "ab", 1]}, {"then": {"type": ["string", "null"]}, "else": False}),
+    ({"properties": {"a": {"type": "integer"}}}, {"type": "object", "then": False}),
+]
+
+
+@pytest.mark.parametrize(("inner", "around"), NESTING)
+def test_conditions_within_each_other_are_exact_and_expanded_once_a_level(
+    inner: dict[str, Any], around: dict[str, Any], small: Vocabulary
+) -> None:
+    counts: list[int] = []
+    for depth in (1, 2, 9, 18, 27):
+        schema = inner
+        for _ in range(depth):
+            schema = {**around, "if": schema}
+        check = Mock()
+        made = compile_constraint(wire.JsonSchema(json.dumps(schema)), small, check=check)
+        counts.append(check.call_count)
+        judge = jsonschema.Draft202012Validator(schema)
+        for value in (*NUMBERS, *OBJECTS, "ab", "b", True, []):
+            assert accepts(made, json.dumps(value)) == judge.is_valid(value), (depth, value)
+    *_, nine, eighteen, more = counts
+    assert more - eighteen < 2 * (eighteen - nine) + 100, "as much for each nine levels"
+
+
+def test_a_condition_applied_to_other_values_is_expanded_again(small: Vocabulary) -> None:
+    rule = {"$ref": "#/$defs/rule"}
+    schemas: list[dict[str, Any]] = [  # 1 and True are equal in Python
+        {"minimum": -9, "anyOf": [{"allOf": [{"not": {"const": x}}, rule]} for x in (1, True)]},
+        {"minimum": -9, "anyOf": [{"allOf": [{"enum": [x, "a"]}, rule]} for x in (1, True)]},
+        {"not": {"not": {"if": {"not": rule}, "then": rule, "else": {"not": {"not": rule}}}}},
+    ]
+    for schema in schemas:
+        schema["$defs"] = {"rule": {"if": {"const": 5}, "then": False}}
+        agrees(schema, jsonschema.Draft202012Validator(schema), [*NUMBERS, True, False], small)
 
 
 def test_a_keyword_that_nobody_knows_negates_to_nothing(small: Vocabulary) -> None:

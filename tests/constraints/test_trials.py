@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -134,6 +137,28 @@ def test_a_trial_that_nobody_waits_for_is_killed(small: Vocabulary, trials: Tria
     with pytest.raises(GrammarError, match="nobody waits"):
         compile_constraint(wire.Grammar(chain(3000)), small, check=check)
     assert trials.processes[0].poll() not in (None, 0)
+
+
+@pytest.mark.parametrize("lacking", ["process", "file", "thread"])
+def test_a_grammar_is_refused_where_the_system_has_no_room_to_try_it(
+    lacking: str, small: Vocabulary, trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        if lacking == "thread":
+            raise RuntimeError("can't start new thread")
+        raise BlockingIOError(errno.EAGAIN, "no more are left")
+
+    place, name = {
+        "process": (trials, "popen"),
+        "file": (tempfile, "TemporaryFile"),
+        "thread": (threading.Thread, "start"),
+    }[lacking]
+    monkeypatch.setattr(place, name, refuse)
+    text = loop(20) + "\n" + "\n".join(f'unused{i}::="x"' for i in range(200))
+    with pytest.raises(GrammarError, match=r"the grammar is refused: .* the system did not give"):
+        compiled(text, small)
+    monkeypatch.undo()
+    assert compiled(text, small).engine == "llguidance"
 
 
 def test_a_wrong_grammar_is_refused_with_what_llguidance_says_of_it(

@@ -48,7 +48,8 @@ _Result = TypeVar("_Result")
 
 def tried(text: str, kind: str, check: Check) -> str:
     """llguidance's form of a grammar, which it could compile within the limits. Raises GrammarError
-    where it could not, and what `check` raises, which ends the trial.
+    where it could not, or where the system has no process for that, and what `check` raises, which
+    ends the trial.
     """
     if not sys.executable:
         raise NotSupported("a grammar is tried in a Python of its own, which is not to be found.")
@@ -61,12 +62,19 @@ def tried(text: str, kind: str, check: Check) -> str:
         "step_stack": _STEP_STACK,
         "lexer_fuel": LEXER_FUEL,
     }
-    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as answer:
-        json.dump(job, asked)
-        asked.seek(0)
-        code, said = _ended(asked, answer, check)
-        answer.seek(0)
-        written = answer.read()
+    try:
+        with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as answer:
+            json.dump(job, asked)
+            asked.seek(0)
+            code, said = _ended(asked, answer, check)
+            answer.seek(0)
+            written = answer.read()
+    except OSError as error:  # no memory, processes, files or room on the disk are left
+        raise GrammarError(
+            f"it has more than {MAX_UNTRIED:,} characters, so that it is tried in a process of its "
+            f"own first, which the system did not give: {error}",
+            position=None,
+        ) from error
     if code != 0 or not written:
         raise GrammarError(_why(code, said), position=None)
     found: dict[str, str] = json.loads(written)
@@ -116,12 +124,19 @@ def _why(code: int, said: str) -> str:
 
 
 def on_large_stack(work: Callable[[], _Result]) -> _Result:
-    """The result of `work`, in a thread with the stack that a tried grammar may need."""
+    """The result of `work`, in a thread with the stack that a tried grammar may need. Raises
+    GrammarError where the system has none."""
     with ThreadPoolExecutor(1, "grammar") as executor:
         with _STACK_SIZE:  # it is that of all threads that begin meanwhile
             before = threading.stack_size(_OWN_STACK)
             try:
                 running = executor.submit(work)  # which begins the thread
+            except RuntimeError as error:
+                raise GrammarError(
+                    f"it is compiled in a thread with a stack of {_OWN_STACK >> 20} MB, which the "
+                    f"system did not give: {error}",
+                    position=None,
+                ) from error
             finally:
                 threading.stack_size(before)
         return running.result()

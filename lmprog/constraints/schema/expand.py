@@ -39,8 +39,14 @@ _JOINED = frozenset(["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"])
 """Applicators whose properties come in the order of the text, before or after this object's own.
 The others add properties by negation, which declares nothing."""
 
+_TWICE = frozenset(["if", "not", "oneOf"])
+"""Applicators that need a schema and its complement, or its complement's."""
+
 Disjoint = Callable[[Located, Located], bool]
 LeaveOut = Callable[[UnsupportedSchema], None]
+_Done = tuple[int, str, bool, bool, tuple[Flat, ...]]
+"""The schema, its base, whether it stands in a negation, whether it is negated, the alternatives
+that it was applied to."""
 
 
 def weakly(method: Disjoint) -> Disjoint:
@@ -79,6 +85,9 @@ class Expander:
         self._disjoint = disjoint
         self._leave_out: LeaveOut | None = None
         self._following: list[str] = []
+        self._done: dict[_Done, tuple[Located, list[Flat]]] = {}
+        """What was expanded before of what else is expanded again at each level that it is in, with
+        the schema, so that its id stays its."""
 
     def lenient(self, leave_out: LeaveOut) -> Expander:
         """One that leaves out alternatives where exactness is not possible, and says so."""
@@ -97,6 +106,33 @@ class Expander:
         self._check()
         if isinstance(at.value, bool):
             return flats if at.value else []
+        if _TWICE.isdisjoint(at.value):
+            return self._expanded(at, flats)
+        return self._once(at, flats, False, self._expanded)
+
+    def _once(
+        self,
+        at: Located,
+        flats: list[Flat],
+        is_negated: bool,
+        make: Callable[[Located, list[Flat]], list[Flat]],
+    ) -> list[Flat]:
+        """What `make` gives, made once for a schema wherever it stands: the complement of an `if`
+        has the `if` in it, so that nested ones would be expanded twice at every level.
+        """
+        if self._leave_out is not None or any(
+            flat.values is not None or flat.not_values for flat in flats
+        ):  # what is left out depends on the place; 1 and True are equal
+            return make(at, flats)
+        # Annotations of what is negated do not count, which the path says.
+        key = (id(at.value), at.base, "\0not" in at.path, is_negated, tuple(flats))
+        found = self._done.get(key)
+        if found is None:
+            found = self._done[key] = (at, make(at, flats))
+        return found[1]
+
+    def _expanded(self, at: Located, flats: list[Flat]) -> list[Flat]:
+        assert not isinstance(at.value, bool), "those are decided before"
         if at.path in self._following:
             raise refuse(at, "$ref", "the schema refers to itself without anything in between")
         self._following.append(at.path)
@@ -124,7 +160,10 @@ class Expander:
             return []
 
     def _complement(self, at: Located, flats: list[Flat]) -> list[Flat]:
-        return self._apply(complement(at, self._document, self._leave_out), flats)
+        def make(at: Located, flats: list[Flat]) -> list[Flat]:
+            return self._apply(complement(at, self._document, self._leave_out), flats)
+
+        return self._once(at, flats, True, make)
 
     def _keywords(self, at: Located, flats: list[Flat]) -> list[Flat]:
         schema = keywords_of(at)

@@ -8,6 +8,7 @@ know patterns.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -18,6 +19,8 @@ from typing import Generic, Protocol, TypeVar
 from lmprog.constraints.constraint import CompileTooLong
 from lmprog.errors import Cancelled, LmprogError
 from lmprog.runtime.programs.branch import Awaited
+
+log = logging.getLogger("lmprog")
 
 Job = Callable[[], None]
 Made = TypeVar("Made")
@@ -122,6 +125,8 @@ class CompilePool:
         self._jobs: OrderedDict[Hashable, deque[Job]] = OrderedDict()
         """By owner; the next one's turn comes first."""
         self._num_idle = self._num_threads = 0
+        self._is_refused = False
+        """Whether the system had no thread for the next job; each turn asks again."""
         self._short: _Worker | None = None
         """Whose job is not long yet: the next one begins when there is none."""
         self._long: list[_Worker] = []
@@ -146,9 +151,16 @@ class CompilePool:
         if self._num_idle:
             self._lock.notify_all()
         elif self._num_threads < MAX_THREADS:
-            self._num_threads += 1
-            name = f"constraints-{self._num_threads}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+            name = f"constraints-{self._num_threads + 1}"
+            try:
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+            except RuntimeError as error:
+                if not self._is_refused:
+                    log.warning("constraints wait, the system has no thread for them: %s", error)
+                self._is_refused = True
+            else:
+                self._num_threads += 1
+                self._is_refused = False
 
     def turn(self, busy: bool) -> None:
         """Lets the workers go on: for a moment where the loop is `busy`, else until the next turn
@@ -157,6 +169,9 @@ class CompilePool:
         short = self._short
         if short is not None and short.is_late:  # perhaps in one call that does not come to pause
             self._make_room(short)
+        if self._is_refused:
+            with self._lock:
+                self._get_worker()
         self._may_run.set()
         if busy:
             self._all_done.wait(TURN)
