@@ -42,6 +42,14 @@ class Fingerprint(Message, frozen=True):
         """By their names."""
         return msgspec.structs.asdict(self)
 
+    @property
+    def documents(self) -> dict[str, str]:
+        """The parts that are the same wherever and in whatever types the model is computed; none
+        where there is no model.
+        """
+        names = ("weights", "config", "rope", "tokenizer", "template")
+        return {name: getattr(self, name) for name in names} if self.weights else {}
+
 
 class Welcome(Message, frozen=True):
     version: int

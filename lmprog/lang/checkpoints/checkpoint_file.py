@@ -51,6 +51,8 @@ class RunOrigin:
     seed: int
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Those that the backend had, with digests of their content."""
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """What the backend told of its model; see `wire.Fingerprint.documents`."""
 
     def check_model(self, welcome: wire.Welcome) -> None:
         """Raises `CheckpointMismatch` where `welcome` is of another model."""
@@ -59,6 +61,14 @@ class RunOrigin:
             raise CheckpointMismatch(
                 f"the checkpoint was made with model {self.model!r} ({self.vocab_size:,} tokens), "
                 f"and this backend has {welcome.model!r} ({welcome.vocab_size:,} tokens)"
+            )
+        now = welcome.fingerprint.documents
+        others = [name for name, part in self.documents.items() if now.get(name, part) != part]
+        if others:
+            raise CheckpointMismatch(
+                f"the checkpoint was made with another model of the name {self.model!r}: this "
+                f"backend's has another {', '.join(others)}; a run goes on with the model that it "
+                "began with, so give it a file of its own"
             )
         own = self.settings.get("lora")
         missing = own in self.adapters and own not in welcome.adapters
@@ -277,6 +287,7 @@ def _origin_line(origin: RunOrigin) -> dict[str, Any]:
         "vocab_size": origin.vocab_size,
         "seed": origin.seed,
         "adapters": dict(origin.adapters),
+        "documents": dict(origin.documents),
     }
 
 
@@ -295,8 +306,13 @@ def _origin(said: Mapping[str, Any], name: str) -> RunOrigin:
         str(said["model"]),
         int(said["vocab_size"]),
         int(said["seed"]),
-        {str(name): str(digest) for name, digest in said.get("adapters", {}).items()},
+        _texts(said.get("adapters", {})),
+        _texts(said.get("documents", {})),
     )
+
+
+def _texts(said: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(digest) for name, digest in said.items()}
 
 
 def _line(kept: Kept) -> dict[str, Any]:

@@ -108,4 +108,5 @@ def _origin(
         welcome.vocab_size,
         scope.seed,
         dict(welcome.adapters),
+        welcome.fingerprint.documents,
     )
