@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -73,6 +74,14 @@ class Welcome(Message, frozen=True):
         """The fingerprint with its adapters, by the names of its parts."""
         adapters = {f"adapter {name}": one for name, one in sorted(self.adapters.items())}
         return self.fingerprint.parts | adapters
+
+    @property
+    def digest(self) -> str:
+        """All parts as one text; "" where there is no model."""
+        if not self.fingerprint.weights:
+            return ""
+        said = msgspec.json.encode(self.parts, order="sorted")
+        return hashlib.blake2b(said, digest_size=16).hexdigest()
 
     def difference(self, other: Welcome) -> str:
         """Which parts of the fingerprint are others than in `other`, in words; "" where all are
