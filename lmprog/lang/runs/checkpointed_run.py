@@ -109,4 +109,9 @@ def _origin(
         scope.seed,
         dict(welcome.adapters),
         welcome.fingerprint.documents,
+        {
+            name: documents
+            for name, backend in scope.backends.items()
+            if (documents := backend.client.welcome.fingerprint.documents)
+        },
     )
