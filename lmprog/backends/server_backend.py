@@ -6,9 +6,10 @@ The kind of server is detected by a request; it determines what a program can do
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
@@ -21,7 +22,7 @@ from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.sglang_api import NativeApi
 from lmprog.backends.blackbox.transcript import Kind, Prompt, TextPrompt
-from lmprog.errors import InvalidParameter, ProtocolError
+from lmprog.errors import InvalidParameter, LmprogError, ProtocolError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,10 +65,12 @@ class RuntimeEndpoint(ApiBackend):
         self._api_key = api_key
         self._model = found.model
         retry_policy = retry_policy_of(options)
-        super().__init__(
-            _api(found, HttpTransport(self.base_url, api_key), retry_policy), retry_policy, options
-        )
+        api = _api(found, HttpTransport(self.base_url, api_key), retry_policy)
+        super().__init__(api, retry_policy, options)
         self.identity = (self.base_url, self.kind)
+        if isinstance(api, ProgramsApi):
+            api.when_replaced = lambda: self._ask_again(api)
+            self._take(found, api)
 
     @property
     def model_info(self) -> dict[str, Any]:
@@ -77,6 +80,17 @@ class RuntimeEndpoint(ApiBackend):
             if said is not None:
                 return dict(said)
         return {"model_path": self._model, "is_generation": True}
+
+    def _ask_again(self, api: ProgramsApi) -> None:
+        """The server has another model: programs that begin now begin with it. Blocks."""
+        with contextlib.suppress(LmprogError):  # the next program finds out
+            self._take(ask_what(self.base_url, self._api_key), api)
+
+    def _take(self, found: Found, api: ProgramsApi) -> None:
+        told = found.fingerprint
+        known = {name: told[name] for name in wire.Fingerprint().parts if name in told}
+        self.learn(found.context_len, wire.Fingerprint(**known))
+        api.fingerprint = str(told.get("digest") or "")
 
     def speculate(self, branch: int, num_tokens: int) -> None:
         """Sets the speculation of `branch`. Not used where the server caches whole branches."""
@@ -94,6 +108,8 @@ class Found:
     context_len: int
     lost: str | None = None
     """See `RuntimeEndpoint`."""
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """Of the model of a server of lmprog: its parts, and their `digest`."""
 
 
 def ask_what(url: str, api_key: str | None) -> Found:
@@ -107,7 +123,8 @@ def ask_what(url: str, api_key: str | None) -> Found:
         owner = str(card.get("owned_by") or "")
         model, context_len = str(card.get("id") or "default"), int(card.get("max_model_len") or 0)
         if owner in ("lmprog", "sglang", "vllm"):
-            return Found(owner, model, context_len)
+            fingerprint = card.get("fingerprint") if owner == "lmprog" else None
+            return Found(owner, model, context_len, fingerprint=fingerprint or {})
         behind = look(url, "/get_model_info", api_key) or {}
         if behind.get("server") == "lmprog":  # a router forwards this question, and not the other
             return Found("vllm", model, int(behind.get("context_length") or 0), LOST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
@@ -42,6 +43,14 @@ class Fingerprint(Message, frozen=True):
         """By their names."""
         return msgspec.structs.asdict(self)
 
+    @property
+    def documents(self) -> dict[str, str]:
+        """The parts that are the same wherever and in whatever types the model is computed; none
+        where there is no model.
+        """
+        names = ("weights", "config", "rope", "tokenizer", "template")
+        return {name: getattr(self, name) for name in names} if self.weights else {}
+
 
 class Welcome(Message, frozen=True):
     version: int
@@ -65,6 +74,14 @@ class Welcome(Message, frozen=True):
         """The fingerprint with its adapters, by the names of its parts."""
         adapters = {f"adapter {name}": one for name, one in sorted(self.adapters.items())}
         return self.fingerprint.parts | adapters
+
+    @property
+    def digest(self) -> str:
+        """All parts as one text; "" where there is no model."""
+        if not self.fingerprint.weights:
+            return ""
+        said = msgspec.json.encode(self.parts, order="sorted")
+        return hashlib.blake2b(said, digest_size=16).hexdigest()
 
     def difference(self, other: Welcome) -> str:
         """Which parts of the fingerprint are others than in `other`, in words; "" where all are

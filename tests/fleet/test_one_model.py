@@ -21,7 +21,7 @@ import pytest
 import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
+from lmprog.errors import CheckpointMismatch, InvalidParameter, LmprogError, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel
 from lmprog.fleet.local_members import LocalMembers
 from lmprog.fleet.members import Member
@@ -347,6 +347,32 @@ def test_a_model_folder_that_is_replaced_mixes_no_program(folder: Path, tmp_path
         shutil.copytree(tmp_path / "old", folder)
         until(lambda: len(channel.replicas()) == 2)  # it was ended, and started again
         assert channel.refused == {}
+
+
+@lmprog.function
+def halves(s: lmprog.Branch) -> str:
+    s += "It begins: "
+    s += lmprog.gen("first", max_tokens=8, ignore_eos=True)
+    first = str(s["first"])
+    s.pause("Go on?")
+    s += lmprog.gen("second", max_tokens=8, ignore_eos=True)
+    return first + str(s["second"])
+
+
+def test_a_stopped_run_goes_on_with_its_own_model_only(folder: Path, tmp_path: Path) -> None:
+    """In whatever type, and wherever its folder is now; another one of its name is refused."""
+    path = tmp_path / "run.jsonl"
+    another = write_checkpoint(tmp_path / "elsewhere" / folder.name, seed=1)
+    there = Path(shutil.copytree(folder, tmp_path / "moved" / folder.name))
+    with fleet(a=Replica(folder)) as (backend, _, _), pytest.raises(lmprog.Paused):
+        halves.using(backend=backend, checkpoint=path).run()
+    with (
+        fleet(a=Replica(another)) as (backend, _, _),
+        pytest.raises(CheckpointMismatch, match=r"the model .* has another weights now;"),
+    ):
+        lmprog.resume(path, halves, backend=backend, answer="yes")
+    with fleet(a=Replica(there, kv_dtype="bfloat16")) as (backend, _, _):
+        assert lmprog.resume(path, halves, backend=backend, answer="yes").value
 
 
 def test_what_is_no_address_is_refused_with_a_sentence() -> None:

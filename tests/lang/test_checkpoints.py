@@ -293,6 +293,35 @@ def test_other_backends_of_a_run_are_resumed_too(tmp_path: Path) -> None:
         assert home.prompts[0].count("no\n") == 1
 
 
+def test_other_backends_of_a_resumed_run_have_the_models_that_they_had(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+
+    @lmprog.function
+    async def judged(s: lmprog.Branch) -> str:
+        s.user("Good?")
+        verdict = await s.on("judge").select("yes", "no")
+        s.pause("Go on?")
+        return f"{verdict} {await s.on('judge').gen()}"
+
+    def of_weights(scripted: Scripted, weights: str) -> dict[str, Scripted]:
+        client = scripted.client
+        told = wire.Fingerprint(weights=weights)
+        client.welcome = msgspec.structs.replace(client.welcome, fingerprint=told)
+        return {"judge": scripted}
+
+    with Scripted([]) as home, Scripted(["no"]) as judge:
+        begun = judged.using(backend=home, backends=of_weights(judge, "one"), checkpoint=path)
+        with pytest.raises(lmprog.Paused):
+            begun.run()
+    with Scripted([]) as home, Scripted([]) as judge:
+        there = {"backend": home, "backends": of_weights(judge, "two")}
+        with pytest.raises(CheckpointMismatch, match=r"backend 'judge' has another weights now"):
+            lmprog.resume(path, judged, answer="yes", **there)
+    with Scripted([]) as home, Scripted(["same"]) as judge:
+        there = {"backend": home, "backends": of_weights(judge, "one")}
+        assert lmprog.resume(path, judged, answer="yes", **there).value == "no same"
+
+
 def test_a_branch_on_a_service_is_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
 

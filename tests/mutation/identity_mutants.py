@@ -51,6 +51,27 @@ IDENTITY_MUTANTS = [
         "            weights=self._model,\n",
     ),
     Mutant(
+        "a stopped run goes on with another model of the name",
+        "replaced models",
+        "lang/checkpoints/checkpoint_file.py",
+        "if now.get(name, part) != part]",
+        "if name not in now]",
+    ),
+    Mutant(
+        "a program over HTTP does not say with which model it has begun",
+        "replaced models",
+        "backends/blackbox/transcript.py",
+        "ItemsPrompt(self.items, self.fingerprint)",
+        "ItemsPrompt(self.items)",
+    ),
+    Mutant(
+        "answers of a model that replaced another are kept as the other's",
+        "replaced models",
+        "backends/caching/caching_backend.py",
+        "if self._asks.welcome.fingerprint != self.info.fingerprint:",
+        "if self._asks is None:",
+    ),
+    Mutant(
         "pages of another model are believed",
         "pages on disk",
         _PAGES,

@@ -30,6 +30,7 @@ ROOMS = {
     "fleet": "tests/fleet/test_program_log.py tests/fleet/test_placement.py tests/fleet/test_moving.py "
     "tests/fleet/test_replica_death.py",
     "fingerprint": "tests/fleet/test_one_model.py",
+    "replaced models": "tests/lang/test_checkpoints.py tests/server/test_replaced_model.py",
     "pages on disk": "tests/tier/test_pages_on_disk.py",
     "packed weights": "tests/model/test_weight_cache.py",
     "calls": "tests/calls/test_call_stream.py tests/calls/test_derivation.py "

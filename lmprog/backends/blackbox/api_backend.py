@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self, TypedDict
 
+import msgspec
+
+from lmprog import wire
 from lmprog.backends.blackbox.api import Api
 from lmprog.backends.blackbox.api_channel import BlackBox
 from lmprog.backends.blackbox.call_answers import CallAnswers, Constraints
@@ -72,6 +75,14 @@ class ApiBackend:
     def speculate(self, branch: int, num_tokens: int) -> None:
         """For programs with `num_api_spec_tokens`; called before `branch` is opened."""
         self._channel.speculate(branch, num_tokens)
+
+    def learn(self, context_len: int, fingerprint: wire.Fingerprint) -> None:
+        """The model behind the API, where that tells it; from now on another one, where it does so
+        again.
+        """
+        self._client.welcome = msgspec.structs.replace(
+            self._client.welcome, context_len=context_len, fingerprint=fingerprint
+        )
 
     def remember(self, call: int, reply: KnownReply) -> None:
         """The call of that number was answered before: it is not asked."""

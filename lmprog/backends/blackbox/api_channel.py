@@ -22,7 +22,7 @@ from lmprog.backends.blackbox.api import TextListener
 from lmprog.backends.blackbox.api_branch import ApiBranch, ApiCall, Texts
 from lmprog.backends.blackbox.call_answers import CallAnswers
 from lmprog.backends.blackbox.remembered import KnownReply, remembered
-from lmprog.backends.blackbox.transcript import Item, ResultText, TurnBegin, TurnEnd
+from lmprog.backends.blackbox.transcript import Item, ResultText, Transcript, TurnBegin, TurnEnd
 from lmprog.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -138,7 +138,9 @@ class BlackBox:
     def _take(self, op: wire.Op) -> None:
         if isinstance(op, wire.Open):
             opened = self._open(op.branch)
-            opened.begin(AnswerState(num_spec_tokens=self._speculating.pop(op.branch, 0)))
+            now = getattr(self._answering.api, "fingerprint", "")  # of servers that tell one
+            tokens = self._speculating.pop(op.branch, 0)
+            opened.begin(AnswerState(Transcript(fingerprint=now), tokens))
             _refuse_lora(opened, op.lora)
         elif isinstance(op, wire.Generate | wire.Select | wire.Read):
             self._take_call(op)

@@ -28,6 +28,10 @@ from lmprog.errors import (
 _LIMIT = re.compile(r"maximum context length (?:is|of) ([0-9,]+)")
 
 
+class ModelReplaced(RuntimeGone):
+    """The server has another model than the one that the program has begun with."""
+
+
 def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogError | TransientError:
     """The error for a response other than 200; a `TransientError` if a retry may succeed."""
     about = _about(body)
@@ -38,6 +42,8 @@ def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogErro
         return Overloaded(message)
     if status in (429, 503, 529):
         return TransientError(Overloaded(message, retry_after=after), after)
+    if status == 412 and code == ModelReplaced.code:
+        return ModelReplaced(text)
     if status == 408:
         return TransientError(DeadlineExceeded(message), after)
     if status == 409 or status >= 500:

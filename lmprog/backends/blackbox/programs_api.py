@@ -6,15 +6,16 @@ within turns.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
-from lmprog.backends.blackbox.api_errors import failure
+from lmprog.backends.blackbox.api_errors import ModelReplaced, failure
 from lmprog.backends.blackbox.dialects import LMPROG
 from lmprog.backends.blackbox.http_transport import Json, Transport
 from lmprog.backends.blackbox.openai_body import sampling_fields, structured_outputs
@@ -31,18 +32,30 @@ from lmprog.backends.blackbox.transcript import (
 from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
 
 _PATH = "/v1/programs"
+Of = TypeVar("Of")
 
 
 class ProgramsApi:
-    """lmprog's own server. Owns its transport. Each call is a program of one branch."""
+    """lmprog's own server. Owns its transport. Each call is a program of one branch, which says by
+    which model the branch was begun.
+    """
 
     kind: Kind = "items"
     can_prefill = True
 
     def __init__(
-        self, model: str, context_len: int, transport: Transport, retry_policy: RetryPolicy
+        self,
+        model: str,
+        context_len: int,
+        transport: Transport,
+        retry_policy: RetryPolicy,
+        fingerprint: str = "",
     ) -> None:
         self.model = model
+        self.fingerprint = fingerprint
+        """Of the model that programs begin with from now on."""
+        self.when_replaced: Callable[[], None] = lambda: None
+        """The server has another model: called in a thread."""
         self.context_len = context_len
         self._transport = transport
         self._retry_policy = retry_policy
@@ -102,12 +115,10 @@ class ProgramsApi:
             answer = await self._transport.post(_PATH, body)
             return _checked(answer["results"]["c"])
 
-        return await self._retry_policy.run(send)
+        return await self._sent(send)
 
     async def _stream(self, body: Json, on_text: TextListener) -> Mapping[str, Any]:
-        stream = await self._retry_policy.run(
-            lambda: self._transport.open(_PATH, {**body, "stream": True})
-        )
+        stream = await self._sent(lambda: self._transport.open(_PATH, {**body, "stream": True}))
         async with contextlib.aclosing(cast("Any", stream)):
             pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:
@@ -118,6 +129,13 @@ class ProgramsApi:
                 elif "error" in piece:
                     raise RuntimeGone(f"the server broke off its answer: {piece['error']}")
         raise ProtocolError("the server's answer has no end")
+
+    async def _sent(self, send: Callable[[], Awaitable[Of]]) -> Of:
+        try:
+            return await self._retry_policy.run(send)
+        except ModelReplaced:
+            await asyncio.to_thread(self.when_replaced)
+            raise
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
         return not isinstance(constraint, wire.Composed)
@@ -144,7 +162,8 @@ def _program(prompt: Prompt, call: Json) -> Json:
     ops: list[Json] = [{"op": "open", "branch": "b"}]
     if pieces:
         ops.append({"op": "append", "branch": "b", "pieces": pieces})
-    return {"ops": [*ops, {name: value for name, value in call.items() if value is not None}]}
+    ops.append({name: value for name, value in call.items() if value is not None})
+    return {"ops": ops, "fingerprint": prompt.fingerprint} if prompt.fingerprint else {"ops": ops}
 
 
 def _ends_literal(prompt: Prompt) -> bool:

@@ -100,6 +100,8 @@ class ItemsPrompt:
     """All items of the branch, for a server that knows branches."""
 
     items: tuple[Item, ...]
+    fingerprint: str = ""
+    """Of the model that the program has begun with; empty: whichever is there."""
 
 
 Prompt: TypeAlias = TextPrompt | ChatPrompt | ItemsPrompt
@@ -112,6 +114,8 @@ class Transcript:
     items: tuple[Item, ...] = ()
     role: str | None = None
     """The role of the open turn; None outside turns."""
+    fingerprint: str = ""
+    """See `ItemsPrompt`."""
 
     def plus(self, items: Sequence[Item], kind: Kind) -> Transcript:
         """A copy with `items` appended. Raises `NotSupported` if a model of this kind cannot take
@@ -129,11 +133,11 @@ class Transcript:
                 raise NotSupported(
                     _OUTSIDE.format(text=item if len(item) <= 60 else item[:57] + "...")
                 )
-        return Transcript((*self.items, *items), role)
+        return replace(self, items=(*self.items, *items), role=role)
 
     def with_result(self, result: ResultText) -> Transcript:
         """A copy with a result appended."""
-        return Transcript((*self.items, result), self.role)
+        return replace(self, items=(*self.items, result))
 
     @property
     def has_turns(self) -> bool:
@@ -167,7 +171,7 @@ class Transcript:
     def prompt(self, kind: Kind) -> Prompt:
         """The prompt to continue. Raises `NotSupported` if the kind of model cannot take it."""
         if kind == "items":
-            return ItemsPrompt(self.items)
+            return ItemsPrompt(self.items, self.fingerprint)
         if kind == "text" or (kind == "both" and not self.has_turns):
             return TextPrompt(self.plain)
         if self.role not in (None, "assistant"):

@@ -40,7 +40,14 @@ from lmprog.backends.caching.kept_questions import (
 from lmprog.backends.caching.kept_replies import KeptReplies
 from lmprog.backends.client import Client, ClientCall
 from lmprog.backends.gained import GainedLater, GainingAppend, GainingPiece
-from lmprog.errors import Cancelled, LmprogError, NotSupported, ProgramError, RequestRejected
+from lmprog.errors import (
+    Cancelled,
+    LmprogError,
+    NotSupported,
+    ProgramError,
+    RequestRejected,
+    RuntimeGone,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -277,6 +284,8 @@ class CachingBackend:
     def _ended(self, asked: AskedElsewhere) -> None:
         """The other backend has answered, on whatever thread."""
         outcome = asked.call.wait(0)
+        if self._asks.welcome.fingerprint != self.info.fingerprint:
+            outcome = RuntimeGone("the model was replaced, and this run had begun with another")
         if asked.key is not None and isinstance(outcome, wire.CallDone | wire.Chosen):
             try:
                 self._kept.keep(asked.key, outcome)

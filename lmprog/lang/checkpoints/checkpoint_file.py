@@ -51,6 +51,10 @@ class RunOrigin:
     seed: int
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Those that the backend had, with digests of their content."""
+    documents: Mapping[str, str] = field(default_factory=dict)
+    """What the backend told of its model; see `wire.Fingerprint.documents`."""
+    others: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """The same of the run's other backends, by their names."""
 
     def check_model(self, welcome: wire.Welcome) -> None:
         """Raises `CheckpointMismatch` where `welcome` is of another model."""
@@ -60,6 +64,7 @@ class RunOrigin:
                 f"the checkpoint was made with model {self.model!r} ({self.vocab_size:,} tokens), "
                 f"and this backend has {welcome.model!r} ({welcome.vocab_size:,} tokens)"
             )
+        _check_documents(f"the model {self.model!r}", self.documents, welcome.fingerprint.documents)
         own = self.settings.get("lora")
         missing = own in self.adapters and own not in welcome.adapters
         for name, digest in self.adapters.items():
@@ -68,6 +73,23 @@ class RunOrigin:
                 raise CheckpointMismatch(
                     f"the checkpoint was made with the adapter {name!r}, and this backend {there}"
                 )
+
+    def check_others(self, now: RunOrigin) -> None:
+        """Raises `CheckpointMismatch` where another backend of the run has another model now."""
+        for name, documents in self.others.items():
+            _check_documents(
+                f"the model of the backend {name!r}", documents, now.others.get(name, {})
+            )
+
+
+def _check_documents(whose: str, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    others = [name for name, part in before.items() if now.get(name, part) != part]
+    if others:
+        raise CheckpointMismatch(
+            f"the checkpoint was made with another model of that name: {whose} has another "
+            f"{', '.join(others)} now; a run goes on with the models that it began with, so give "
+            "it a file of its own"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +299,8 @@ def _origin_line(origin: RunOrigin) -> dict[str, Any]:
         "vocab_size": origin.vocab_size,
         "seed": origin.seed,
         "adapters": dict(origin.adapters),
+        "documents": dict(origin.documents),
+        "others": {name: dict(told) for name, told in origin.others.items()},
     }
 
 
@@ -295,8 +319,14 @@ def _origin(said: Mapping[str, Any], name: str) -> RunOrigin:
         str(said["model"]),
         int(said["vocab_size"]),
         int(said["seed"]),
-        {str(name): str(digest) for name, digest in said.get("adapters", {}).items()},
+        _texts(said.get("adapters", {})),
+        _texts(said.get("documents", {})),
+        {str(name): _texts(told) for name, told in said.get("others", {}).items()},
     )
+
+
+def _texts(said: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(digest) for name, digest in said.items()}
 
 
 def _line(kept: Kept) -> dict[str, Any]:

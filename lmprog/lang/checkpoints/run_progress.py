@@ -119,6 +119,7 @@ class RunProgress:
             self._file.begin(origin)
             return
         self.known.origin.check_model(welcome)
+        self.known.origin.check_others(origin)
         for what in ("program", "arguments", "seed"):
             before, now = getattr(self.known.origin, what), getattr(origin, what)
             if before != now:

@@ -108,4 +108,10 @@ def _origin(
         welcome.vocab_size,
         scope.seed,
         dict(welcome.adapters),
+        welcome.fingerprint.documents,
+        {
+            name: documents
+            for name, backend in scope.backends.items()
+            if (documents := backend.client.welcome.fingerprint.documents)
+        },
     )

@@ -114,6 +114,7 @@ LIMITS: Mapping[str, Limit] = {
     "choices": Limit(1, 393_216, "characters", "all texts of one `choice` constraint together"),
     "model": Limit(0, 256, "characters"),
     "cache_salt": Limit(1, 128, "characters"),
+    "fingerprint": Limit(1, 128, "characters", "of a model"),
     "ops": Limit(1, 4096, "items", "of a program"),
     "branches": Limit(1, 1024, "branches", "of a program"),
     "into": Limit(1, 256, "items", "children of one fork"),

@@ -24,6 +24,7 @@ def router(gateway: Gateway) -> GatewayRouter:
             "root": name if is_adapter else info.model,
             "parent": gateway.model_name if is_adapter else None,
             "max_model_len": info.context_len,
+            "fingerprint": {**info.parts, "digest": info.digest} if info.digest else {},
         }
 
     @made.get("/v1/models", dependencies=[made.guards.user], summary="The model and its adapters.")

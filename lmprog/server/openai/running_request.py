@@ -74,7 +74,7 @@ def answering(gateway: Gateway, model: str | None, prefix: str) -> RunningAnswer
     """For a request that names `model`. Raises 404 where that is not served."""
     name = gateway.check_model(model)
     info = gateway.info
-    known = f"{info.model} {info.vocab_size} {info.context_len} {version()}"
+    known = f"{info.model} {info.vocab_size} {info.context_len} {info.digest} {version()}"
     fingerprint = "fp_" + hashlib.sha256(known.encode()).hexdigest()[:12]
     return RunningAnswers(
         f"{prefix}-{secrets.token_hex(12)}", int(gateway.wall()), name, fingerprint

@@ -138,3 +138,5 @@ class ProgramBody(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, within("model")] | None = None
     stream: bool = False
     cache_salt: Annotated[str, within("cache_salt")] | None = None
+    fingerprint: Annotated[str, within("fingerprint")] | None = None
+    """The digest, in `/v1/models`, of the model that it has begun with: another one refuses it."""

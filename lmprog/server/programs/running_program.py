@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
+from lmprog.errors import RuntimeGone
 from lmprog.server.exchange import Exchange
 from lmprog.server.gateway import Gateway
 from lmprog.server.http.http_errors import refused
@@ -66,6 +67,17 @@ def _result_event(asked: NamedCall, reply: wire.Reply, encode: Encode) -> bytes:
     return event({"call": asked.name, **result_of(asked, reply)}, "result", encode)
 
 
+def _check_goes_on(body: ProgramBody, info: wire.Welcome) -> None:
+    """Raises 412 where the program has begun with another model than the one that is there now."""
+    if body.fingerprint is not None and body.fingerprint != info.digest:
+        raise refused(
+            "The model was replaced, and this program had begun with another; begin it anew.",
+            "fingerprint",
+            RuntimeGone.code,
+            412,
+        )
+
+
 def router(gateway: Gateway) -> GatewayRouter:
     made = GatewayRouter(gateway, "Programs")
 
@@ -74,6 +86,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         salt = gateway.salt(request.state.caller, body.cache_salt)
         timeout = gateway.settings.request_timeout
         with gateway.link.exchange() as exchange:
+            _check_goes_on(body, gateway.info)
             context = gateway.info.context_len
             translator = Translator(
                 exchange.branch, exchange.call, salt, timeout, body.stream, context
