@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -52,7 +53,7 @@ class Fingerprint(Message, frozen=True):
         return {name: getattr(self, name) for name in names} if self.weights else {}
 
 
-class Welcome(Message, frozen=True):
+class Welcome(Message, frozen=True, dict=True, gc=True):  # `dict` keeps the digest
     version: int
     model: str
     context_len: int
@@ -75,9 +76,11 @@ class Welcome(Message, frozen=True):
         adapters = {f"adapter {name}": one for name, one in sorted(self.adapters.items())}
         return self.fingerprint.parts | adapters
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """All parts as one text; "" where there is no model."""
+        """All parts as one text, which every request of a server asks for; "" where there is no
+        model.
+        """
         if not self.fingerprint.weights:
             return ""
         said = msgspec.json.encode(self.parts, order="sorted")
