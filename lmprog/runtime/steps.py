@@ -9,7 +9,8 @@ order of things; what is planned ahead is `scheduling.ahead_planner`'s matter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -17,16 +18,20 @@ from lmprog.errors import ModelError, Overloaded
 from lmprog.runtime.engine.batch import Batch, PagesFull, build_batch
 from lmprog.runtime.scheduling.ahead_planner import AheadPlan, CurrentRows
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, collect_requests
-from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.wire import SamplingParams
 
 log = logging.getLogger("lmprog")
 
 FAILED = "a step failed; its calls are ended"
 MAX_FAILED_STEPS = 5
-"""So many in a row, without a good one between them, are no requests' fault."""
+"""After so many in a row, without a good one between them, one is tried that no request has asked
+for. If that fails too, it is no request's fault.
+"""
+TRIED = (SampleRequest(0, SamplingParams(temperature=0.0), seed=0, step=0),)
 
 Logits = TypeVar("Logits")
 LogitsOut = TypeVar("LogitsOut", covariant=True)
@@ -144,7 +149,7 @@ class PlainSteps:
         self.batches = batches
         self._engine = engine
         self._sampler = sampler
-        self._failures = StepFailures(scheduler, engine)
+        self._failures = StepFailures(scheduler, engine, self._try)
         self.is_busy = False
 
     def turn(self) -> list[Progress]:
@@ -163,6 +168,10 @@ class PlainSteps:
             return self._failures.take(plan, error)
         self._failures.end()
         return self._scheduler.commit(plan, requests, results)
+
+    def _try(self, batch: Batch) -> None:
+        """A step outside of the schedule."""
+        self._sampler.sample(self._engine.forward(batch), TRIED, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +198,7 @@ class StepsAhead:
         self._engine = engine
         self._sampler = sampler
         self._begun: BegunStep | None = None
-        self._failures = StepFailures(scheduler, engine)
+        self._failures = StepFailures(scheduler, engine, self._try)
         self.is_busy = False
         self.num_ahead = 0
         """Steps that were begun before the tokens of the step before were known."""
@@ -263,6 +272,10 @@ class StepsAhead:
         results = self._sampler.begin(logits, requests.samples, requests.scores)
         return BegunStep(rows, requests, results)
 
+    def _try(self, batch: Batch) -> None:
+        """A step outside of the schedule."""
+        self._sampler.begin(self._engine.forward(batch), TRIED, ()).wait()
+
 
 def forward_known(scheduler: Scheduler, engine: StepEngine[Any], batch: Batch) -> Any:
     """A batch whose tokens are known. Where its pages have no memory, others that nobody uses give
@@ -290,9 +303,13 @@ def step_without_memory(scheduler: Scheduler, plan: Plan, error: PagesFull) -> l
 class StepFailures:
     """What failed steps of a runtime mean: the end of their calls, or of the runtime."""
 
-    def __init__(self, scheduler: Scheduler, engine: StepEngine[Any]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, engine: StepEngine[Any], try_step: Callable[[Batch], None]
+    ) -> None:
+        """`try_step` computes a batch of one row, and samples as `TRIED` says."""
         self._scheduler = scheduler
         self._engine = engine
+        self._try_step = try_step
         self._in_a_row = 0
 
     def take(self, plan: Plan, error: Exception) -> list[Progress]:
@@ -302,13 +319,34 @@ class StepFailures:
         self._scheduler.stats.failed_steps += 1
         self._in_a_row += 1
         said = f"{type(error).__name__}: {error}"
-        if isinstance(self._engine, LosableEngine) and self._engine.is_lost(error):
+        if self._is_lost(error):
             raise EngineLost(f"the device has failed ({said})") from error
         if self._in_a_row >= MAX_FAILED_STEPS:
-            times = f"{self._in_a_row} steps have failed one after the other"
-            raise EngineLost(f"{times}, the last with {said}") from error
+            self._try_without_requests(plan.rows[0], said)
+            self._in_a_row = 0
         return self._scheduler.fail(plan, ModelError(f"the step failed: {said}"))
 
     def end(self) -> None:
         """A step was good."""
         self._in_a_row = 0
+
+    def _is_lost(self, error: Exception) -> bool:
+        return isinstance(self._engine, LosableEngine) and self._engine.is_lost(error)
+
+    def _try_without_requests(self, row: Row, said: str) -> None:
+        """Raises EngineLost unless a step succeeds that has nothing of any request, so that none
+        can end the runtime, however often it is sent again. It writes where `row`, which failed,
+        was to write, and reads no other page.
+        """
+        size = self._scheduler.config.page_size
+        page, place = row.pages[row.start // size], row.start % size
+        one = Row(row.sequence, array("i", [0]), place, place + 1, array("i", [page]), place)
+        try:
+            self._try_step(build_batch(Plan((one,)), size))
+        except PagesFull:
+            return  # others have the memory
+        except Exception as error:
+            times = f"{self._in_a_row} steps have failed one after the other"
+            lost = f"{times}, the last with {said}, and one without any request, too: {error}"
+            raise EngineLost(lost) from error
+        log.warning("%d steps have failed, but one without any request succeeds", self._in_a_row)

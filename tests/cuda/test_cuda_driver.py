@@ -146,7 +146,13 @@ def test_any_error_of_cuda_but_short_memory_means_that_the_device_is_lost(
     ):
         assert driver.is_lost(lost)
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-    others = (full, DeviceMemoryFull("no memory left"), ValueError("a mask is too short"))
+    others = (
+        full,
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        DeviceMemoryFull("no memory left"),
+        ValueError("a mask is too short"),
+    )
     assert not any(driver.is_lost(one) for one in others)
     monkeypatch.setattr(torch.cuda, "synchronize", _told(torch.AcceleratorError("illegal")))
     assert driver.is_lost(others[-1])

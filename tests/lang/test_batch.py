@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
 import lmprog
 from lmprog.errors import InvalidParameter, ModelError
+from lmprog.lang import threads
+from lmprog.lang.runs.run_batch import ProgramBatch
 from lmprog.testing import Hold, Scripted, Scripting
+from tests.backends.scripted_api import until
 
 
 @lmprog.function
@@ -108,6 +112,37 @@ def test_a_batch_given_one_by_one_raises_where_it_failed_and_never_hangs() -> No
         assert next(states)["a"] == "X"
         with pytest.raises(ModelError, match="no bad"):
             next(states)
+
+
+def test_an_interrupted_reader_stops_the_batch_before_it_ends_any_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the thread of the run that ended would begin another one."""
+    wait, stop, ended = threads.wait, ProgramBatch.stop, list[list[bool]]()
+
+    def interrupted(futures: Any, *given: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return wait(futures, *given)
+        until(lambda: len(scripted.runtime.held()) == 2)
+        raise KeyboardInterrupt
+
+    def stopping(batch: ProgramBatch) -> None:
+        ended.append([run.outcome.done() for run in batch.runs])
+        stop(batch)
+
+    monkeypatch.setattr(threads, "wait", interrupted)
+    monkeypatch.setattr(ProgramBatch, "stop", stopping)
+    with Scripted(lambda prompt: Hold()) as scripted:
+        runs = plain.run_batch(
+            [(str(item),) for item in range(4)],
+            backend=scripted,
+            num_threads=2,
+            generator_style=True,
+        )
+        with pytest.raises(KeyboardInterrupt):
+            next(runs)
+        assert ended[0] == [False] * 4
+        assert len(scripted.asked) == 2
 
 
 def test_a_progress_bar_counts_the_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import random
 
 import pytest
 
 from lmprog import wire
 from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.steps import MAX_FAILED_STEPS, EngineLost
+from lmprog.simulation.fake_device import FakeDevice
 from lmprog.simulation.fake_engine import FakeEngine, Floats
 from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.plain_sampler import PlainSampler
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 
 
@@ -90,6 +94,62 @@ def test_failed_steps_with_good_ones_between_them_end_their_calls_only() -> None
         engine.is_unwell = number % MAX_FAILED_STEPS > 0
         replies = ask_once(talk, number)
         assert failed(replies) if engine.is_unwell else done(replies)
+
+
+class Unable(FakeEngine):
+    """Computes everything but batches with one token."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(64, 4, LetterTokenizer().vocab_size)
+        self.vocab_size = LetterTokenizer().vocab_size
+        self._token = token
+
+    def forward(self, batch: Batch) -> Floats:
+        if self._token in batch.tokens.tolist():
+            raise MemoryError("told to fail")
+        return super().forward(batch)
+
+
+class AheadOf(FakeDevice):
+    """An engine whose steps are begun ahead."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        super().__init__(engine.forward, PlainSampler(), random.Random(1))
+        self.vocab_size = LetterTokenizer().vocab_size
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("prompt", ["z", "abcz", "abcdabcdabcdz"])
+def test_a_request_that_fails_its_step_does_not_end_the_runtime_however_often_it_comes(
+    prompt: str, is_ahead: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    [token] = LetterTokenizer().encode("z")
+    engine = Unable(token)
+    device = AheadOf(engine) if is_ahead else None
+    talk, plain = Talk(engine=device or engine, sampler=device), Talk()
+    for number in range(1, 4 * MAX_FAILED_STEPS):
+        replies = talk.ask(
+            wire.Open(number), text(number, prompt), wire.Generate(number, number, GREEDY)
+        )
+        assert failed(replies)
+    assert "one without any request succeeds" in caplog.text
+    for number in range(100, 104):  # what was tried has left nothing behind
+        one = (wire.Open(number), text(number, prompt[:-1] + "ab"))
+        ask = (*one, wire.Generate(number, number, GREEDY))
+        assert done(talk.ask(*ask)) == done(plain.ask(*ask))
+
+
+def test_a_sampler_that_always_fails_ends_the_runtime() -> None:
+    class Failing(PlainSampler):
+        def sample(self, *given: object) -> StepResults:
+            raise RuntimeError("told to fail")
+
+    talk = Talk(sampler=Failing())
+    for number in range(1, MAX_FAILED_STEPS):
+        assert failed(ask_once(talk, number))
+    with pytest.raises(EngineLost, match="RuntimeError: told to fail"):
+        ask_once(talk, MAX_FAILED_STEPS)
+    assert talk.scheduler.stats.failed_steps == MAX_FAILED_STEPS
 
 
 def test_an_engine_that_is_lost_ends_the_runtime_at_once_and_no_call_is_answered() -> None:

@@ -166,7 +166,8 @@ def in_order(batch: ProgramBatch, done: Future[None], *, raises: bool) -> Iterat
 def _in_order(batch: ProgramBatch, done: Future[None], *, raises: bool) -> Iterator[Run[Any]]:
     try:
         for run in batch.runs:
-            if run.failure is not None and raises:
+            threads.wait([run.outcome])  # to read the run would, interrupted, end that one first
+            if run.outcome.exception() is not None and raises:
                 break
             yield run
         threads.wait([done])

@@ -107,8 +107,10 @@ class StepCosts:
             seconds = self._compared(seconds, expected)
         elif has_prefill:
             self._alone.append((seconds, num_tokens))
-        self._smallest = min(self._smallest or num_tokens, num_tokens)
-        self._shortest = min(self._shortest, seconds)
+        if num_tokens < self._smallest or not self._smallest:
+            self._smallest = num_tokens
+        if seconds < self._shortest:
+            self._shortest = seconds
         kind = self._prefills if has_prefill else self._decodes
         kind.add(num_tokens, seconds)
         self._largest = max(self._largest, num_tokens)

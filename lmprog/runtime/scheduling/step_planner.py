@@ -67,7 +67,7 @@ class StepPlanner:
         # client's in the order of admission.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
-        if self._shares.are_several:
+        if prefills and self._shares.are_several:
             prefills.sort(key=lambda one: self._shares.served(one.group.client))  # stable
         for sequence in prefills:
             if self._waiting.has_beside(sequence.group.client):
@@ -86,7 +86,7 @@ class StepPlanner:
         """Admits sequences while there is budget for them, as `RunningSequences.admit_next` says.
         Returns what is left of the budget.
         """
-        while budget and len(rows) < self._config.max_rows:
+        while budget and len(self._waiting) and len(rows) < self._config.max_rows:
             admitted = self._running.admit_next(*until)
             if admitted is None:
                 break

@@ -24,6 +24,8 @@ from lmprog.runtime.engine.device.driver import KernelsKey, Launch
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 from lmprog.runtime.engine.device.nvrtc import architecture_of, compiled
 
+MEMORY_SHORT = ("out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED")
+"""How errors of CUDA's runtime, its driver and its libraries say that memory is short."""
 _LEAST_CAPABILITY = (8, 0)
 """Asynchronous copies and bf16 products begin there."""
 _LEAST_DRIVER = 12_000
@@ -155,11 +157,13 @@ class CudaDriver:
     def is_lost(self, error: Exception) -> bool:
         """After any error of CUDA's but that memory is short. Most are errors of work that was
         begun before, and come again with every call of the context; those of cuBLAS are plain
-        RuntimeErrors, told by their text.
+        RuntimeErrors, told by their text, and so is short memory that torch did not ask for.
         """
         if isinstance(error, (DeviceMemoryFull, torch.OutOfMemoryError)):
             return False
-        if isinstance(error, torch.AcceleratorError) or "CUDA" in str(error):
+        said = str(error)
+        is_short = any(words in said for words in MEMORY_SHORT)
+        if not is_short and (isinstance(error, torch.AcceleratorError) or "CUDA" in said):
             return True
         try:
             torch.cuda.synchronize(self.device)
