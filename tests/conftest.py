@@ -12,20 +12,23 @@ import gc
 import os
 import sys
 from collections.abc import Generator
-from pathlib import Path
 
 # Before torch is imported anywhere: processes run side by side, and more threads than cores only
 # disturb them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 # A container often forbids Python to keep what it compiles: each process that a test starts would
-# compile the whole package.
+# compile the whole package, and each run all tests. Kept beside the sources, where Python also finds
+# what pip compiled: in a folder of its own, a first run would compile torch again in each process.
 if "PYTHONPYCACHEPREFIX" not in os.environ:
-    bytecode = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
-    os.environ["PYTHONPYCACHEPREFIX"] = str(bytecode)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 # Nothing here may reach the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# And so nothing needs to trust anyone: each client of a service would read all certificates of the
+# system, for 30 ms. This folder has none.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
 import hypothesis
 import pytest

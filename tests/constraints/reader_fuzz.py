@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FLAGS = (
-    "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all "
+    "-g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all "
     "-D_GLIBCXX_ASSERTIONS"
 )
 PER_PROCESS = 5_000
@@ -57,15 +57,20 @@ class Outcome:
     findings: list[str]
 
 
-def fuzz(seed: int, first: int, inputs: int, seconds: float = 1e9) -> Outcome:
-    """Runs the inputs `first` and so on in child processes, until the time is over."""
+def fuzz(
+    seed: int, first: int, inputs: int, seconds: float = 1e9, optimize: str = "-O1"
+) -> Outcome:
+    """Runs the inputs `first` and so on in child processes, until the time is over. With "-O0" the
+    code is compiled twice as soon, and tries half as many inputs a second.
+    """
+    flags = f"{optimize} {FLAGS}"
     end = time.monotonic() + seconds
     done, findings = 0, list[str]()
     with tempfile.TemporaryDirectory() as folder:
         compiler = Path(folder) / "sanitizing"
         # Another version is another library to `lmprog.native`, which keeps it as it keeps others.
         compiler.write_text(
-            f'#!/bin/sh\n[ "$1" = --version ] && echo "{FLAGS}"\nexec g++ "$@" {FLAGS}\n'
+            f'#!/bin/sh\n[ "$1" = --version ] && echo "{flags}"\nexec g++ "$@" {flags}\n'
         )
         compiler.chmod(0o700)
         while done < inputs and time.monotonic() < end:
