@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Generator
 
@@ -23,6 +24,10 @@ os.environ.setdefault("MKL_NUM_THREADS", "1")
 if "PYTHONPYCACHEPREFIX" not in os.environ:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+# A shell without job control has what it starts in the background ignore Ctrl-C, and so would the
+# processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Nothing here may reach the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # And so nothing needs to trust anyone: each client of a service would read all certificates of the
