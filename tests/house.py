@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +20,7 @@ class House:
     @cached_property
     def trees(self) -> dict[Path, ast.Module]:
         return {
-            path: ast.parse(path.read_text())
+            path: parsed(path)
             for folder in self._folders
             for path in sorted((self.root / folder).rglob("*.py"))
         }
@@ -58,6 +58,12 @@ class House:
                 else []
             )
         return []
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """Once for all houses that have the file."""
+    return ast.parse(path.read_text())
 
 
 def dotted(node: ast.expr) -> str:

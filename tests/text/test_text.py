@@ -89,7 +89,7 @@ REGEXES = st.sampled_from(
 )
 
 
-@settings(max_examples=3000, database=None)
+@settings(max_examples=1000, database=None)
 @given(LETTERS, st.lists(st.integers(0, 40), max_size=8), STOPS, REGEXES)
 def test_the_stop_that_is_complete_first_ends_the_text_wherever_tokens_are_cut(
     text: str, places: list[int], stop: tuple[str, ...], regex: tuple[str, ...]
@@ -114,7 +114,7 @@ def _ends_inside(data: bytes) -> bool:
     return "\ufffd" in data.decode(errors="replace")
 
 
-@settings(max_examples=1000, database=None)
+@settings(max_examples=400, database=None)
 @given(LETTERS, st.lists(st.integers(0, 40), max_size=8), STOPS.filter(bool))
 def test_what_is_held_back_of_stop_strings_is_exactly_what_could_become_one(
     text: str, places: list[int], stop: tuple[str, ...]

@@ -46,7 +46,7 @@ def test_the_pieces_of_a_stream_joined_are_the_whole_decoded(
 ) -> None:
     tokenizer = tokenizers[name]
 
-    @settings(max_examples=2500, database=None)
+    @settings(max_examples=800, database=None)
     @given(st.lists(st.integers(-1, tokenizer.vocab_size + 1), max_size=24))
     def check(tokens: list[int]) -> None:
         stream = tokenizer.stream()
@@ -62,7 +62,7 @@ def test_every_text_survives_its_tokens_and_streams_without_replacement(
 ) -> None:
     tokenizer = tokenizers[name]
 
-    @settings(max_examples=600, database=None)
+    @settings(max_examples=300, database=None)
     @given(MIXED.filter(lambda text: "\ufffd" not in text))
     def check(text: str) -> None:
         tokens = tokenizer.encode(text, start=False)
