@@ -60,6 +60,20 @@ def test_what_says_nothing_is_refused_by_its_place(schema: Any, small: Vocabular
         compile_constraint(wire.JsonSchema(json.dumps(schema)), small)
 
 
+def test_a_contradiction_is_explained_where_names_are_no_names(small: Vocabulary) -> None:
+    """The search for it looks at schemas that the readers did not come to."""
+    inner = {"type": "object", "properties": {}, "required": [{}]}
+    schema = {
+        "type": "object",
+        "properties": {"a": inner},
+        "required": ["a"],
+        "propertyNames": False,
+    }
+    for strict in (True, False):
+        with pytest.raises(UnsatisfiableConstraint):
+            compile_constraint(wire.JsonSchema(json.dumps(schema), strict=strict), small)
+
+
 def test_a_number_beyond_all_exponents_is_refused(small: Vocabulary) -> None:
     with pytest.raises(UnsupportedSchema, match="not JSON"):
         compile_constraint(wire.JsonSchema('{"minimum": 1e-' + "3" * 40 + "}"), small)

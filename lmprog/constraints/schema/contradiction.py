@@ -87,11 +87,11 @@ def _demanded(document: Document, at: Located) -> Iterator[Located]:
         if isinstance(members, list) and (keyword == "allOf" or len(members) == 1):
             yield from (at.child(keyword, number) for number in range(len(members)))
     if schema.get("type") == "object":
-        properties, required = schema.get("properties"), schema.get("required")
-        names = [
-            name for name in _list(required) if isinstance(properties, dict) and name in properties
-        ]
-        yield from (at.child("properties", str(name)) for name in names)
+        properties = schema.get("properties")
+        declared = properties if isinstance(properties, dict) else {}
+        for name in _list(schema.get("required")):
+            if isinstance(name, str) and name in declared:  # nothing was read here yet
+                yield at.child("properties", name)
     if schema.get("type") == "array":
         low = schema.get("minItems")
         first = _list(schema.get("prefixItems"))
