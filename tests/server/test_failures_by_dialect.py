@@ -10,7 +10,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx2
@@ -415,24 +415,34 @@ def _prepare(server: Serving, refusal: str) -> None:
     assert done.wait(PATIENCE)
 
 
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[dict[str, Serving]]:
+    """A server for each refusal, which serves no request."""
+    with ExitStack() as stack:
+        yield {
+            refusal: stack.enter_context(served(api_keys=("right",), **settings))
+            for refusal, (_, settings, _, _) in REFUSALS.items()
+        }
+
+
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_refused_request_makes_the_vendors_client_raise_with_its_status(
-    name: str, is_streamed: bool
+    refusing: dict[str, Serving], name: str, is_streamed: bool
 ) -> None:
-    for refusal, (status, settings, more, key) in REFUSALS.items():
+    for refusal, (status, _, more, key) in REFUSALS.items():
         more = {**more, **({} if is_streamed else {"stream": False})}
-        with served(api_keys=("right",), **settings) as server:
-            _prepare(server, refusal)
-            with pytest.raises(RAISED[name]) as raised:
-                list(DIALECTS[name](server.url, more, key))
-            error: Any = raised.value
-            assert error.status_code == status, (refusal, error)
-            if name.startswith("message"):
-                assert error.type == ANTHROPICS_OF_REFUSALS[status], refusal
-                assert error.request_id == error.body["request_id"] != ""
-            else:
-                assert error.code, refusal
+        server = refusing[refusal]
+        _prepare(server, refusal)
+        with pytest.raises(RAISED[name]) as raised:
+            list(DIALECTS[name](server.url, more, key))
+        error: Any = raised.value
+        assert error.status_code == status, (refusal, error)
+        if name.startswith("message"):
+            assert error.type == ANTHROPICS_OF_REFUSALS[status], refusal
+            assert error.request_id == error.body["request_id"] != ""
+        else:
+            assert error.code, refusal
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import httpx2
 import msgspec
 import numpy as np
 import pytest
@@ -125,10 +126,25 @@ class Heard(Fake):
         super().__init__()
 
 
+class Asked:
+    """One gateway before such a runtime, for all requests."""
+
+    def __init__(self, runtime: Heard, loop: asyncio.Runner, client: httpx2.AsyncClient) -> None:
+        self.heard = runtime.heard
+        self._loop = loop
+        self._client = client
+
+    def post(self, path: str, body: Json) -> httpx2.Response:
+        return self._loop.run(self._client.post(path, json=body))
+
+
 @pytest.fixture(scope="module")
-def heard() -> Iterator[Heard]:
-    with Heard() as runtime:
-        yield runtime
+def heard() -> Iterator[Asked]:
+    with Heard() as runtime, asyncio.Runner() as loop:
+        gateway = asking(runtime)
+        client, _ = loop.run(gateway.__aenter__())
+        yield Asked(runtime, loop, client)
+        loop.run(gateway.__aexit__(None, None, None))
 
 
 def value_of(name: str) -> Any:
@@ -160,26 +176,22 @@ def as_json(value: Any) -> Any:
     return value
 
 
-def sampled(heard: Heard, route: RequestRoute, fields: Json) -> wire.SamplingParams:
+def sampled(heard: Asked, route: RequestRoute, fields: Json) -> wire.SamplingParams:
     """What the sampler is asked for a request with these fields; the same for all its tokens."""
     body = msgspec.json.decode(msgspec.json.encode(route.base))
     route.put(body, fields)
 
-    async def run() -> None:
-        async with asking(heard) as (client, _):
-            answer = await client.post(route.path, json=body)
-            assert answer.status_code == 200, answer.text
-            assert "warning" not in answer.headers
-
     heard.heard.clear()
-    asyncio.run(run())
+    answer = heard.post(route.path, body)
+    assert answer.status_code == 200, answer.text
+    assert "warning" not in answer.headers
     (one,) = set(map(msgspec.json.encode, heard.heard))
     return msgspec.json.decode(one, type=wire.SamplingParams)
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
 def test_every_option_of_every_route_reaches_the_sampler_and_changes_nothing_else(
-    heard: Heard, route: RequestRoute
+    heard: Asked, route: RequestRoute
 ) -> None:
     plain = sampled(heard, route, {})
     num_said = 0
@@ -195,7 +207,7 @@ def test_every_option_of_every_route_reaches_the_sampler_and_changes_nothing_els
 
 @pytest.mark.parametrize(("path", "fields", "changes"), COMPOSED)
 def test_options_that_are_made_of_several_fields_reach_the_sampler(
-    heard: Heard, path: str, fields: Json, changes: Json
+    heard: Asked, path: str, fields: Json, changes: Json
 ) -> None:
     route = next(route for route in ROUTES if route.path == path)
     expected = msgspec.structs.replace(sampled(heard, route, {}), **changes)
@@ -204,7 +216,7 @@ def test_options_that_are_made_of_several_fields_reach_the_sampler(
 
 @pytest.mark.parametrize(("fields", "changes"), SGLANGS)
 def test_sglangs_log_probabilities_reach_the_sampler(
-    heard: Heard, fields: Json, changes: Json
+    heard: Asked, fields: Json, changes: Json
 ) -> None:
     route = RequestRoute("/generate", "sglang", GENERATE, _beside)
     expected = msgspec.structs.replace(sampled(heard, route, {}), **changes)
