@@ -44,16 +44,11 @@ class ProgramsApi:
     can_prefill = True
 
     def __init__(
-        self,
-        model: str,
-        context_len: int,
-        transport: Transport,
-        retry_policy: RetryPolicy,
-        fingerprint: str = "",
+        self, model: str, context_len: int, transport: Transport, retry_policy: RetryPolicy
     ) -> None:
         self.model = model
-        self.fingerprint = fingerprint
-        """Of the model that programs begin with from now on."""
+        self.fingerprint = ""
+        """Of the model that programs begin with from now on, where the server tells it."""
         self.when_replaced: Callable[[], None] = lambda: None
         """The server has another model: called in a thread."""
         self.context_len = context_len
