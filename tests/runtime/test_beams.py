@@ -18,7 +18,7 @@ import torch
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import NotSupported
-from lmprog.lang.ops.beams import beam_options
+from lmprog.lang.ops.best_of import beam_options
 from lmprog.native import compiler
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native.sampler import NativeSampler

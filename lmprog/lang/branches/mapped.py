@@ -25,8 +25,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, ProgramError
 from lmprog.lang import threads
-from lmprog.lang.branches.failures import raise_together
 from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.pending_call import raise_together
 from lmprog.lang.branches.vote import Contested
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lmprog.errors import NotSupported
-from lmprog.lang.ops.dtypes import QUOTED
 from lmprog.lang.ops.expressions import (
     Concat,
     Expr,
@@ -25,6 +24,7 @@ from lmprog.lang.ops.expressions import (
     leading,
     select_op,
 )
+from lmprog.lang.ops.keywords import QUOTED
 from lmprog.lang.ops.reasoning import Marks, marks_of, marks_of_model
 from lmprog.lang.ops.sampling import sampling_of
 from lmprog.lang.ops.text_patterns import TextPattern

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from lmprog import wire
 from lmprog.lang.branches.branch import Branch
+from lmprog.lang.branches.scope import RunSettings
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr, gen_op
 from lmprog.lang.rehearsal.graph import Graph
-from lmprog.lang.runs.executor import Job, RunSettings, blocking, open_run
+from lmprog.lang.runs.executor import Job, blocking, open_run
 
 UNKNOWN = "⟨"  # first character of the marker of an omitted argument or of a result
 

@@ -16,11 +16,11 @@ from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, ProgramError
 from lmprog.lang import threads
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.scope import Scope
+from lmprog.lang.branches.scope import RunSettings, Scope
 from lmprog.lang.rehearsal.graph import Graph
 from lmprog.lang.rehearsal.instances import placeholder
 from lmprog.lang.rehearsal.op_graph import Planned
-from lmprog.lang.runs.executor import Job, RunSettings, blocking, in_thread, open_run
+from lmprog.lang.runs.executor import Job, blocking, in_thread, open_run
 
 MAX_CALLS = 10_000
 

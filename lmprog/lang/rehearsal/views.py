@@ -5,13 +5,14 @@ computed in advance. The entry point of this package, imported on first use.
 from __future__ import annotations
 
 from lmprog import wire
+from lmprog.lang.branches.scope import RunSettings
 from lmprog.lang.rehearsal.ahead import compute_beginning
 from lmprog.lang.rehearsal.cost import Explanation, explain_of
 from lmprog.lang.rehearsal.double import rehearse
 from lmprog.lang.rehearsal.graph import Graph
 from lmprog.lang.rehearsal.preview import Preview, preview_of
 from lmprog.lang.rehearsal.prompts import PromptReader
-from lmprog.lang.runs.executor import Job, RunSettings, backend_of
+from lmprog.lang.runs.executor import Job, backend_of
 
 
 def preview(job: Job, settings: RunSettings) -> Preview:

@@ -19,7 +19,8 @@ from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
 from lmprog.lang import threads
 from lmprog.lang.branches import scope as scopes
-from lmprog.lang.runs.executor import Job, RunSettings, awaiting, execute, open_run
+from lmprog.lang.branches.scope import RunSettings
+from lmprog.lang.runs.executor import Job, awaiting, execute, open_run
 from lmprog.lang.runs.results import Run, carry, stop_runs
 
 OnBatchError: TypeAlias = Literal["raise", "collect"]

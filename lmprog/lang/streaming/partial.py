@@ -25,6 +25,7 @@ from lmprog.lang.ops.type_values import (
     is_pydantic,
     unwrapped,
 )
+from lmprog.lang.streaming.feed import branch_name
 from lmprog.lang.streaming.growing_json import (
     Array,
     GrowingJson,
@@ -37,12 +38,6 @@ from lmprog.lang.streaming.growing_json import (
 
 _MISSING: Final = object()  # nothing can be told yet
 _ANYTHING = (Any, object)
-
-
-def branch_name(path: tuple[int, ...]) -> str:
-    """A branch in a readable form: "root", "fork0[2]", "fork0[2].fork1[0]"."""
-    forks = [f"fork{nth}[{index}]" for nth, index in zip(path[::2], path[1::2], strict=True)]
-    return ".".join(forks) or "root"
 
 
 class Partial:

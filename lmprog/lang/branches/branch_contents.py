@@ -1,31 +1,33 @@
-"""What is written to a branch: text, chat turns, generations, selections; in both spellings.
+"""What a branch holds: what is written to it (text, chat turns, generations, selections), and what
+is read of it (its variables, its text, its messages, its errors); in both spellings.
 
-Nothing here waits. Knows no tokens and no wire.
+Writing never waits, reading does. Knows no tokens.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
+from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.errors import InvalidParameter, LmprogError, ProgramError, UnknownName
-from lmprog.lang.branches import outside, tool_turns
-from lmprog.lang.branches.acting import Acting, ActPlan, Until
-from lmprog.lang.branches.asked_gen import Held
-from lmprog.lang.branches.branch_reading import BranchReading
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.cursor import Cursor
-from lmprog.lang.branches.fork_options import ForkOptions
-from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import Item
-from lmprog.lang.branches.pending_call import PendingCall
-from lmprog.lang.branches.site import here
-from lmprog.lang.branches.snapshots import BranchSnapshot, restore, snapshot_of
-from lmprog.lang.ops.beams import BeamOptions, beam_options
-from lmprog.lang.ops.best_of import By, best_options
+from lmprog.lang.branches.gen import (
+    Gen,
+    Variable,
+    Written,
+    settle,
+    value_now,
+    variable_of,
+    waited_for,
+)
+from lmprog.lang.branches.log import Item, gens_of, messages, plain_text
+from lmprog.lang.branches.pending_call import Held, PendingCall, here
 from lmprog.lang.ops.expressions import (
     GenOptions,
     RoleBeginExpr,
@@ -37,14 +39,18 @@ from lmprog.lang.ops.expressions import (
     select_op,
 )
 from lmprog.lang.ops.meta import Selected
-from lmprog.lang.ops.sampling import Sampling, check_lora, sampling_of
-from lmprog.lang.ops.text_patterns import TextPattern
-from lmprog.lang.ops.tool_calls import ToolReply, ToolResults
-from lmprog.lang.ops.tool_functions import Tool, ToolFunction, ToolSet, checked_tools
+from lmprog.lang.ops.sampling import Sampling, SamplingOptions, check_lora, sampling_of
 from lmprog.lang.streaming.feed import Feed
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
+
+    from lmprog.lang.branches.acting import Acting, Until
+    from lmprog.lang.ops.best_of import BeamOptions, By
+    from lmprog.lang.ops.text_patterns import TextPattern
+    from lmprog.lang.ops.tool_calls import ToolReply, ToolResults
+    from lmprog.lang.ops.tool_functions import Tool, ToolFunction, ToolSet
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,7 +59,7 @@ T = TypeVar("T")
 class Turn:
     """A chat turn: complete when it was given content, else to be written inside `with`."""
 
-    def __init__(self, branch: BranchWriting, role: str, content: tuple[object, ...]) -> None:
+    def __init__(self, branch: BranchContents, role: str, content: tuple[object, ...]) -> None:
         self._branch = branch
         self._role = role
         self._complete = bool(content)
@@ -69,7 +75,7 @@ class Turn:
         if content:
             branch.append(RoleBeginExpr(role), *content, RoleEndExpr(role))
 
-    def __enter__(self) -> BranchWriting:
+    def __enter__(self) -> BranchContents:
         if self._complete:
             raise ProgramError(
                 f"this {self._role} turn has its content already; write `with s.{self._role}():`"
@@ -95,11 +101,11 @@ def _last_result(log: Sequence[Item]) -> object:
     return last if isinstance(last, PendingCall) else None
 
 
-class BranchWriting(BranchReading):
-    """A branch that can be appended to."""
+class BranchContents:
+    """What a branch holds, and what can be asked on it."""
 
     def __init__(self, cursor: Cursor, settings: BranchSettings) -> None:
-        super().__init__(cursor)
+        self.cursor = cursor
         self.settings = settings
 
     def append(self, *contents: object) -> None:
@@ -183,6 +189,8 @@ class BranchWriting(BranchReading):
         `until`: a tool that ends it, and then every answer is calls; or a function of the answer.
         `steps`: how many answers at most. `concurrent`: the calls of one answer run at once.
         """
+        from lmprog.lang.branches.acting import Acting, ActPlan
+
         plan = ActPlan.of(tools, until, steps, concurrent)
         acting = Acting(_ActingView(self, more), plan, name)
         self.cursor.scope.tasks.append(acting)
@@ -192,8 +200,11 @@ class BranchWriting(BranchReading):
         """Describes tools now, so that forks and later calls find that in the branch. Nothing is
         written where the service takes tools beside its messages.
         """
+        from lmprog.lang.branches.acting import show
+        from lmprog.lang.ops.tool_functions import checked_tools
+
         self.cursor.usable(self.settings.budget)
-        tool_turns.show(self.cursor, checked_tools(tools))
+        show(self.cursor, checked_tools(tools))
 
     @overload
     def best_of(
@@ -224,6 +235,8 @@ class BranchWriting(BranchReading):
         `by=lmprog.Judge(question)`: goes on from the one after which, with the question behind it,
         " yes" is likeliest.
         """
+        from lmprog.lang.ops.best_of import best_options
+
         return self.gen(*what, **best_options(k, by, options))
 
     @overload
@@ -249,6 +262,8 @@ class BranchWriting(BranchReading):
         `.values` has the `n` best, `.metas` their scores. `score=lmprog.Judge(question)`: goes on
         with the one of all complete texts that the judge finds best, as in `best_of`.
         """
+        from lmprog.lang.ops.best_of import beam_options
+
         return self.gen(*what, **beam_options(width, options))
 
     def select(
@@ -271,6 +286,8 @@ class BranchWriting(BranchReading):
         it gave. For what is not the same each time, or must not be done twice. The result is as
         JSON has it.
         """
+        from lmprog.lang.branches import outside
+
         self.cursor.usable(self.settings.budget)
         given: T = outside.once(self.cursor, function)(*args, **kwargs)
         return given
@@ -279,6 +296,8 @@ class BranchWriting(BranchReading):
         """Stops the run until somebody has answered: raises `Paused`, whose `checkpoint(path)`
         writes it to a file. Resumed with `lmprog.resume(path, answer=...)`, this is the answer.
         """
+        from lmprog.lang.branches import outside
+
         self.cursor.usable(self.settings.budget)
         return outside.pause(self.cursor, question)
 
@@ -331,11 +350,123 @@ class BranchWriting(BranchReading):
         sampling = sampling_of(options, ForkOptions.__annotations__).over(self.settings.sampling)
         return BranchSettings(sampling, budget, heal, backend, lora)
 
+    # --- variables
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[None]:
+        """All text appended inside becomes the variable `name`."""
+        start = len(self.cursor.log)
+        yield
+        self.cursor.name(name, Written(tuple(self.cursor.log[start:])))
+
+    def var(self, name: str) -> Gen[Any] | Variable:
+        """The variable as something to await, or to put into later text without waiting."""
+        found = self._named(name)
+        return found if isinstance(found, Gen) else Variable(found)
+
+    def get_var(self, name: str) -> Any:
+        """The value of a variable; blocks until there is one. Raises why there is none."""
+        return value_now(self._named(name))
+
+    def set_var(self, name: str, value: object) -> None:
+        self.cursor.name(name, variable_of(value, self.cursor.scope))
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_var(name)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self.set_var(name, value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.cursor.names
+
+    def _named(self, name: str) -> object:
+        if name not in self.cursor.names:
+            known = ", ".join(sorted(self.cursor.names)) or "none yet"
+            raise UnknownName(f"this branch has no variable {name!r}; it has: {known}", name=name)
+        return self.cursor.names[name]
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """What is known about a generated variable, in SGLang's words; blocks. See also
+        `Gen.meta`.
+        """
+        var = self._named(name)
+        if not isinstance(var, Gen):
+            raise UnknownName(
+                f"{name!r} was not generated, so nothing is known about it", name=name
+            )
+        from lmprog.lang.branches.text_followers import meta_info
+
+        return meta_info(var)
+
+    # --- text
+
+    def text(self) -> str:
+        """The whole text; blocks."""
+        self.sync()
+        if self.cursor.failure() is None and not self.cursor.has_roles():
+            return plain_text(self.cursor.log)
+        plain_text(self.cursor.log)  # raises the cause where there is no text
+        call = self.cursor.read()
+        self.cursor.scope.client.flush()
+        return _text_of(call.wait())
+
+    async def atext(self) -> str:
+        """The same for an event loop."""
+        await self.settled()
+        known = plain_text(self.cursor.log)  # raises the cause where there is no text
+        if not self.cursor.has_roles():
+            return known
+        return _text_of(await self.cursor.read().arrive())
+
+    def messages(self) -> list[dict[str, str]]:
+        """The chat turns so far; blocks."""
+        self.sync()
+        return messages(self.cursor.log)
+
+    def sync(self) -> None:
+        """Blocks until every result in this branch is done, well or not."""
+        for gen in self._everything():
+            gen.wait()
+
+    async def settled(self) -> None:
+        """The same for an event loop."""
+        await settle(self._everything())
+
+    def error(self) -> LmprogError | None:
+        """Why the branch cannot go on; blocks until its calls are done. None while it can."""
+        self.sync()
+        failed = next((gen for gen in self.cursor.gens if gen.failure() is not None), None)
+        return None if failed is None else failed.error_at_site()
+
+    def _everything(self) -> list[PendingCall]:
+        named = [gen for var in self.cursor.names.values() for gen in waited_for(var)]
+        return list(dict.fromkeys([*gens_of(self.cursor.log), *self.cursor.gens, *named]))
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text as it comes, of one variable or of the whole branch; needs a streaming run."""
+        from lmprog.lang.branches import text_followers
+
+        return text_followers.texts(self.cursor, var_name)
+
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """The same for an event loop; with `return_meta_data` pairs of text and meta
+        information.
+        """
+        from lmprog.lang.branches import text_followers
+
+        return text_followers.texts_async(self.cursor, var_name, return_meta_data)
+
+    def __repr__(self) -> str:
+        return f"<branch {self.cursor.id}, {len(self.cursor.gens)} calls>"
+
 
 class _ActingView:
     """A branch for an act: generations with its options."""
 
-    def __init__(self, branch: BranchWriting, options: ToolOptions) -> None:
+    def __init__(self, branch: BranchContents, options: ToolOptions) -> None:
         self._branch = branch
         self._options = options
 
@@ -360,7 +491,63 @@ class _ActingView:
         self._branch.append(results)
 
     def with_kept_results(self, reply: ToolReply) -> ToolReply:
+        from lmprog.lang.branches import outside
+
         return outside.with_kept_results(self._branch.cursor, reply)
 
     def hold(self, held: Held | None) -> None:
         self._branch.cursor.hold(held)
+
+
+def _text_of(outcome: object) -> str:
+    if isinstance(outcome, LmprogError):
+        raise outcome
+    if not isinstance(outcome, wire.TextIs):
+        raise ProgramError(f"asked for a text, the backend answered {type(outcome).__name__}")
+    return outcome.text
+
+
+class ForkOptions(SamplingOptions, total=False):
+    """The options of a fork, a copy or a view of a branch. `timeout` and `max_total_tokens` limit
+    what all its calls take together; `heal` is the default of its generations; `backend`
+    is where they are asked for, None for the run's own; `lora` is the adapter that computes them,
+    "" for the base alone.
+    """
+
+    timeout: float | None
+    max_total_tokens: int | None
+    heal: bool
+    backend: Backend | None
+    lora: str | None
+
+
+class BranchSnapshot:
+    """Of one branch. It may be gone back to any number of times."""
+
+    def __init__(self, kept: Cursor, of: Cursor) -> None:
+        self._kept = kept
+        self._of = of
+
+    def close(self) -> None:
+        """Nobody will go back to it. Its memory may be used for others."""
+        self._kept.close()
+        self._kept.scope.client.hurry()
+
+    def go_back(self, branch: Cursor) -> None:
+        """Raises `ProgramError` for another branch, or where it was closed."""
+        if branch is not self._of:
+            raise ProgramError(
+                "this snapshot is of another branch; each branch goes back to its own"
+            )
+        branch.go_back_to(self._kept)
+
+
+def snapshot_of(branch: Cursor) -> BranchSnapshot:
+    """One of `branch`, as it is now."""
+    (kept,) = branch.fork(1)
+    return BranchSnapshot(kept, branch)
+
+
+def restore(branch: Cursor, snapshot: BranchSnapshot) -> None:
+    """`branch` is where it was."""
+    snapshot.go_back(branch)
