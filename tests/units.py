@@ -32,7 +32,7 @@ UNITS = {
     "backends": Unit(
         "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray calls"
     ),
-    "threads": Unit("lmprog.lang.threads"),
+    "threads": Unit("lmprog.lang.ops.threads"),
     "ops": Unit("lmprog.lang.ops", "errors wire calls threads"),
     "streaming": Unit("lmprog.lang.streaming", "errors wire calls backends ops"),
     "checkpoints": Unit("lmprog.lang.checkpoints", "errors wire"),

@@ -41,9 +41,9 @@ from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.default import backend_at
 from lmprog.errors import InvalidParameter, ProgramError
-from lmprog.lang import threads
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.scope import RunSettings
+from lmprog.lang.ops import threads
 from lmprog.lang.ops.sampling import (
     Sampling,
     SamplingOptions,

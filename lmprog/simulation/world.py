@@ -31,9 +31,8 @@ from lmprog.simulation.fake_store import FakeStore
 from lmprog.simulation.guessing import GuessingSource
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
-from lmprog.simulation.reply_checks import ReplyChecks
+from lmprog.simulation.reply_checks import ReplyChecks, check_running
 from lmprog.simulation.sim_client import ADAPTERS, SimClient
-from lmprog.simulation.step_checks import check_running
 from lmprog.transport.channel import ClientId, Gone
 
 CONTEXT = 120

@@ -11,8 +11,14 @@ import pytest
 
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.simulation import world
-from lmprog.simulation.command import main
-from lmprog.simulation.world_runs import SimulationRun, WorldTally, run_world, run_worlds, tallies
+from lmprog.simulation.world_runs import (
+    SimulationRun,
+    WorldTally,
+    main,
+    run_world,
+    run_worlds,
+    tallies,
+)
 
 SHARDS = 16
 STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "100000"))

@@ -313,8 +313,9 @@ class Cursor:
             home._unsent.add_aside(gen)
         if op.name is not None:
             home.name(op.name, gen)
-        for name in gen.captured_names:
-            home.name(name, Captured(gen, name))
+        if isinstance(op, GenOp) and op.tp is not str:
+            for name in gen.captured_names:
+                home.name(name, Captured(gen, name))
         scope.begin(gen)
         if scope.feed is not None:
             gen.call.when_done(gen.show)

@@ -31,12 +31,12 @@ from lmprog.errors import (
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.streaming.feed import Feed
-from lmprog.lang.streaming.trace_events import Ended
 
 if TYPE_CHECKING:
     from lmprog.lang.checkpoints.checkpoint_file import RunOrigin
     from lmprog.lang.checkpoints.run_progress import RunProgress
     from lmprog.lang.streaming.listening import Listening
+    from lmprog.lang.streaming.trace_events import Ended
 
 _PACKAGE = Path(__file__).parents[2]
 _OWN = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("lang", "backends"))
@@ -517,6 +517,8 @@ def raise_together(errors: Sequence[Exception]) -> None:
     """Raises what there is: nothing, one error as it is, or several as a group. Cancelled siblings
     are no causes.
     """
+    if not errors:
+        return
     causes = [error for error in errors if not isinstance(error, Cancelled)] or list(errors[:1])
     # a budget that is over ends many calls, and is one cause
     once = {

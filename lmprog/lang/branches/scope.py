@@ -24,13 +24,14 @@ from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.pending_call import PendingCall, RunContext, RunRecord
 from lmprog.lang.ops.sampling import Sampling
-from lmprog.lang.streaming.feed import Feed, branch_name
-from lmprog.lang.streaming.trace_events import RunTrace, callbacks
+from lmprog.lang.streaming import branch_name, callbacks
+from lmprog.lang.streaming.feed import Feed
 
 if TYPE_CHECKING:
     from lmprog.backends.caching.caching_backend import CachingBackend, RunCache
     from lmprog.lang.branches.checkpointed_calls import CheckpointedCalls
     from lmprog.lang.checkpoints.run_progress import Answer, RunProgress
+    from lmprog.lang.streaming.trace_events import RunTrace, TraceEvent
 
 current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
 
@@ -164,18 +165,7 @@ class Scope(RunContext):
             timeout=settings.timeout,
             max_total_tokens=settings.max_total_tokens,
         )
-        inherits = settings.lora is None and parent is not None and parent.client is self.client
-        self.lora: str = parent.lora if inherits and parent is not None else settings.lora or ""
-        """The adapter that computes the run's branches; empty: the base alone."""
-        outer_tokens = 0 if parent is None else parent.num_api_spec_tokens
-        given_tokens = settings.num_api_spec_tokens
-        self.num_api_spec_tokens: int = outer_tokens if given_tokens is None else given_tokens
-        """How many tokens a request to another service's API may generate for later calls."""
-        self.backends: Mapping[str, Backend] = {
-            **({} if parent is None else parent.backends),
-            **settings.backends,
-        }
-        """Other backends that branches may go to, by name."""
+        self._inherit(settings, parent)
         self.place: str = ""
         """Which run inside of which run this is, in the keys of a checkpoint."""
         if parent is not None and shares:
@@ -183,11 +173,8 @@ class Scope(RunContext):
         self.seed: int = self._first_seed(parent if shares and not is_rehearsal else None)
         """The source of every call's seed, so that each run can be repeated."""
         told = () if is_rehearsal else callbacks.get()
-        self.trace: RunTrace | None = None
+        self.trace: RunTrace | None = self._trace_for(told, parent) if told else None
         """Whom to tell of the run and its calls."""
-        if told:
-            around = None if parent is None or parent.trace is None else parent.trace.id
-            self.trace = RunTrace(told, around)
         if parent is not None and is_visit:
             self.budget, self.seed, self.marks = parent.budget, parent.seed, parent.marks
             self.trace = parent.trace
@@ -215,6 +202,26 @@ class Scope(RunContext):
             self.ended = parent.ended  # who ends the parent from now on finds this one
             if parent.client is self.client:
                 self.family = parent.family
+
+    def _inherit(self, settings: RunSettings, parent: Scope | None) -> None:
+        """What a run has of the run around it unless it is told otherwise."""
+        inherits = settings.lora is None and parent is not None and parent.client is self.client
+        self.lora: str = parent.lora if inherits and parent is not None else settings.lora or ""
+        """The adapter that computes the run's branches; empty: the base alone."""
+        outer_tokens = 0 if parent is None else parent.num_api_spec_tokens
+        given_tokens = settings.num_api_spec_tokens
+        self.num_api_spec_tokens: int = outer_tokens if given_tokens is None else given_tokens
+        """How many tokens a request to another service's API may generate for later calls."""
+        outer_backends = {} if parent is None else parent.backends
+        self.backends: Mapping[str, Backend] = {**outer_backends, **settings.backends}
+        """Other backends that branches may go to, by name."""
+
+    def _trace_for(
+        self, told: tuple[Callable[[TraceEvent], None], ...], parent: Scope | None
+    ) -> RunTrace:
+        from lmprog.lang.streaming.trace_events import RunTrace
+
+        return RunTrace(told, None if parent is None or parent.trace is None else parent.trace.id)
 
     def _first_seed(self, parent: Scope | None) -> int:
         """The one that was given; runs inside of a run have seeds of their own, the same each

@@ -20,7 +20,6 @@ from lmprog.backends import Backend
 from lmprog.backends.client import running_loop
 from lmprog.backends.default import run_began, run_ended
 from lmprog.errors import Cancelled, CheckpointMismatch, InvalidParameter, ProgramError
-from lmprog.lang import threads
 from lmprog.lang.branches import scope as scopes
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.call_request import BranchSettings
@@ -29,6 +28,7 @@ from lmprog.lang.branches.gen import settle
 from lmprog.lang.branches.marks import forget_marks, resolved, warn_of_leaks
 from lmprog.lang.branches.pending_call import raise_together, unread_failures
 from lmprog.lang.branches.scope import RunSettings, Scope
+from lmprog.lang.ops import threads
 from lmprog.lang.runs.results import Run, stop_runs
 from lmprog.lang.streaming.feed import Feed
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from lmprog import wire
 from lmprog.errors import Cancelled
-from lmprog.lang import threads
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.scope import Scope, total
+from lmprog.lang.ops import threads
 
 if TYPE_CHECKING:
     from lmprog.lang.runs.work_view import ShownPart
@@ -31,11 +31,8 @@ class Run(Generic[R]):
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
+        self.scope: Scope = branch.cursor.scope
         self.outcome: Future[R] = Future()
-
-    @property
-    def scope(self) -> Scope:
-        return self.branch.cursor.scope
 
     @property
     def value(self) -> R:

@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from lmprog import wire
 from lmprog.backends.client import wake
+from lmprog.lang.streaming import branch_name
 
 if TYPE_CHECKING:
     from lmprog.lang.streaming.partial import Partial
 
 R = TypeVar("R")
-
-
-def branch_name(path: tuple[int, ...]) -> str:
-    """A branch in a readable form: "root", "fork0[2]", "fork0[2].fork1[0]"."""
-    forks = [f"fork{nth}[{index}]" for nth, index in zip(path[::2], path[1::2], strict=True)]
-    return ".".join(forks) or "root"
 
 
 @dataclass(frozen=True, slots=True)
