@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -23,12 +22,6 @@ from lmprog.simulation.world_runs import (
 SHARDS = 16
 STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "100000"))
 """Checked steps over all shards; millions more are run at night (`lmprog sim --hours`)."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    """Injected faults are logged with their traces; thousands of them help nobody."""
-    logging.getLogger("lmprog").setLevel(logging.CRITICAL)
 
 
 @pytest.mark.slow
