@@ -21,12 +21,12 @@ import numpy as np
 
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank, Raised
-from lmprog.runtime.engine.batch import Batch, build_batch
 from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.model import recipe
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native import recipe
 from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 
 PAGE = 16

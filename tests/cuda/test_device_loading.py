@@ -25,11 +25,11 @@ from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulate
 from lmprog.runtime.engine.device.pool_sizing import StepSizes, largest_steps
 from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
-from lmprog.runtime.engine.model.decoder import Weights
-from lmprog.runtime.engine.model.fusing import fused
 from lmprog.runtime.engine.model.shape import ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import load_weights, weight_source
 from lmprog.runtime.engine.selection import select_engine
+from lmprog.runtime.engine.torch_engine.decoder import Weights
+from lmprog.runtime.engine.torch_engine.fusing import fused
+from lmprog.runtime.engine.torch_engine.weights import load_weights, weight_source
 from tests.model.checkpoints import Recipe
 from tests.model.quantized_layouts import FORMATS, rewrite
 

@@ -14,7 +14,6 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import PagesFull
 from lmprog.runtime.engine.device import loading
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
@@ -30,6 +29,7 @@ from lmprog.runtime.engine.device.page_pool import VirtualPages
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
 from lmprog.runtime.engine.kept_pages import page_release
 from lmprog.runtime.engine.selection import select_engine
+from lmprog.runtime.scheduling.batch import PagesFull
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from tests.cuda.conftest import MakeKernels

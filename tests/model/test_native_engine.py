@@ -160,7 +160,7 @@ def test_loading_and_computing_import_no_torch() -> None:
     code = (
         "import sys; import numpy as np\n"
         "from lmprog.config import RuntimeConfig\n"
-        "from lmprog.runtime.engine.batch import Batch\n"
+        "from lmprog.runtime.scheduling.batch import Batch\n"
         "from lmprog.runtime.engine.selection import select_engine\n"
         "config = RuntimeConfig(model='nano', kv_memory_mb=16, engine='native', device='cpu')\n"
         "engine = select_engine(config).engine\n"

@@ -15,10 +15,10 @@ import torch
 
 from lmprog.config import SchedulerConfig, SpeculationName
 from lmprog.runtime.engine.model.random_weights import RandomSource
+from lmprog.runtime.engine.model.recipe import expected
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native.recipe import expected
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from tests.model.driver import Driver
 from tests.runtime.guesses import knowing
 from tests.runtime.rig import Rig

@@ -14,25 +14,25 @@ from lmprog import native
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.engine.adapters.adapter_list import load_adapters
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.machine import default_threads, require_torch
+from lmprog.runtime.engine.machine.resources import default_threads, require_torch
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
-from lmprog.runtime.engine.model.rope import FeatureNotComputed
-from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
-from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
-from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
-from lmprog.runtime.engine.native.packed_loading import packed_checkpoint, packed_random
-from lmprog.runtime.engine.resolution import (
+from lmprog.runtime.engine.model.resolution import (
     computable,
     context_length,
     data_type,
     num_pages,
     quantized_type,
 )
+from lmprog.runtime.engine.model.rope import FeatureNotComputed
+from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
+from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
+from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
+from lmprog.runtime.engine.native.packed_loading import packed_checkpoint, packed_random
+from lmprog.runtime.scheduling.batch import Batch
 
 if TYPE_CHECKING:
-    from lmprog.runtime.engine.torch_engine import TorchEngine
+    from lmprog.runtime.engine.torch_engine.engine import TorchEngine
 
 
 class InferenceEngine(Protocol):
@@ -88,7 +88,7 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
             value=getattr(config, name),
         )
     require_torch(f"without the native engine ({reason}) lmprog")
-    from lmprog.runtime.engine.torch_engine import load_torch_engine
+    from lmprog.runtime.engine.torch_engine.engine import load_torch_engine
 
     return load_torch_engine(config, folder)
 

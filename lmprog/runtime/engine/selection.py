@@ -13,7 +13,7 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.engine.adapters.adapter_list import refuse_adapters
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.engine import InferenceEngine, load_engine
-from lmprog.runtime.engine.machine import require_torch
+from lmprog.runtime.engine.machine.resources import require_torch
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
@@ -105,6 +105,6 @@ def _sampler_for(engine: InferenceEngine) -> LogitsSampler:
     """The sampler that reads what `engine` gives; torch is imported for its own engine alone."""
     if isinstance(engine, NativeEngine):
         return NativeSampler(engine)
-    from lmprog.runtime.engine.sampler import TorchSampler
+    from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 
     return TorchSampler()

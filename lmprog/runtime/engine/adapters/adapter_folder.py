@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.adapters.adapter_config import CONFIG, AdapterConfig, read_adapter_config
+from lmprog.runtime.engine.model import recipe
 from lmprog.runtime.engine.model.checkpoint import FLOATS, Checkpoint
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.weight_names import listed
-from lmprog.runtime.engine.native import recipe
 
 WEIGHTS = "adapter_model.safetensors"
 PRODUCTS = ("qkv", "out", "gate_up", "down")

@@ -25,11 +25,11 @@ from lmprog.runtime.engine.device.quantized_weight import (
 )
 from lmprog.runtime.engine.device.tree_attention import placed
 from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
-from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.derived_weights import Float8Weight
-from lmprog.runtime.engine.model.fusing import Read, layer_vectors, paired_rows
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.model.weights import ReadFloat8
+from lmprog.runtime.engine.torch_engine.decoder import Weights
+from lmprog.runtime.engine.torch_engine.fusing import Read, layer_vectors, paired_rows
+from lmprog.runtime.engine.torch_engine.weights import ReadFloat8
 
 
 @dataclass(frozen=True, slots=True)

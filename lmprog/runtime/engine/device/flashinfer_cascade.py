@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape
-from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.device.flashinfer_reader import (
     FlashInferPageReader,
     PagedRows,
@@ -28,6 +27,7 @@ from lmprog.runtime.engine.device.flashinfer_reader import (
     refuse,
     workspace,
 )
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 _LEVELS = 2
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 WORKSPACE_BYTES = 128 << 20
 """What FlashInfer recommends; its partial results of split sequences."""

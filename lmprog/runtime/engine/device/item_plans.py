@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.device.items import (
     ITEM_WORDS,
     AttentionItems,
@@ -23,6 +22,7 @@ from lmprog.runtime.engine.device.items import (
     exceeds,
     plan_items,
 )
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 _PAGES, _START, _END, _QUERY, _COUNT, _ORDINAL, _BEGIN, _IS_MASKED = range(ITEM_WORDS)
 """Words of an item, as in `struct Item`."""

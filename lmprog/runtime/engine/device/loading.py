@@ -14,7 +14,6 @@ import torch
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, NotSupported
-from lmprog.runtime.engine.adapters.adapted_decoder import fused_adapter
 from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.float8 import Float8Scales
@@ -48,19 +47,20 @@ from lmprog.runtime.engine.device.quantized_weight import WeightKind
 from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
 from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
-from lmprog.runtime.engine.model.fusing import fused
-from lmprog.runtime.engine.model.kv_scales import kept_scales
+from lmprog.runtime.engine.machine.region import pages_that_fit
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.quantization import read_quantization
+from lmprog.runtime.engine.model.resolution import context_length, quantized_type
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import (
+from lmprog.runtime.engine.torch_engine.adapted_decoder import fused_adapter
+from lmprog.runtime.engine.torch_engine.fusing import fused
+from lmprog.runtime.engine.torch_engine.kv_scales import kept_scales
+from lmprog.runtime.engine.torch_engine.weights import (
     ReadFloat8,
     float8_reader,
     weight_reader,
     weight_source,
 )
-from lmprog.runtime.engine.region import pages_that_fit
-from lmprog.runtime.engine.resolution import context_length, quantized_type
 
 log = logging.getLogger("lmprog")
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
 from lmprog.wire import SamplingParams
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.item_plans import ItemPlans
 from lmprog.runtime.engine.device.items import AttentionItems, Tiling
 from lmprog.runtime.engine.device.kernels import NUM_COUNTS, Count
+from lmprog.runtime.scheduling.batch import Batch
 
 Arrays = dict[str, NDArray[np.int32]]
 

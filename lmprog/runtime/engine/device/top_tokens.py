@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lmprog.runtime.engine.device.driver import Driver
 from lmprog.runtime.engine.device.pick_arrays import Array
 from lmprog.runtime.engine.device.staging import Staging
-from lmprog.runtime.engine.edits import allowed
+from lmprog.runtime.scheduling.logit_edits import allowed
 from lmprog.runtime.scheduling.sampling_requests import Likely, SampleRequest, ScoreRequest
 
 _AT_ONCE = 128

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from lmprog.errors import NotSupported
 from lmprog.native import may_await_threads
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter
-from lmprog.runtime.engine.batch import Batch, Ints
+from lmprog.runtime.engine.machine.region import Bytes, Region, aligned
+from lmprog.runtime.engine.model.recipe import up32
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native import interface
@@ -33,7 +34,7 @@ from lmprog.runtime.engine.native.memory_ahead import MemoryAhead
 from lmprog.runtime.engine.native.packed_adapters import packed_adapters
 from lmprog.runtime.engine.native.packing import Packed
 from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, NativePageMemory
-from lmprog.runtime.engine.region import Bytes, Region, aligned
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 Logits = NDArray[np.float32]
 
@@ -85,7 +86,7 @@ class NativeEngine:
         self._kv_parts: list[Bytes] = []  # keys and values, layer by layer
         self._model = self._described(shape, packed)
         self._handle = self._opened(threads, path or os.environ.get("LMPROG_ENGINE_PATH"))
-        self._logits = np.empty((0, interface.up32(shape.vocab_size)), np.float32)
+        self._logits = np.empty((0, up32(shape.vocab_size)), np.float32)
         self._ahead: MemoryAhead | None = None
         if self.has_page_memory:
             populate = self.page_memory().populate

@@ -151,8 +151,3 @@ def best_path() -> str:
     """The instruction set that this processor computes with."""
     name: bytes = opened().lmprog_engine_best_path()
     return name.decode()
-
-
-def up32(count: int) -> int:
-    """Outputs and inputs of packed products are filled up to this."""
-    return -(-count // 32) * 32

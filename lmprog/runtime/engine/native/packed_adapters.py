@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank
+from lmprog.runtime.engine.machine.region import Region, aligned
+from lmprog.runtime.engine.model.recipe import up32
 from lmprog.runtime.engine.native import interface
-from lmprog.runtime.engine.region import Region, aligned
 
 _PANEL = 32
 Floats = NDArray[np.float32]
@@ -39,7 +40,7 @@ def packed_adapters(adapters: Sequence[Adapter], inner: int) -> PackedAdapters:
     region = Region(sum(sizes))
     low_ranks = (interface.CLowRank * len(parts))()
     held: list[object] = [region]
-    shift = interface.up32(inner) - inner
+    shift = up32(inner) - inner
     for place, part in enumerate(parts):
         if part is None:
             continue
@@ -71,13 +72,13 @@ def _matrices(part: LowRank) -> Iterator[Floats]:
 
 def _bytes(matrix: Floats) -> int:
     outputs, inputs = matrix.shape
-    return int(interface.up32(outputs) * inputs * 4)
+    return int(up32(outputs) * inputs * 4)
 
 
 def _packed(matrix: Floats, region: Region) -> int:
     """The address of [outputs / 32][inputs][32]."""
     outputs, inputs = matrix.shape
-    panels = interface.up32(outputs) // _PANEL
+    panels = up32(outputs) // _PANEL
     place = region.take(_bytes(matrix)).view(np.float32).reshape(panels, inputs, _PANEL)
     whole = np.zeros((panels * _PANEL, inputs), np.float32)
     whole[:outputs] = matrix

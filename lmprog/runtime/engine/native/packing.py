@@ -17,9 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.runtime.engine.machine.region import Bytes, Region, aligned
+from lmprog.runtime.engine.model import recipe
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native import interface, recipe
-from lmprog.runtime.engine.region import Bytes, Region, aligned
+from lmprog.runtime.engine.native import interface
 
 _PANEL = 32
 _AT_ONCE = 2 << 20
@@ -217,7 +218,7 @@ def _copy_vector(vector: recipe.Vector, place: Bytes, source: Source) -> None:
 
 
 def _vector_bytes(vector: recipe.Vector) -> int:
-    return interface.up32(vector.size) * 4
+    return recipe.up32(vector.size) * 4
 
 
 def widened(array: NDArray[Any]) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.region import Region
+from lmprog.runtime.engine.machine.region import Region
 
 BLOCK_SLOTS = 16
 

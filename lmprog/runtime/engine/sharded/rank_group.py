@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmprog.runtime.engine.batch import Batch, Ints
 from lmprog.runtime.engine.sharded.place import Place
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 log = logging.getLogger("lmprog")
 

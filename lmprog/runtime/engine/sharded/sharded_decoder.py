@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lmprog.runtime.engine.model.decoder import Decoder, Weights, wide
-from lmprog.runtime.engine.model.fusing import Keep, fused
 from lmprog.runtime.engine.model.joined_weights import WeightSource, split_weights
-from lmprog.runtime.engine.model.weights import as_tensor
 from lmprog.runtime.engine.sharded.shard import EMBEDDING, Shard, ShardSource
+from lmprog.runtime.engine.torch_engine.decoder import Decoder, Weights, wide
+from lmprog.runtime.engine.torch_engine.fusing import Keep, fused
+from lmprog.runtime.engine.torch_engine.weights import as_tensor
 
 
 class PartSums(Protocol):

@@ -20,11 +20,11 @@ from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.loading import OpenedDevice, asked_model
 from lmprog.runtime.engine.device.products import Product, ProductInputs
 from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
-from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.sharded.rank_group import RankGroup
 from lmprog.runtime.engine.sharded.shard import Shard
 from lmprog.runtime.engine.sharded.sharded_decoder import PartSums, shard_weights
+from lmprog.runtime.engine.torch_engine.decoder import Weights
 
 
 class ShardedDeviceDecoder(DeviceDecoder):

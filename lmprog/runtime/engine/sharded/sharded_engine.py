@@ -20,31 +20,31 @@ import torch
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError, ModelError
 from lmprog.runtime.engine.attention import make_attention, page_bytes
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.loading import asked_model
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
-from lmprog.runtime.engine.machine import default_threads
+from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.checkpoint_digests import checkpoint_digests
 from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, locate
 from lmprog.runtime.engine.model.random_weights import RandomSource
+from lmprog.runtime.engine.model.recipe import expected
+from lmprog.runtime.engine.model.resolution import computable, context_length, data_type, num_pages
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
 from lmprog.runtime.engine.model.stored_weights import stored_weights
-from lmprog.runtime.engine.native.recipe import expected
-from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
-from lmprog.runtime.engine.sampler import TorchSampler
 from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
 from lmprog.runtime.engine.sharded.shard import Shard, shardable_shape
 from lmprog.runtime.engine.sharded.sharded_decoder import ShardedDecoder, shard_weights
 from lmprog.runtime.engine.sharded.sharded_device import DevicePart
-from lmprog.runtime.engine.torch_engine import (
+from lmprog.runtime.engine.torch_engine.engine import (
     DTYPES,
     Loaded,
     Threads,
     TorchEngine,
     attention_shape,
 )
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+from lmprog.runtime.scheduling.batch import Batch
 
 log = logging.getLogger("lmprog")
 

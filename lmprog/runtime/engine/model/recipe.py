@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native.interface import up32
+
+
+def up32(count: int) -> int:
+    """Outputs and inputs of packed products are filled up to this."""
+    return -(-count // 32) * 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.model.mixed_layers import MixtureWeights, mixed
 from lmprog.runtime.engine.model.rope import rotations
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.torch_engine.mixed_layers import MixtureWeights, mixed
+from lmprog.runtime.scheduling.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ and multiplies negative ones of every token in prompt or output; frequency and p
 are subtracted for generated tokens, the first for each time, the second once. What is banned, or
 not in a mask, gets no probability at all.
 
-Knows picks and tensors; `edits` says which tokens are meant. Draws nothing.
+Knows picks and tensors; `logit_edits` says which tokens are meant. Draws nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmprog.runtime.engine import edits
+from lmprog.runtime.scheduling import logit_edits
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 
 
@@ -64,7 +64,7 @@ class _Cells:
 def _add_bias(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     cells = _Cells()
     for row, pick in enumerate(picks):
-        if bias := edits.bias(pick):
+        if bias := logit_edits.bias(pick):
             cells.add(row, list(bias), list(bias.values()))
     if (found := cells.within(values)) is not None:
         rows, tokens, amounts = found
@@ -74,9 +74,9 @@ def _add_bias(values: Tensor, picks: Sequence[SampleRequest]) -> None:
 def _penalize(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     repeated, counted = _Cells(), _Cells()
     for row, pick in enumerate(picks):
-        if (seen := edits.repeated(pick)) is not None:
+        if (seen := logit_edits.repeated(pick)) is not None:
             repeated.add(row, *seen)
-        if (counts := edits.counted(pick)) is not None:
+        if (counts := logit_edits.counted(pick)) is not None:
             counted.add(row, *counts)
     if (cells := repeated.within(values)) is not None:
         rows, tokens, amounts = cells
@@ -92,7 +92,7 @@ def _ban(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     rows: list[int] = []  # plain lists: almost every row of a forced length has a few bans
     tokens: list[int] = []
     for row, pick in enumerate(picks):
-        known = edits.bans(pick, size)
+        known = logit_edits.bans(pick, size)
         rows += [row] * len(known)
         tokens += known
     if rows:

@@ -27,8 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.model.probe import Probe, ProbedLayer
+from lmprog.runtime.engine.torch_engine.probe import Probe, ProbedLayer
+from lmprog.runtime.scheduling.batch import Batch
 
 log = logging.getLogger("lmprog")
 

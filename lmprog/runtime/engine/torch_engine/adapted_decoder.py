@@ -16,10 +16,10 @@ from torch import Tensor
 
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter, LowRank
 from lmprog.runtime.engine.attention.backend import AttentionBackend
-from lmprog.runtime.engine.batch import Batch, Ints
-from lmprog.runtime.engine.model.decoder import Decoder, Weights
-from lmprog.runtime.engine.model.fusing import Read, fused_low_rank
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.torch_engine.decoder import Decoder, Weights
+from lmprog.runtime.engine.torch_engine.fusing import Read, fused_low_rank
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lmprog.runtime.engine.model.decoder import LayerWeights, Weights
-from lmprog.runtime.engine.model.mixed_layers import MixtureWeights
 from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.torch_engine.decoder import LayerWeights, Weights
+from lmprog.runtime.engine.torch_engine.mixed_layers import MixtureWeights
 
 Read = Callable[[str], Tensor]
 """Gives the weight of that name, in any floating type."""

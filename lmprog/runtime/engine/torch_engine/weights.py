@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.derived_weights import DerivedWeights, Float8Weight
-from lmprog.runtime.engine.model.fusing import Read, fused
 from lmprog.runtime.engine.model.joined_weights import WeightSource, split_weights
 from lmprog.runtime.engine.model.random_weights import RandomSource
+from lmprog.runtime.engine.model.recipe import expected
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.stored_weights import stored_weights
-from lmprog.runtime.engine.native.recipe import expected
+from lmprog.runtime.engine.torch_engine.decoder import Weights
+from lmprog.runtime.engine.torch_engine.fusing import Read, fused
 
 
 def load_weights(

@@ -18,7 +18,7 @@ from torch import Tensor
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape
 from lmprog.runtime.engine.attention.reference import ReferenceAttention
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 _COUNT = 24
 _CUTS = (0, 7, 8, 9, 10, 11, 24)

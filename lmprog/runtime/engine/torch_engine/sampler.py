@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmprog.runtime.engine.edits import allowed, is_edited
-from lmprog.runtime.engine.penalties import edit
+from lmprog.runtime.engine.torch_engine.penalties import edit
+from lmprog.runtime.scheduling.logit_edits import allowed, is_edited
 from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
