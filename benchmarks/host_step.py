@@ -21,8 +21,8 @@ import lmprog
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
-from lmprog.runtime.engine.device.item_plans import ItemPlans
 from lmprog.runtime.engine.device.items import Tiling, plan_items
+from lmprog.runtime.engine.device.step_arrays import ItemPlans
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter

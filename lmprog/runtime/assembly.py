@@ -39,7 +39,7 @@ from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load
 from lmprog.transport import RuntimeChannel
 
 if TYPE_CHECKING:
-    from lmprog.runtime.engine.selection import SelectedEngine
+    from lmprog.runtime.engine.engine import SelectedEngine
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
     from lmprog.runtime.ranks.leading import Led
 
@@ -60,9 +60,9 @@ def assemble(
     `ranks` are those that compute the model together with this process, which leads them.
     """
     stage("imports its libraries")
-    from lmprog.runtime.engine.draft_loading import without_draft_memory
+    from lmprog.runtime.engine.draft_model import without_draft_memory
+    from lmprog.runtime.engine.engine import select_engine
     from lmprog.runtime.engine.kept_pages import open_store, page_release
-    from lmprog.runtime.engine.selection import select_engine
     from lmprog.runtime.fingerprint import ModelIdentity
 
     stage("loads the model")
@@ -123,8 +123,7 @@ def _draft_model(
     """What drafts for the engine that was selected, where that is asked for. Raises
     InvalidParameter where tokens of the draft model mean something else.
     """
-    from lmprog.runtime.engine.draft_loading import load_draft_engine
-    from lmprog.runtime.engine.draft_model import EngineDraftModel
+    from lmprog.runtime.engine.draft_model import EngineDraftModel, load_draft_engine
 
     drafting = load_draft_engine(config, selected)
     if drafting is None:

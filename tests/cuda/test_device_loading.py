@@ -22,14 +22,13 @@ from lmprog.runtime.engine.device import loading
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
-from lmprog.runtime.engine.device.pool_sizing import StepSizes, largest_steps
+from lmprog.runtime.engine.device.loading import StepSizes, largest_steps
 from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
+from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
 from lmprog.runtime.engine.model.shape import ModelShape, read_config, read_shape
-from lmprog.runtime.engine.selection import select_engine
 from lmprog.runtime.engine.torch_engine.decoder import Weights
-from lmprog.runtime.engine.torch_engine.fusing import fused
-from lmprog.runtime.engine.torch_engine.weights import load_weights, weight_source
+from lmprog.runtime.engine.torch_engine.weights import fused, load_weights, weight_source
 from tests.model.checkpoints import Recipe
 from tests.model.quantized_layouts import FORMATS, rewrite
 

@@ -22,7 +22,7 @@ from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.items import AttentionItems
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
-from lmprog.runtime.engine.selection import SelectedEngine, select_engine
+from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.wire import SamplingParams

@@ -15,7 +15,7 @@ from lmprog.errors import ModelError
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.torch_engine.engine import TorchEngine
-from lmprog.runtime.engine.torch_engine.selfcheck import check
+from lmprog.runtime.engine.torch_engine.fallback import check
 from lmprog.runtime.scheduling.batch import Batch
 from tests.model.checkpoints import FOREIGN, Recipe
 from tests.model.conftest import Judge

@@ -254,14 +254,14 @@ CALL_MUTANTS = [
     Mutant(
         "a negative logit is divided by the penalty",
         "sampler",
-        _ENGINE + "penalties.py",
+        _ENGINE + "sampler.py",
         "torch.where(old > 0, old / amounts, old * amounts)",
         "old / amounts",
     ),
     Mutant(
         "a bias is subtracted",
         "sampler",
-        _ENGINE + "penalties.py",
+        _ENGINE + "sampler.py",
         "        values[rows, tokens] += amounts\n",
         "        values[rows, tokens] -= amounts\n",
     ),

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from lmprog.runtime.engine.attention import AttentionBackend, make_attention
 from lmprog.runtime.engine.model.joined_weights import WeightSource
-from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.recipe import expected
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.model.stored_weights import stored_weights
+from lmprog.runtime.engine.model.stored_weights import RandomSource, stored_weights
 from lmprog.runtime.engine.sharded.shard import Shard
-from lmprog.runtime.engine.sharded.sharded_decoder import ShardedDecoder, shard_weights
+from lmprog.runtime.engine.sharded.sharded_engine import ShardedDecoder, shard_weights
 from lmprog.runtime.engine.torch_engine.decoder import Decoder
 from lmprog.runtime.engine.torch_engine.weights import load_weights, random_weights
 from lmprog.runtime.scheduling.batch import Batch

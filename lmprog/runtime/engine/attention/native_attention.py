@@ -25,7 +25,7 @@ from lmprog.native import library, may_await_threads
 from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.kv_pool import KvPool
 from lmprog.runtime.engine.machine.region import aligned
-from lmprog.runtime.engine.native.attention_interface import (
+from lmprog.runtime.engine.native.interface import (
     PATHS,
     CAttentionBatch,
     CAttentionLayer,

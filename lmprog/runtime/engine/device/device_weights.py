@@ -28,8 +28,7 @@ from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
 from lmprog.runtime.engine.model.derived_weights import Float8Weight
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.torch_engine.decoder import Weights
-from lmprog.runtime.engine.torch_engine.fusing import Read, layer_vectors, paired_rows
-from lmprog.runtime.engine.torch_engine.weights import ReadFloat8
+from lmprog.runtime.engine.torch_engine.weights import Read, ReadFloat8, layer_vectors, paired_rows
 
 
 @dataclass(frozen=True, slots=True)

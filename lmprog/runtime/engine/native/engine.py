@@ -25,15 +25,13 @@ from lmprog.runtime.engine.model.recipe import up32
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native import interface
-from lmprog.runtime.engine.native.attention_interface import (
+from lmprog.runtime.engine.native.interface import (
     PATHS,
     CAttentionBatch,
     CAttentionShape,
 )
-from lmprog.runtime.engine.native.memory_ahead import MemoryAhead
-from lmprog.runtime.engine.native.packed_adapters import packed_adapters
-from lmprog.runtime.engine.native.packing import Packed
-from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, NativePageMemory
+from lmprog.runtime.engine.native.packing import Packed, packed_adapters
+from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, MemoryAhead, NativePageMemory
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
 Logits = NDArray[np.float32]

@@ -17,9 +17,8 @@ from lmprog.runtime.engine.machine.region import Region
 from lmprog.runtime.engine.model import recipe
 from lmprog.runtime.engine.model.checkpoint_digests import weight_digests
 from lmprog.runtime.engine.model.quantization import read_quantization
-from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
-from lmprog.runtime.engine.model.stored_weights import stored_weights
+from lmprog.runtime.engine.model.stored_weights import RandomSource, stored_weights
 from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.packing import Packed, PackedLayout, Source, packed_layout
 from lmprog.weight_cache import user_cache

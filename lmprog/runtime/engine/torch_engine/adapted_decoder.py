@@ -18,7 +18,7 @@ from lmprog.runtime.engine.adapters.adapter_folder import Adapter, LowRank
 from lmprog.runtime.engine.attention.backend import AttentionBackend
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.torch_engine.decoder import Decoder, Weights
-from lmprog.runtime.engine.torch_engine.fusing import Read, fused_low_rank
+from lmprog.runtime.engine.torch_engine.weights import Read, fused_low_rank
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
 

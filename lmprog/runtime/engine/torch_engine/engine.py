@@ -23,6 +23,7 @@ from lmprog.runtime.engine.attention import (
     make_attention,
     page_bytes,
 )
+from lmprog.runtime.engine.attention.float8 import kept_scales
 from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape
 from lmprog.runtime.engine.model.resolution import computable, context_length, data_type, num_pages
@@ -30,7 +31,6 @@ from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
 from lmprog.runtime.engine.torch_engine.adapted_decoder import AdaptedDecoder, fused_adapter
 from lmprog.runtime.engine.torch_engine.decoder import Decoder
-from lmprog.runtime.engine.torch_engine.kv_scales import kept_scales
 from lmprog.runtime.engine.torch_engine.weights import load_weights, random_weights, weight_reader
 from lmprog.runtime.scheduling.batch import Batch
 
@@ -186,9 +186,9 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     # imports transformers: seconds that few models need
     from lmprog.runtime.engine.torch_engine.fallback import (
         Fallback,
+        check,
         foreign_config,
     )
-    from lmprog.runtime.engine.torch_engine.selfcheck import check
 
     foreign = foreign_config(folder)
     dtype = DTYPES[data_type(config, described, folder, frozenset())]
