@@ -19,7 +19,7 @@ class Unit:
 # tree to the tensors.
 UNITS = {
     "errors": Unit("lmprog.errors"),
-    "config": Unit("lmprog.config"),
+    "config": Unit("lmprog.config lmprog.config_check", "errors"),
     "wire": Unit("lmprog.wire"),
     "native": Unit("lmprog.native"),
     "weight_cache": Unit("lmprog.weight_cache", "native"),

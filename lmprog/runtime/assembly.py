@@ -148,7 +148,7 @@ def _publishing(
     fingerprint: wire.Fingerprint,
 ) -> RuntimeChannel:
     """The channel, which also tells routers of the cache where that is asked for."""
-    if not _asks_for_events(config):
+    if config.kv_events is None:
         return channel
     from lmprog.runtime.kv_events.block_record import BlockRecord
     from lmprog.runtime.kv_events.kv_publisher import publishing
@@ -156,13 +156,6 @@ def _publishing(
     made_by = " ".join(map(str, fingerprint.parts.values()))
     return publishing(
         config, channel, lambda: BlockRecord(scheduler.tree, namespaces.token, made_by)
-    )
-
-
-def _asks_for_events(config: RuntimeConfig) -> bool:
-    """Also where what was asked for cannot be, which is then said."""
-    return bool(config.kv_events or config.kv_events_replay) or bool(
-        config.kv_events_topic or config.kv_events_open
     )
 
 

@@ -254,7 +254,7 @@ def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotSupported, match=r"beside the model and its largest step .64 tokens, 6"):
         loaded(monkeypatch, LIMIT, device_memory_fraction=0.001)
     for fraction in (0.0, 1.5):
-        with pytest.raises(InvalidParameter, match="no part of a device's memory"):
+        with pytest.raises(InvalidParameter, match="must be more than 0 and at most 1"):
             loaded(monkeypatch, LIMIT, device_memory_fraction=fraction)
 
 

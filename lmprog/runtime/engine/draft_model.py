@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.scheduling.batch import build_batch
@@ -191,16 +192,8 @@ def without_draft_memory(config: RuntimeConfig) -> RuntimeConfig:
     """What is left for the model itself. Raises InvalidParameter where a draft model is asked for
     that cannot be.
     """
-    if config.draft_model is None:
-        return config
-    why = None
-    if config.tp != 1:
-        why = f"with tp = {config.tp}: a model on several processes has none"
-    elif config.scheduler.speculation == "off":
-        why = 'with speculation = "off": it would never be asked'
-    if why is not None:
-        raise _refused(config, why)
-    if config.kv_memory_mb is None:
+    check_options(config)
+    if config.draft_model is None or config.kv_memory_mb is None:
         return config
     return replace(config, kv_memory_mb=config.kv_memory_mb - _megabytes(config.kv_memory_mb))
 
@@ -212,7 +205,12 @@ def load_draft_engine(config: RuntimeConfig, target: SelectedEngine) -> Selected
     if config.draft_model is None:
         return None
     if target.device != "cpu":
-        raise _refused(config, f"beside {target.device}: it is computed on the processor only")
+        raise InvalidParameter(
+            f"draft_model = {config.draft_model!r} is not possible beside {target.device}: it is "
+            "computed on the processor only",
+            name="draft_model",
+            value=config.draft_model,
+        )
     memory = config.kv_memory_mb
     own: dict[str, Any] = {
         "model": config.draft_model,
@@ -227,11 +225,3 @@ def load_draft_engine(config: RuntimeConfig, target: SelectedEngine) -> Selected
 
 def _megabytes(kv_memory_mb: int) -> int:
     return max(1, kv_memory_mb // SHARE)
-
-
-def _refused(config: RuntimeConfig, why: str) -> InvalidParameter:
-    return InvalidParameter(
-        f"draft_model = {config.draft_model!r} is not possible {why}",
-        name="draft_model",
-        value=config.draft_model,
-    )

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lmprog import native
 from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, ModelError, NotSupported
-from lmprog.runtime.engine.adapters.adapter_list import load_adapters, refuse_adapters
+from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.machine.resources import default_threads, require_torch
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
@@ -80,7 +81,7 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
     together where `config.tp` asks for more than one; this process leads them.
     """
     if ranks is not None:
-        refuse_adapters(config, "a model that several processes compute together (tp)")
+        check_options(config)
         require_torch("a model that several processes compute together (tp)")
         from lmprog.runtime.engine.sharded.sharded_engine import load_sharded_engine
 
@@ -104,23 +105,8 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
             if config.device != "auto":
                 raise
             log.warning("%s is not used: %s", device, error)
-    _refuse_pools_of_devices(config)
     engine: InferenceEngine = load_engine(config)
     return SelectedEngine(engine, _sampler_for(engine), "cpu")
-
-
-def _refuse_pools_of_devices(config: RuntimeConfig) -> None:
-    """What says how a device's memory is used says nothing to the processor."""
-    for name, usual in (("kv_pool", "fixed"), ("device_memory_fraction", None)):
-        value = getattr(config, name)
-        if value != usual:
-            raise InvalidParameter(
-                f"{name} = {value!r} is of a device; the processor's memory for keys and values is "
-                "taken when it is first written, and kv_memory_mb bounds it",
-                name=name,
-                value=value,
-                allowed=usual,
-            )
 
 
 def _sampler_for(engine: InferenceEngine) -> LogitsSampler:
@@ -157,21 +143,7 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
     """The engine that `config` asks for. Raises ModelError where the model cannot be loaded,
     InvalidParameter where it cannot be as asked. `keep` leaves packed weights for the next start.
     """
-    if config.attention in ("tree", "flashinfer", "cascade"):
-        raise InvalidParameter(
-            f"attention = {config.attention!r} is of a device; the processor has native, reference",
-            name="attention",
-            value=config.attention,
-            allowed="native, reference",
-        )
-    if config.kv_dtype == "fp8" and config.attention != "reference":
-        raise InvalidParameter(
-            "kv_dtype = 'fp8' is of a device; on the processor keys and values of 8 bits are int8, "
-            "and the reference attention alone (attention = 'reference') computes what fp8 gives",
-            name="kv_dtype",
-            value=config.kv_dtype,
-            allowed="float32, bfloat16, float16, int8",
-        )
+    check_options(config, "processor")
     folder = locate(config.model)
     reason = _why_not_native(config, folder)
     if reason is None:

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.config_check import check_options
+from lmprog.errors import NotSupported
 from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.float8 import Float8Scales, kept_scales
 from lmprog.runtime.engine.device.attention_choice import (
-    NAMES,
     DeviceAttentionName,
     page_reader,
     right_attention,
@@ -238,7 +238,7 @@ def open_driver(device: str, *keys: KernelsKey) -> Driver:
 
 def asked_model(config: RuntimeConfig) -> AskedModel:
     """The whole model, as `config` wants it on a device."""
-    _check_fraction(config)
+    check_options(config, "device")
     folder = locate(config.model)
     if folder is None:
         shape, own = dummy_shape(config.model), "float32"
@@ -251,20 +251,7 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
             )
         shape = read_shape(described)
         own = described.get("dtype") or described.get("torch_dtype") or "float32"
-    allowed = ", ".join(NAMES)
-    if config.attention not in (None, *NAMES):
-        raise InvalidParameter(
-            f"attention = {config.attention!r} is of the processor; a device has {allowed}",
-            name="attention",
-            value=config.attention,
-            allowed=allowed,
-        )
-    if config.engine is not None:
-        raise InvalidParameter(
-            f"engine = {config.engine!r} is of the processor; a device has none",
-            name="engine",
-            value=config.engine,
-        )
+    assert config.attention != "native", "it is of the processor"
     name = config.dtype or own
     if config.kv_dtype not in (None, name, "fp8"):
         raise NotSupported(
@@ -289,17 +276,6 @@ def _weight_kind(config: RuntimeConfig, folder: Path | None) -> WeightKind | Non
         return kind
     how = read_quantization(read_config(folder))
     return None if how is None else "fp8"
-
-
-def _check_fraction(config: RuntimeConfig) -> None:
-    fraction = config.device_memory_fraction
-    if fraction is not None and not 0.0 < fraction <= 1.0:
-        raise InvalidParameter(
-            f"device_memory_fraction = {fraction} is no part of a device's memory",
-            name="device_memory_fraction",
-            value=fraction,
-            allowed="0 < x <= 1",
-        )
 
 
 USUAL_FRACTION = 0.9

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
@@ -142,40 +143,13 @@ class ShardSource:
 
 def check_ranks(config: RuntimeConfig) -> None:
     """Raises InvalidParameter for what `tp` ranks cannot do together with other options."""
-    if config.tp < 1:
-        raise _refused("tp", config.tp, f"tp = {config.tp} must be at least 1")
     if config.tp == 1:
-        if config.tp_ranks != "local":
-            says = f"tp_ranks = {config.tp_ranks!r} is for tp of 2 and more"
-            raise _refused("tp_ranks", config.tp_ranks, says)
+        check_options(config)
         return
-    only = f"tp = {config.tp} is computed by torch"
-    if config.engine == "native":
-        raise _refused("engine", config.engine, f"{only}; leave out engine = 'native'")
-    if config.quantize is not None:
-        raise _refused("quantize", config.quantize, f"{only}, which has no quantized weights")
-    if config.lora:
-        raise _refused("lora", config.lora[0], f"{only}, which has no adapters over several ranks")
-    for name in ("kv_disk_mb", "kv_host_mb"):
-        if getattr(config, name) is not None:
-            says = f"{only}, or on devices of several processes, without a second tier of pages"
-            raise _refused(name, getattr(config, name), f"{says}; leave out {name}")
-    if config.device in ("cpu", "auto") and config.device_memory_fraction is not None:
-        says = f"{only}: device_memory_fraction is of devices; leave it out"
-        raise _refused("device_memory_fraction", config.device_memory_fraction, says)
-    if config.kv_pool != "fixed":
-        says = f"{only}; kv_pool = {config.kv_pool!r} is of one device; leave it out"
-        raise _refused("kv_pool", config.kv_pool, says)
+    check_options(config, "processor" if config.device in ("cpu", "auto") else "device")
     if config.device.startswith("cuda:"):
         says = "every rank has a GPU of its own, by its number on its machine; device is 'cuda'"
         raise _refused("device", config.device, says)
-    of_processors = (None, "native", "reference")
-    if config.device in ("cpu", "auto") and config.attention not in of_processors:
-        raise _refused("attention", config.attention, f"{only}: attention is native or reference")
-    has_device = config.device not in ("cpu", "auto")
-    if config.kv_dtype == "fp8" and not has_device and config.attention != "reference":
-        says = f"{only}: kv_dtype = 'fp8' is of devices and of attention = 'reference'"
-        raise _refused("kv_dtype", config.kv_dtype, says)
     rank_device(config, config.tp - 1 if config.tp_ranks == "local" else 0)
 
 

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import torch
 
 from lmprog.config import RuntimeConfig
+from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter
-from lmprog.runtime.engine.adapters.adapter_list import load_adapters, refuse_adapters
+from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
@@ -182,7 +183,13 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     if own is not None:
         dtype = DTYPES[data_type(config, described, folder, frozenset())]
         return _native(config, own, folder, dtype)
-    refuse_adapters(config, "the way through transformers")
+    if config.lora:
+        raise InvalidParameter(
+            f"lora = {config.lora[0]!r} is not possible here: the way through transformers "
+            "computes no adapters",
+            name="lora",
+            value=config.lora[0],
+        )
     # imports transformers: seconds that few models need
     from lmprog.runtime.engine.torch_engine.fallback import (
         Fallback,
