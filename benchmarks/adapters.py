@@ -22,7 +22,7 @@ import numpy as np
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank, Raised
 from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.model import recipe
+from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native.engine import NativeEngine
@@ -43,7 +43,7 @@ def random_adapter(name: str, shape: ModelShape, rank: int) -> Adapter:
 
     layers = []
     for index in range(shape.num_layers):
-        products = recipe.products(shape, index)
+        products = weight_table.products(shape, index)
         layer: dict[str, LowRank] = {}
         for product in PRODUCTS:
             found = products[product]

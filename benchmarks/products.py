@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.engine import SIZES
-from lmprog.runtime.engine.model.recipe import up32
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 
 TYPES = ("float32", "bfloat16", "int8", "int4")

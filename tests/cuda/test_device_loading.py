@@ -27,8 +27,9 @@ from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, Wei
 from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
 from lmprog.runtime.engine.model.shape import ModelShape, read_config, read_shape
+from lmprog.runtime.engine.model.stored_weights import weight_source
 from lmprog.runtime.engine.torch_engine.decoder import Weights
-from lmprog.runtime.engine.torch_engine.weights import fused, load_weights, weight_source
+from lmprog.runtime.engine.torch_engine.weights import fused, load_weights
 from tests.model.checkpoints import Recipe
 from tests.model.quantized_layouts import FORMATS, rewrite
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.runtime.engine.machine.region import Bytes, Region
-from lmprog.runtime.engine.model.recipe import up32
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.packing import narrowed, widened
 

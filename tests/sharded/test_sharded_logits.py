@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 
 from lmprog.config import SchedulerConfig, SpeculationName
-from lmprog.runtime.engine.model.recipe import expected
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.stored_weights import RandomSource
+from lmprog.runtime.engine.model.weight_table import expected
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from tests.model.driver import Driver
 from tests.runtime.guesses import knowing

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
-from lmprog.runtime.engine.model import recipe
+from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.checkpoint import FLOATS, Checkpoint, listed
 from lmprog.runtime.engine.model.shape import ModelShape
 
@@ -186,7 +186,7 @@ def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, 
     found: dict[str, dict[str, tuple[_Place, ...]]] = {}
     has_experts = shape.mixture_of(layer) is not None  # whose products no adapter changes here
     names = PRODUCTS[:2] if has_experts else PRODUCTS
-    products = recipe.products(shape, layer)
+    products = weight_table.products(shape, layer)
     for name in names:
         matrix = products[name]
         modules: dict[str, tuple[_Place, ...]] = {}
@@ -199,7 +199,7 @@ def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, 
     return found
 
 
-def _in_order(parts: tuple[recipe.Part, ...]) -> Iterator[recipe.Part]:
+def _in_order(parts: tuple[weight_table.Part, ...]) -> Iterator[weight_table.Part]:
     yield from sorted(parts, key=lambda part: (part.name, part.begin))
 
 

@@ -52,13 +52,13 @@ from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.resolution import context_length, quantized_type
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
+from lmprog.runtime.engine.model.stored_weights import weight_source
 from lmprog.runtime.engine.torch_engine.adapted_decoder import fused_adapter
 from lmprog.runtime.engine.torch_engine.weights import (
     ReadFloat8,
     float8_reader,
     fused,
     weight_reader,
-    weight_source,
 )
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest

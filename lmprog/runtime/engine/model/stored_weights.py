@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +31,19 @@ from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint
 from lmprog.runtime.engine.model.mixture import ExpertNames
 from lmprog.runtime.engine.model.quantization import Quantization, read_quantization
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
+from lmprog.runtime.engine.model.weight_table import Part, expected, joined_parts
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+
+
+class WeightSource(Protocol):
+    """Where whole weights come from: a checkpoint, or random numbers."""
+
+    def array(self, name: str) -> NDArray[Any]: ...
+    def release(self, name: str, first: int, end: int) -> None: ...
+
+
 StoredWeights = Checkpoint | DerivedWeights | GgufCheckpoint
 
 _FLOAT32 = np.dtype(np.float32)
@@ -66,6 +77,35 @@ def stored_weights(location: Path, shape: ModelShape) -> StoredWeights:
     if how is None and not derived:
         return checkpoint
     return DerivedWeights(checkpoint, derived, frozenset(unused))
+
+
+def weight_source(folder: Path | None, shape: ModelShape, seed: int = 0) -> WeightSource:
+    """Each weight of `folder`, which fits `shape`, by itself; without a folder random ones."""
+    if folder is None:
+        return RandomSource(expected(shape), seed)
+    stored = stored_weights(folder, shape)
+    stored.check(expected(shape), shape.tied_head)
+    return SplitWeights(stored, joined_parts(shape)) if shape.joined else stored
+
+
+class SplitWeights:
+    """`source`, whose joined weights (Phi 3) are given by themselves: `parts`, by their names."""
+
+    def __init__(self, source: WeightSource, parts: Mapping[str, Part]) -> None:
+        self._source, self._parts = source, parts
+
+    def array(self, name: str) -> NDArray[Any]:
+        part = self._parts.get(name)
+        if part is None:
+            return self._source.array(name)
+        return self._source.array(part.name)[part.begin : part.begin + part.rows]
+
+    def release(self, name: str, first: int, end: int) -> None:
+        part = self._parts.get(name)
+        if part is None:
+            self._source.release(name, first, end)
+        else:
+            self._source.release(part.name, part.begin + first, part.begin + end)
 
 
 def _quantized(

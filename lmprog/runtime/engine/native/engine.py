@@ -21,9 +21,9 @@ from lmprog.errors import NotSupported
 from lmprog.native import may_await_threads
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter
 from lmprog.runtime.engine.machine.region import Bytes, Region, aligned
-from lmprog.runtime.engine.model.recipe import up32
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.interface import (
     PATHS,

@@ -2,7 +2,8 @@
 vocabulary.
 
 A product whose outputs are split is followed by one whose inputs are split alike, so that a layer
-needs two sums over all ranks and nothing else. Knows shapes and names of weights; computes nothing.
+needs two sums over all ranks and nothing else. Which weights are shared along which axis, the table
+of weights says (`weight_table`). Knows shapes; computes nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
-from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
+from lmprog.runtime.engine.model.stored_weights import WeightSource
+from lmprog.runtime.engine.model.weight_table import Split, splits
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 _WORD = 8
 """Numbers of 16 bits that a GPU's kernel reads at once."""
 
@@ -99,29 +99,25 @@ class Shard:
             shared = replace(shared, inner=mixture.shared_parts * inner)
         return replace(mixture, inner=inner, shared=shared)
 
-    def part_of(self, name: str) -> tuple[slice, slice]:
-        """The rows and columns of a weight that the rank has; of a vector the rows alone count."""
+    def part_of(self, split: Split | None) -> tuple[slice, slice]:
+        """The rows and columns that the rank has of a weight that is shared so; of a vector the
+        rows alone count.
+        """
         whole, dim = slice(None), self.shape.head_dim
-        queries, keys = _times(self.heads, dim), _times(self.kv_heads, dim)
-        kind = name.rpartition(".layers.")[2].partition(".")[2] if ".layers." in name else name
-        parts = {
-            EMBEDDING: (self.vocabulary, whole),
-            HEAD: (self.vocabulary, whole),
-            "self_attn.q_proj": (queries, whole),
-            "self_attn.k_proj": (keys, whole),
-            "self_attn.v_proj": (keys, whole),
-            "self_attn.o_proj": (whole, queries),
-            "mlp.gate_proj": (self.inner, whole),
-            "mlp.up_proj": (self.inner, whole),
-            "mlp.down_proj": (whole, self.inner),
-        }
-        if self.shape.qk_norm_wide:
-            parts |= {"self_attn.q_norm": (queries, whole), "self_attn.k_norm": (keys, whole)}
-        mixture = self.shape.mixture
-        if mixture is not None and kind.startswith(f"{mixture.names.block}.experts."):
-            is_down = kind.endswith(f".{mixture.names.down}.weight")
-            return (whole, self.expert_inner) if is_down else (self.expert_inner, whole)
-        return parts.get(kind) or parts.get(kind.rpartition(".")[0]) or (whole, whole)
+        if split is None:
+            return whole, whole
+        match split.of:
+            case "heads":
+                own = _times(self.heads, dim)
+            case "kv_heads":
+                own = _times(self.kv_heads, dim)
+            case "inner":
+                own = self.inner
+            case "expert_inner":
+                own = self.expert_inner
+            case "vocabulary":
+                own = self.vocabulary
+        return (whole, own) if split.axis else (own, whole)
 
 
 class ShardSource:
@@ -132,10 +128,11 @@ class ShardSource:
     def __init__(self, source: WeightSource, shard: Shard) -> None:
         self._source = source
         self._shard = shard
+        self._splits = splits(shard.shape)
 
     def array(self, name: str) -> NDArray[Any]:
         whole = self._source.array(name)
-        rows, columns = self._shard.part_of(name)
+        rows, columns = self._shard.part_of(self._splits[name])
         part = np.array(whole[rows, columns] if whole.ndim == 2 else whole[rows], order="C")
         self._source.release(name, 0, len(whole))
         return part

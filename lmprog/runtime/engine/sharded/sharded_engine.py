@@ -37,14 +37,13 @@ from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
 from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.checkpoint_digests import checkpoint_digests
-from lmprog.runtime.engine.model.joined_weights import WeightSource, split_weights
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, locate
-from lmprog.runtime.engine.model.recipe import expected
 from lmprog.runtime.engine.model.resolution import computable, context_length, data_type, num_pages
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
-from lmprog.runtime.engine.model.stored_weights import RandomSource, stored_weights
+from lmprog.runtime.engine.model.stored_weights import WeightSource, weight_source
+from lmprog.runtime.engine.model.weight_table import EMBEDDING
 from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
-from lmprog.runtime.engine.sharded.shard import EMBEDDING, Shard, ShardSource, shardable_shape
+from lmprog.runtime.engine.sharded.shard import Shard, ShardSource, shardable_shape
 from lmprog.runtime.engine.torch_engine.decoder import Decoder, Weights, wide
 from lmprog.runtime.engine.torch_engine.engine import (
     DTYPES,
@@ -169,7 +168,9 @@ def _loaded(config: RuntimeConfig, agreed: Agreed, group: RankGroup) -> _Part | 
     if group.device == "cpu":
         return _Part(config, agreed, shard, group)
     same: Any = {"dtype": agreed.dtype}
-    return DevicePart(replace(config, **same), shard, _source(folder, shard.shape), group)
+    return DevicePart(
+        replace(config, **same), shard, weight_source(folder, shard.shape, DUMMY_SEED), group
+    )
 
 
 class _Part:
@@ -184,7 +185,7 @@ class _Part:
         self._threads = max(1, (config.threads or default_threads()) // group.here)
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
-            weights = shard_weights(shard, dtype, _source(folder, shard.shape))
+            weights = shard_weights(shard, dtype, weight_source(folder, shard.shape, DUMMY_SEED))
             model = ShardedDecoder(shard, weights, agreed.context_len, group)
         self._loaded = Loaded(model, folder, agreed.context_len, dtype, weights.num_weights)
         self._attention = attention_shape(self._loaded, agreed.kv_dtype)
@@ -223,14 +224,6 @@ def _checkpoint(config: RuntimeConfig, folder: Path | None) -> str:
     """The same on every rank, whatever the checkpoint is called there."""
     found = checkpoint_digests(config.model if folder is None else "", folder)
     return f"{found.weights} {found.config} {found.rope}"
-
-
-def _source(folder: Path | None, shape: ModelShape) -> WeightSource:
-    if folder is None:
-        return RandomSource(expected(shape), DUMMY_SEED)
-    stored = stored_weights(folder, shape)
-    stored.check(expected(shape), shape.tied_head)
-    return stored
 
 
 class PartSums(Protocol):
@@ -290,7 +283,7 @@ def shard_weights(
     memory that `source` has it in, a mapped file where it can be: a step reads the rows of its
     tokens alone.
     """
-    parts = ShardSource(split_weights(source, shard.shape), shard)
+    parts = ShardSource(source, shard)
 
     def read(name: str) -> Tensor:
         if name == EMBEDDING and not shard.shape.tied_head:

@@ -41,15 +41,15 @@ class LayerWeights:
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], in pairs
-    attention_norm: Tensor | None = None  # [hidden], of what attention gives; mostly there is none
-    mlp_norm: Tensor | None = None  # [hidden], of what the feed-forward gives
+    attention_post_norm: Tensor | None = None  # [hidden]; mostly there is none
+    mlp_post_norm: Tensor | None = None  # [hidden]
     mixture: MixtureWeights | None = None  # in place of gate_up and down, which are empty
 
     def ending(self, product: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The product that ends a half, "out" or "down", with its bias and its norm."""
         if product == "out":
-            return self.out, self.out_bias, self.attention_norm
-        return self.down, self.down_bias, self.mlp_norm
+            return self.out, self.out_bias, self.attention_post_norm
+        return self.down, self.down_bias, self.mlp_post_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Decoder:
         """Attention's output before its projection. # [T, heads * head_dim]"""
         shape = self.shape
         heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        inputs = self._normalized(x)
+        inputs = self._normalized(x, shape.norms.attention_norm)
         given = self._adapt(index, "qkv", inputs, _product(inputs, layer.qkv, layer.qkv_bias))
         qkv = given.view(-1, heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
@@ -184,7 +184,8 @@ class Decoder:
 
     def _feed_forward(self, index: int, x: Tensor) -> None:
         """Adds the layer's second half to `x` in place."""
-        layer, inputs = self.weights.layers[index], self._normalized(x)
+        layer = self.weights.layers[index]
+        inputs = self._normalized(x, self.shape.norms.mlp_norm)
         mixture = self.shape.mixture
         if layer.mixture is not None and mixture is not None:
             x.add_(self._whole(mixed(inputs, layer.mixture, mixture, self._opened)))
@@ -215,11 +216,11 @@ class Decoder:
     def _average(self, means: Tensor) -> None:
         """Makes means over these heads those over all heads, in place: these are all."""
 
-    def _normalized(self, x: Tensor) -> Tensor:
+    def _normalized(self, x: Tensor, norm: str | None) -> Tensor:
         """Each token divided by its length (see `_eps`), measured in float32 at least; as it is
-        where norms come after. # [T, hidden]
+        where there is no `norm`. # [T, hidden]
         """
-        if self.shape.norms == "after":
+        if norm is None:
             return x
         exact = torch.promote_types(x.dtype, torch.float32)
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact)
