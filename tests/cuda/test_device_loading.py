@@ -118,8 +118,9 @@ def tensors(weights: Weights) -> Iterator[torch.Tensor]:
     for layer in weights.layers:
         for name in layer.__slots__:
             found = getattr(layer, name)
-            if found is not None:
+            if found is not None and name != "norms":
                 yield found
+        yield from layer.norms.values()
     yield from (weights.embedding, weights.norm, weights.head)
 
 

@@ -13,8 +13,8 @@ and masks are the attention backend's affair.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -41,15 +41,15 @@ class LayerWeights:
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], in pairs
-    attention_post_norm: Tensor | None = None  # [hidden]; mostly there is none
-    mlp_post_norm: Tensor | None = None  # [hidden]
     mixture: MixtureWeights | None = None  # in place of gate_up and down, which are empty
+    norms: Mapping[str, Tensor] = field(default_factory=dict)
+    """By place (`Norms`), those that are not folded into a product: mostly there is none."""
 
     def ending(self, product: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The product that ends a half, "out" or "down", with its bias and its norm."""
         if product == "out":
-            return self.out, self.out_bias, self.attention_post_norm
-        return self.down, self.down_bias, self.mlp_post_norm
+            return self.out, self.out_bias, self.norms.get("attention_post_norm")
+        return self.down, self.down_bias, self.norms.get("mlp_post_norm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ def _kept(layer: LayerWeights, keep: Keep) -> LayerWeights:
     there: dict[str, Any] = {
         name: keep(weight) for name, weight in weights.items() if isinstance(weight, Tensor)
     }
+    there["norms"] = {name: keep(weight) for name, weight in layer.norms.items()}
     if layer.mixture is not None:
         there["mixture"] = layer.mixture.kept(keep)
     return replace(layer, **there)
@@ -172,9 +173,8 @@ class _Layer:
             gate_up_bias=self._bias("gate_bias", "up_bias"),
             down_bias=self._bias("down_bias"),
             qk_norm=self._qk_norm(),
-            attention_post_norm=self._post_norm("attention_post_norm"),
-            mlp_post_norm=self._post_norm("mlp_post_norm"),
             mixture=None if mixture is None else self._experts(mixture),
+            norms=self._unfolded_norms(),
         )
 
     def vectors(self) -> LayerVectors:
@@ -256,10 +256,16 @@ class _Layer:
     def _norm(self, name: str) -> Tensor:
         return self._vector(self._vectors[name])
 
-    def _post_norm(self, name: str) -> Tensor | None:
-        if name not in self._vectors:
-            return None
-        return (self._norm(name) * self._shape.residual_scale).to(self._dtype)
+    def _unfolded_norms(self) -> dict[str, Tensor]:
+        """Those that no product has taken up, by place. What ends a half scales what is added."""
+        before = {product.norm for product in self._products.values()}
+        after = {product.post_norm for product in self._products.values()}
+        found = {}
+        for place in fields(self._shape.norms):
+            if place.name in self._vectors and place.name not in before:
+                scale = self._shape.residual_scale if place.name in after else 1.0
+                found[place.name] = (self._norm(place.name) * scale).to(self._dtype)
+        return found
 
     def _qk_norm(self) -> Tensor | None:
         """The weight of every query head, then of every key head. # [heads + kv_heads, head_dim]"""
