@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmprog import wire
 from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
@@ -163,12 +164,13 @@ def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | N
     """The ranks that `config` asks for, joined and watched; None where this process computes alone.
     Raises InvalidParameter for what they cannot do.
     """
+    if config.tp == 1:
+        check_options(config)
+        return None
     from lmprog.runtime.engine.model.locate import locate
     from lmprog.runtime.engine.sharded.shard import check_ranks, shardable_shape
 
     check_ranks(config)
-    if config.tp == 1:
-        return None
     shardable_shape(config, locate(config.model))  # raises before anything is started
     from lmprog.runtime.ranks.leading import lead
 

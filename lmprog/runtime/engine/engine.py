@@ -3,7 +3,7 @@ the processor's, or that of several processes together. A batch in, logits out.
 
 On the processor it is the native engine (C++, no torch) where a compiler is found and the
 architecture is known to it; the torch engine for everything else. Knows names and checkpoints;
-imports torch only where it is needed.
+imports torch, devices and adapters only where they are asked for.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from lmprog import native
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, ModelError, NotSupported
-from lmprog.runtime.engine.adapters.adapter_list import load_adapters
-from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.machine.resources import default_threads, require_torch
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
@@ -93,7 +91,11 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
             name="tp",
             value=config.tp,
         )
-    device = chosen_device(config.device)
+    device = "cpu"
+    if config.device != "cpu":
+        from lmprog.runtime.engine.device.choice import chosen_device
+
+        device = chosen_device(config.device)
     if device != "cpu":
         require_torch(f"device = {device!r}")
         from lmprog.runtime.engine.device.loading import load_device_engine
@@ -213,7 +215,10 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
         threads=threads,
     )
     if config.lora:
-        made.take_adapters(load_adapters(config, shape))
+        from lmprog.runtime.engine.adapters.adapter_list import load_adapters
+        from lmprog.runtime.engine.adapters.packed_adapters import packed_adapters
+
+        made.take_adapters(packed_adapters(load_adapters(config, shape), shape.inner))
     return made
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.native import may_await_threads
-from lmprog.runtime.engine.adapters.adapter_folder import Adapter
 from lmprog.runtime.engine.machine.region import Bytes, Region, aligned
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
@@ -30,7 +29,7 @@ from lmprog.runtime.engine.native.interface import (
     CAttentionBatch,
     CAttentionShape,
 )
-from lmprog.runtime.engine.native.packing import Packed, packed_adapters
+from lmprog.runtime.engine.native.packing import Packed
 from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, MemoryAhead, NativePageMemory
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
@@ -47,6 +46,17 @@ class KvMemory:
     kv_dtype: str
     page_size: int
     num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapters:
+    """LoRA adapters for the engine: the C interface's array [adapters][layers][products]."""
+
+    low_ranks: ctypes.Array[interface.CLowRank]
+    digests: Mapping[str, str]
+    """By name, in the order of their numbers."""
+    held: tuple[object, ...]
+    """What the array points into."""
 
 
 class NativeEngine:
@@ -110,12 +120,11 @@ class NativeEngine:
         name: bytes = self._library.lmprog_engine_path(self._handle)
         return name.decode()
 
-    def take_adapters(self, adapters: Sequence[Adapter]) -> None:
+    def take_adapters(self, packed: PackedAdapters) -> None:
         """Those that rows of later batches may have."""
-        packed = packed_adapters(adapters, self._shape.inner)
         self._held.append(packed)
-        self.adapters = {one.name: one.digest for one in adapters}
-        self._library.lmprog_engine_adapters(self._handle, packed.low_ranks, len(adapters))
+        self.adapters = dict(packed.digests)
+        self._library.lmprog_engine_adapters(self._handle, packed.low_ranks, len(packed.digests))
 
     def forward(self, batch: Batch) -> Logits:
         """Computes the batch's tokens and keeps their keys and values in its slots. # [L, vocab]

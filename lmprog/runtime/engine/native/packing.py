@@ -1,16 +1,14 @@
-"""Packs weights for the native engine: a model's, one by one, into one block of memory, and those
-of adapters, in float32 panels.
+"""Packs a model's weights for the native engine, one by one, into one block of memory.
 
-Where a model's weights come from is a `Source`: a checkpoint's files, or random numbers. What was
-packed is given back to the system stretch by stretch, so that the peak is the packed model and one
-stretch.
+Where weights come from is a `Source`: a checkpoint's files, or random numbers. What was packed is
+given back to the system stretch by stretch, so that the peak is the packed model and one stretch.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import byref
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank
 from lmprog.runtime.engine.machine.region import Bytes, Region, aligned
 from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.shape import ModelShape
@@ -236,70 +233,3 @@ def narrowed(array: NDArray[np.float32]) -> NDArray[np.uint16]:
     """The bits of bfloat16, rounded to nearest even; the checkpoint's numbers are finite."""
     bits = array.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedAdapters:
-    """What the C interface points into, and its array [adapters][layers][products]."""
-
-    low_ranks: ctypes.Array[interface.CLowRank]
-    held: tuple[object, ...]
-
-
-def packed_adapters(adapters: Sequence[Adapter], inner: int) -> PackedAdapters:
-    """`inner` is the size of the feed-forward's gates, which are filled up to whole panels."""
-    parts = [
-        layer.get(product)
-        for adapter in adapters
-        for layer in adapter.layers
-        for product in PRODUCTS
-    ]
-    sizes = [aligned(_bytes(matrix)) for part in parts if part for matrix in _matrices(part)]
-    region = Region(sum(sizes))
-    low_ranks = (interface.CLowRank * len(parts))()
-    held: list[object] = [region]
-    shift = up32(inner) - inner
-    for place, part in enumerate(parts):
-        if part is None:
-            continue
-        is_gated = PRODUCTS[place % len(PRODUCTS)] == "gate_up"
-        raised = (interface.CRaised * len(part.raised))(
-            *(
-                interface.CRaised(
-                    up=_packed(one.up, region),
-                    outputs=one.up.shape[0],
-                    rank=one.up.shape[1],
-                    first=one.first + (shift if is_gated and one.first >= inner else 0),
-                    rank_first=one.rank_first,
-                )
-                for one in part.raised
-            )
-        )
-        held.append(raised)
-        ranks, inputs = part.down.shape
-        low_ranks[place] = interface.CLowRank(
-            _packed(part.down, region), ranks, inputs, len(raised), raised
-        )
-    return PackedAdapters(low_ranks, tuple(held))
-
-
-def _matrices(part: LowRank) -> Iterator[Floats]:
-    yield part.down
-    yield from (one.up for one in part.raised)
-
-
-def _bytes(matrix: Floats) -> int:
-    outputs, inputs = matrix.shape
-    return int(up32(outputs) * inputs * 4)
-
-
-def _packed(matrix: Floats, region: Region) -> int:
-    """The address of [outputs / 32][inputs][32]."""
-    outputs, inputs = matrix.shape
-    panels = up32(outputs) // _PANEL
-    place = region.take(_bytes(matrix)).view(np.float32).reshape(panels, inputs, _PANEL)
-    whole = np.zeros((panels * _PANEL, inputs), np.float32)
-    whole[:outputs] = matrix
-    place[:] = whole.reshape(panels, _PANEL, inputs).transpose(0, 2, 1)
-    address: int = place.ctypes.data
-    return address
