@@ -184,6 +184,8 @@ def _common(one: array[int], other: array[int]) -> int:
     return int(differs.argmax()) if differs.any() else count
 
 
+# --- loading --------------------------------------------------------------------------------------
+
 SHARE = 8
 """Of `kv_memory_mb`, a draft model has the part of one in so many."""
 

@@ -42,6 +42,8 @@ def e4m3(x: torch.Tensor, scale: float) -> torch.Tensor:
     return (x.float() * (1.0 / scale)).clamp(-MOST, MOST).to(torch.float8_e4m3fn)
 
 
+# --- scales of a checkpoint -----------------------------------------------------------------------
+
 _LAYER = "model.layers.{}.self_attn."
 _NAMES = {
     "key": ("k_scale", "k_proj.k_scale", "kv_scale"),

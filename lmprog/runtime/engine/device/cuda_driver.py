@@ -198,6 +198,8 @@ class CudaDriver:
         return _CudaGraph(graph)
 
 
+# --- memory behind reserved addresses -------------------------------------------------------------
+
 _CAPSULE = b"dltensor"
 _DEVICE_TYPES = {"cpu": 1, "cuda": 2}
 """DLPack's numbers."""
@@ -310,6 +312,8 @@ def tensor_at(address: int, num_bytes: int, device: torch.device) -> torch.Tenso
     found: torch.Tensor = from_dlpack(capsule_of(ctypes.addressof(managed), _CAPSULE, None))
     return found
 
+
+# --- compiling ------------------------------------------------------------------------------------
 
 ARCHITECTURES = ("80", "86", "89", "90a", "100a", "120")
 """What the kernels are compiled for in tests; a later GPU is compiled for by its own number."""

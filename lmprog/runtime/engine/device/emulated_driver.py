@@ -176,6 +176,8 @@ class EmulatedMemory:
             raise MemoryFault(f"{numbers} are no multiples of {self.granularity} bytes")
 
 
+# --- the driver -----------------------------------------------------------------------------------
+
 _FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-unknown-pragmas")
 _ALIGNMENT = 256
 _EARLY = 3

@@ -145,6 +145,8 @@ def flashinfer() -> ModuleType:
     return importlib.import_module("flashinfer")
 
 
+# --- cascade --------------------------------------------------------------------------------------
+
 _LEVELS = 2
 
 

@@ -278,6 +278,8 @@ def _weight_kind(config: RuntimeConfig, folder: Path | None) -> WeightKind | Non
     return None if how is None else "fp8"
 
 
+# --- how many pages there is memory for -----------------------------------------------------------
+
 USUAL_FRACTION = 0.9
 """Of what is left; the rest is for graphs, which come later, and for others."""
 _TOP = 20

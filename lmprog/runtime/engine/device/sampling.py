@@ -258,6 +258,8 @@ def _score_results(
     return tuple(results)
 
 
+# --- the most likely tokens -----------------------------------------------------------------------
+
 _AT_ONCE = 128
 """Rows whose probabilities are in memory together; a step may want those of thousands."""
 Requests = tuple[Sequence[SampleRequest], Sequence[ScoreRequest]]

@@ -87,6 +87,8 @@ def _counts(batch: Batch, plan: AttentionItems | None) -> NDArray[np.int32]:
     return counts
 
 
+# --- plans of consecutive steps -------------------------------------------------------------------
+
 _PAGES, _START, _END, _QUERY, _COUNT, _ORDINAL, _BEGIN, _IS_MASKED = range(ITEM_WORDS)
 """Words of an item, as in `struct Item`."""
 _Longs = NDArray[np.int64]

@@ -178,6 +178,8 @@ def checkpoint_files(folder: Path) -> list[Path]:
     raise ModelError(f"{folder} has no weights: no model.safetensors and no index of one")
 
 
+# --- the weights that a config asks for -----------------------------------------------------------
+
 _SHOWN = 8
 """Names in an error message; more are counted."""
 

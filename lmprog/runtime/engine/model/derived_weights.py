@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,21 +114,14 @@ class DerivedWeights:
         return is_bias and not self._base.array(name).any()
 
 
-class StoredRows(Protocol):
-    """A checkpoint's, in whatever form it keeps them."""
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def number_type(self, name: str) -> np.dtype[np.generic]: ...
-
-    def rows(self, name: str, first: int, end: int) -> NDArray[np.generic]: ...
+# --- a shared expert ------------------------------------------------------------------------------
 
 
 def shared_experts(
-    weights: StoredRows, names: set[str], mixture: Mixture, made: Mapping[str, Derived]
+    weights: DerivedWeights, mixture: Mixture, made: Mapping[str, Derived]
 ) -> dict[str, Derived]:
-    """The weights that take the place of the shared expert's and the router's; `names` are there,
-    those in `made` out of others. Raises ModelError where one is not.
+    """The weights that take the place of the shared expert's and the router's; those of `weights`
+    in `made` are made of others. Raises ModelError where one is not there.
     """
     shared = mixture.shared
     if shared is None:
@@ -136,7 +129,7 @@ def shared_experts(
     found: dict[str, Derived] = {}
     for layer in sorted(mixture.layers):
         prefix = f"model.layers.{layer}."
-        cut = _Cut(weights, names, made, prefix)
+        cut = _Cut(weights, made, prefix)
         found |= cut.parts(mixture, shared)
         if shared.share is not None:
             router = mixture.names.of_router()
@@ -147,10 +140,9 @@ def shared_experts(
 class _Cut:
     """Rows and columns of one layer's weights as weights of their own."""
 
-    def __init__(
-        self, weights: StoredRows, names: set[str], made: Mapping[str, Derived], prefix: str
-    ) -> None:
-        self._weights, self._names, self._made, self._prefix = weights, names, made, prefix
+    def __init__(self, weights: DerivedWeights, made: Mapping[str, Derived], prefix: str) -> None:
+        self._weights, self._made, self._prefix = weights, made, prefix
+        self._names = weights.names
 
     def parts(self, mixture: Mixture, shared: SharedExpert) -> dict[str, Derived]:
         found = {}
@@ -243,6 +235,8 @@ def _filled(there: NDArray[np.generic], size: tuple[int, int]) -> NDArray[np.gen
     whole[: there.shape[0], : there.shape[1]] = there
     return whole
 
+
+# --- experts in one weight ------------------------------------------------------------------------
 
 _GPT_OSS_PARTS = {
     "gate": ("gate_up_proj", 0),

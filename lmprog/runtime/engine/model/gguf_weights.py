@@ -193,6 +193,8 @@ def _usual_tensors(
         yield (f"{prefix}{names[kind]}.{end}" if kind in names else own), tensor
 
 
+# --- blocks ---------------------------------------------------------------------------------------
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 

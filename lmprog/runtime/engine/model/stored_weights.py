@@ -69,7 +69,7 @@ def stored_weights(location: Path, shape: ModelShape) -> StoredWeights:
     unused = {name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES)}
     if shape.mixture is not None and shape.mixture.shared is not None:
         as_stored = DerivedWeights(checkpoint, derived, frozenset(unused))
-        parts = shared_experts(as_stored, as_stored.names, shape.mixture, derived)
+        parts = shared_experts(as_stored, shape.mixture, derived)
         used = {source for part in parts.values() for source in part.sources}
         derived = {
             name: one for name, one in derived.items() if used.isdisjoint(one.sources)

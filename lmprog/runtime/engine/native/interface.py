@@ -70,6 +70,8 @@ def declare(found: ctypes.CDLL, name: str, gives: object, *takes: object) -> Non
     function.restype, function.argtypes = gives, takes
 
 
+# --- the step engine ------------------------------------------------------------------------------
+
 F32, BF16, F16, INT8, INT4 = range(5)
 TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16, "int8": INT8, "int4": INT4}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}

@@ -73,6 +73,8 @@ def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
     return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks) if len(run)]
 
 
+# --- memory ahead of steps ------------------------------------------------------------------------
+
 TOKENS_AHEAD = 1024
 """So much memory is asked for ahead of steps, at most."""
 TOKENS_AT_REST = 4096

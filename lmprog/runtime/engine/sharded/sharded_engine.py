@@ -226,6 +226,9 @@ def _checkpoint(config: RuntimeConfig, folder: Path | None) -> str:
     return f"{found.weights} {found.config} {found.rope}"
 
 
+# --- what a rank computes -------------------------------------------------------------------------
+
+
 class PartSums(Protocol):
     """What a rank's decoder needs of the others (`RankGroup`)."""
 

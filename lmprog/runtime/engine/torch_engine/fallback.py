@@ -273,6 +273,8 @@ def _context_len(folder: Path, text: Any) -> int:
     return limit
 
 
+# --- what each attention layer is -----------------------------------------------------------------
+
 _UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"})
 _IRRELEVANT = frozenset(
     {
@@ -400,6 +402,8 @@ def _refuse_hidden_windows(folder: Path, config: Any, layers: tuple[ProbedLayer,
             f"layers with one by the config: {declared}, by the layers: {windowed}"
         )
 
+
+# --- the comparison with its own attention --------------------------------------------------------
 
 _COUNT = 24
 _CUTS = (0, 7, 8, 9, 10, 11, 24)
