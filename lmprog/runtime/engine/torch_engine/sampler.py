@@ -1,11 +1,14 @@
 """Chooses tokens from logits, and reads off log-probabilities: everything a step asks of its
 logits, in batches.
 
-The order is fixed: what `penalties.py` does, temperature, min-p, top-k, top-p. They mean what they
-mean in vLLM and transformers: min-p keeps what is at least that fraction as likely as the most
-likely token, top-k keeps the k most likely and what ties with the last of them, top-p the smallest
-set of the most likely tokens that has the wanted mass, and what ties with its last. Temperature 0
-takes the most likely token, the lowest id of equals.
+The order is fixed: bias, penalties, bans and masks, temperature, min-p, top-k, top-p. They mean
+what they mean in vLLM and transformers. Bias is added. The repetition penalty divides positive
+logits and multiplies negative ones of every token in prompt or output; frequency and presence
+penalties are subtracted for generated tokens, the first for each time, the second once. What is
+banned, or not in a mask, gets no probability at all. Min-p keeps what is at least that fraction as
+likely as the most likely token, top-k keeps the k most likely and what ties with the last of them,
+top-p the smallest set of the most likely tokens that has the wanted mass, and what ties with its
+last. Temperature 0 takes the most likely token, the lowest id of equals.
 
 A token is drawn by one number from (seed, step): the kept tokens in vocabulary order, as wide as
 they are likely, and the token at which the number points. Widths are integers (2**44 for the most
@@ -26,8 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmprog.runtime.engine.edits import allowed, is_edited
-from lmprog.runtime.engine.penalties import edit
+from lmprog.runtime.scheduling import logit_edits
 from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
@@ -75,7 +77,7 @@ def _pick_all(logits: Tensor, picks: Sequence[SampleRequest]) -> tuple[SampleRes
         return ()
     rows = _rows(logits, [pick.logit for pick in picks])
     finite = _finite(rows)
-    if any(is_edited(pick) or pick.sampling.temperature > 0 for pick in picks):
+    if any(logit_edits.is_edited(pick) or pick.sampling.temperature > 0 for pick in picks):
         usable, tokens = _choose(rows, finite, picks)
     else:
         usable, tokens = finite, rows.argmax(1)
@@ -113,7 +115,7 @@ def _choose(rows: Tensor, finite: Tensor, picks: Sequence[SampleRequest]) -> tup
         part = slice(first, first + step)
         values = rows[part].to(torch.float32, copy=True)
         values[~finite[part]] = 0.0  # broken rows go along as harmless ones
-        edit(values, picks[part])
+        _edit(values, picks[part])
         best, tokens[part] = values.max(1)
         usable[part] &= best.isfinite()
         drawn = [at for at, pick in enumerate(picks[part]) if pick.sampling.temperature > 0]
@@ -124,6 +126,123 @@ def _choose(rows: Tensor, finite: Tensor, picks: Sequence[SampleRequest]) -> tup
                 _rows(values.sub_(best[:, None]), drawn), [picks[first + at] for at in drawn]
             )
     return usable, tokens
+
+
+# --- edits ----------------------------------------------------------------------------------------
+
+_BARRED = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
+)
+_BARRED = _BARRED.astype(np.float32)
+"""What a byte of a mask adds to the logits of its eight tokens."""
+
+
+def _edit(values: Tensor, picks: Sequence[SampleRequest]) -> None:
+    """Changes `values` [rows, vocabulary] in place, a row for each pick. A row whose mask allows
+    nothing that the vocabulary has is left with minus infinity everywhere."""
+    _add_bias(values, picks)
+    _penalize(values, picks)
+    _ban(values, picks)
+    _mask(values, picks)
+
+
+class _Cells:
+    """Places in a [rows, vocabulary] tensor, gathered row by row and used at once."""
+
+    def __init__(self) -> None:
+        self._rows: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        self._tokens: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        self._amounts: list[np.ndarray[tuple[int], np.dtype[np.float32]]] = []
+
+    def add(self, row: int, tokens: Iterable[int], amounts: Iterable[float] | float = 0.0) -> None:
+        found = np.asarray(tokens, np.int64)
+        self._rows.append(np.full(found.shape, row, np.int64))
+        self._tokens.append(found)
+        self._amounts.append(np.broadcast_to(np.asarray(amounts, np.float32), found.shape))
+
+    def within(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Rows, tokens and amounts on the device of `values`, tokens that it does not have left
+        out; None if none.
+        """
+        if not self._rows:
+            return None
+        rows, tokens = np.concatenate(self._rows), np.concatenate(self._tokens)
+        amounts = np.concatenate(self._amounts)
+        known = tokens < values.shape[1]
+        return (
+            torch.from_numpy(rows[known]).to(values.device),
+            torch.from_numpy(tokens[known]).to(values.device),
+            torch.from_numpy(amounts[known]).to(values.device),
+        )
+
+
+def _add_bias(values: Tensor, picks: Sequence[SampleRequest]) -> None:
+    cells = _Cells()
+    for row, pick in enumerate(picks):
+        if bias := logit_edits.bias(pick):
+            cells.add(row, list(bias), list(bias.values()))
+    if (found := cells.within(values)) is not None:
+        rows, tokens, amounts = found
+        values[rows, tokens] += amounts
+
+
+def _penalize(values: Tensor, picks: Sequence[SampleRequest]) -> None:
+    repeated, counted = _Cells(), _Cells()
+    for row, pick in enumerate(picks):
+        if (seen := logit_edits.repeated(pick)) is not None:
+            repeated.add(row, *seen)
+        if (counts := logit_edits.counted(pick)) is not None:
+            counted.add(row, *counts)
+    if (cells := repeated.within(values)) is not None:
+        rows, tokens, amounts = cells
+        old = values[rows, tokens]
+        values[rows, tokens] = torch.where(old > 0, old / amounts, old * amounts)
+    if (cells := counted.within(values)) is not None:
+        rows, tokens, amounts = cells
+        values[rows, tokens] -= amounts
+
+
+def _ban(values: Tensor, picks: Sequence[SampleRequest]) -> None:
+    size = values.shape[1]
+    rows: list[int] = []  # plain lists: almost every row of a forced length has a few bans
+    tokens: list[int] = []
+    for row, pick in enumerate(picks):
+        known = logit_edits.bans(pick, size)
+        rows += [row] * len(known)
+        tokens += known
+    if rows:
+        values[
+            torch.tensor(rows, device=values.device), torch.tensor(tokens, device=values.device)
+        ] = -math.inf
+
+
+def _mask(values: Tensor, picks: Sequence[SampleRequest]) -> None:
+    """Only what the masks allow stays. Narrow masks bring their ids, wide ones their bits."""
+    size = values.shape[1]
+    narrow, wide = (
+        _Cells(),
+        [row for row, pick in enumerate(picks) if pick.mask and pick.mask.ids is None],
+    )
+    narrow_rows = [row for row, pick in enumerate(picks) if pick.mask and pick.mask.ids is not None]
+    for row in narrow_rows:
+        mask = picks[row].mask
+        assert mask is not None
+        assert mask.ids is not None
+        narrow.add(row, mask.ids)
+    if (found := narrow.within(values)) is not None:
+        rows, tokens, _ = found
+        kept = values[rows, tokens]
+        values[torch.tensor(narrow_rows, device=values.device)] = -math.inf
+        values[rows, tokens] = kept
+    if wide:
+        bits = np.zeros((len(wide), -(-size // 8)), np.uint8)
+        for at, row in enumerate(wide):
+            mask = picks[row].mask
+            assert mask is not None
+            own = mask.bits.view(np.uint8)[: bits.shape[1]]
+            bits[at, : len(own)] = own
+        barred = torch.from_numpy(_BARRED[bits].reshape(len(wide), -1)[:, :size])
+        values[torch.tensor(wide, device=values.device)] += barred.to(values.device)
 
 
 # --- drawing --------------------------------------------------------------------------------------
@@ -254,7 +373,7 @@ def _score_all(logits: Tensor, scores: Sequence[ScoreRequest]) -> tuple[ScoreRes
 
 def likeliest_allowed(logits: Tensor, score: ScoreRequest) -> tuple[Likely, ...]:
     """Of each of its rows the most likely tokens that its mask allows."""
-    tokens = torch.from_numpy(allowed(score, logits.shape[1])).to(logits.device)
+    tokens = torch.from_numpy(logit_edits.allowed(score, logits.shape[1])).to(logits.device)
     rows = logits[score.logit : score.logit + len(score.targets)].float().log_softmax(1)[:, tokens]
     best = rows.topk(min(score.top, len(tokens)), dim=1)
     return tuple(

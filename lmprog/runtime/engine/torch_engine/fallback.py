@@ -2,12 +2,13 @@
 
 Transformers lets a model call an attention function by name. Ours hands queries, keys and values to
 the backend, so that no mask and no cache of its own is made. What a backend must know beforehand
-(heads, scale, window, bound of every layer) is learnt from a pass over one token. Architectures
-that keep more than keys and values (state spaces, convolutions, sinks) are refused by name where
-they show themselves, and otherwise by `selfcheck`, which compares what comes out of our pages with
-the model's own attention. Code from a repository is never run.
+(heads, scale, window, bound of every layer) is learnt from a pass over one token (`Probe`).
+Architectures that keep more than keys and values (state spaces, convolutions, sinks) are refused by
+name where they show themselves, and otherwise by `check`, which compares once what comes out of our
+pages with the model's own attention: that finds states beside keys and values, biases of scores,
+positions that are counted instead of given. Code from a repository is never run.
 
-The one module that imports transformers; the native decoder does without it.
+The one module that imports transformers; our own decoders do without it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
@@ -27,8 +31,8 @@ from transformers.utils import logging as transformers_logging
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.model.probe import Probe, ProbedLayer
+from lmprog.runtime.engine.attention.reference import ReferenceAttention
+from lmprog.runtime.scheduling.batch import Batch
 
 log = logging.getLogger("lmprog")
 
@@ -267,3 +271,191 @@ def _context_len(folder: Path, text: Any) -> int:
         )
         return safe
     return limit
+
+
+# --- what each attention layer is -----------------------------------------------------------------
+
+_UNDERSTOOD = frozenset({"scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"})
+_IRRELEVANT = frozenset(
+    {
+        *(
+            "position_ids",
+            "position_embeddings",
+            "output_attentions",
+            "output_hidden_states",
+            "use_cache",
+        ),
+        *("logits_to_keep", "return_dict", "output_router_logits", "layer_idx"),
+    }
+)
+"""Options that say nothing about this layer's attention: positions are already in queries and
+keys.
+"""
+_KINDS = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedLayer:
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: tuple[float, ...] | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
+
+
+class Probe:
+    """An attention function for a pass over exactly one token, which attends to itself alone: its
+    value comes out.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[int, ProbedLayer]] = []
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
+    ) -> Tensor:
+        """Notes the layer and gives its value. # [1, heads, v_dim]"""
+        _refuse_options(layer, options)
+        scale, window, softcap = (
+            options.get(name) for name in ("scaling", "sliding_window", "softcap")
+        )
+        probed = ProbedLayer(
+            scale=float(q.shape[2] ** -0.5 if scale is None else scale),
+            window=None if window is None else int(window),
+            softcap=None if softcap is None else float(softcap),
+            sinks=None if options.get("s_aux") is None else tuple(options["s_aux"].tolist()),
+            num_heads=q.shape[1],
+            num_kv_heads=k.shape[1],
+            head_dim=q.shape[2],
+            v_head_dim=v.shape[2],
+        )
+        self._seen.append((layer, probed))
+        return v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+
+    def layers(self, folder: Path, config: Any) -> tuple[ProbedLayer, ...]:
+        """All layers in order. Raises ModelError where the pass was not one attention in each
+        layer.
+        """
+        numbers = [number for number, _ in self._seen]
+        wanted = int(config.num_hidden_layers)
+        if numbers != list(range(wanted)):
+            raise ModelError(
+                f"{folder} ({config.model_type}) has {wanted} layers, of which "
+                f"{len(numbers)} attend through the "
+                "attention interface of transformers: models with other layers, or with "
+                "attention of their own, cannot "
+                "run on pages"
+            )
+        layers = tuple(layer for _, layer in self._seen)
+        if len({layer.sizes for layer in layers}) != 1:
+            raise ModelError(
+                f"{folder} ({config.model_type}) has layers with different heads, which is "
+                "not supported"
+            )
+        _refuse_hidden_windows(folder, config, layers)
+        return layers
+
+
+def _refuse_options(layer: int, options: dict[str, Any]) -> None:
+    given = {name for name, value in options.items() if value is not None} - _IRRELEVANT
+    if unknown := sorted(given - _UNDERSTOOD):
+        raise ModelError(
+            f"attention of layer {layer} wants {', '.join(unknown)}, which paged attention "
+            "does not have"
+        )
+    if options.get("is_causal") is False:
+        raise ModelError(f"attention of layer {layer} is not causal: it looks ahead")
+    if options.get("dropout"):
+        raise ModelError(f"attention of layer {layer} drops keys at random")
+
+
+def _refuse_hidden_windows(folder: Path, config: Any, layers: tuple[ProbedLayer, ...]) -> None:
+    """Windows that a model would have drawn only into its masks, which are never made here."""
+    kinds = list(getattr(config, "layer_types", None) or [])
+    if strange := sorted(set(kinds) - _KINDS):
+        raise ModelError(
+            f"{folder} ({config.model_type}) has layers of the types {strange}, which are "
+            "not supported"
+        )
+    if getattr(config, "attention_chunk_size", None) is not None:
+        raise ModelError(
+            f"{folder} ({config.model_type}) attends in chunks, which is not supported"
+        )
+    windowed = [layer.window is not None for layer in layers]
+    declared = [kind == "sliding_attention" for kind in kinds]
+    unsaid = (
+        declared != windowed
+        if kinds
+        else getattr(config, "sliding_window", None) and not any(windowed)
+    )
+    if unsaid:
+        raise ModelError(
+            f"{folder} ({config.model_type}) has a sliding window that its attention layers "
+            "do not state: "
+            f"layers with one by the config: {declared}, by the layers: {windowed}"
+        )
+
+
+# --- the comparison with its own attention --------------------------------------------------------
+
+_COUNT = 24
+_CUTS = (0, 7, 8, 9, 10, 11, 24)
+"""Computed in a chunk, single tokens, another chunk: whatever is kept outside of the pages is lost
+between them.
+"""
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+"""Mean difference of logits, in standard deviations of the logits."""
+
+
+class Checked(Protocol):
+    vocab_size: int
+
+    def attention_shape(self, kv_dtype: torch.dtype) -> AttentionShape: ...
+
+    def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor: ...
+
+    def own_logits(self, tokens: Tensor) -> Tensor: ...
+
+
+def check(model: Checked, folder: Path, dtype: torch.dtype) -> None:
+    """Raises ModelError where the model on pages does not give what it gives by itself."""
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, _COUNT).astype(np.int32)
+    attention = ReferenceAttention(model.attention_shape(dtype), 1, _COUNT)
+    steps = [model.forward(_stretch(tokens, *cut), attention) for cut in pairwise(_CUTS)]
+    own = model.own_logits(torch.from_numpy(tokens).long())
+    difference = float((torch.cat(steps) - own).abs().mean() / own.std().clamp_min(1e-12))
+    if not difference <= _TOLERANCE[dtype]:
+        raise ModelError(
+            f"{folder} computes something else on paged keys and values than by itself: its "
+            "logits differ by "
+            f"{difference:.2g} standard deviations. It probably keeps a state that is not "
+            "keys and values"
+        )
+
+
+def _stretch(tokens: np.ndarray[tuple[int], np.dtype[np.int32]], start: int, end: int) -> Batch:
+    """Positions `start .. end` of the only sequence, which lives in page 0; all logits are
+    wanted.
+    """
+    positions = np.arange(start, end, dtype=np.int32)
+    each = np.arange(end - start, dtype=np.int32)
+    return Batch(
+        tokens=tokens[start:end].copy(),
+        positions=positions,
+        row_starts=np.array([0, end - start], np.int32),
+        kv_lens=np.array([end], np.int32),
+        page_starts=np.array([0, 1], np.int32),
+        pages=np.zeros(1, np.int32),
+        write_tokens=each,
+        write_slots=positions.copy(),
+        copies=np.zeros((0, 2), np.int32),
+        logit_tokens=each.copy(),
+        page_size=_COUNT,
+    )

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter, LowRank
 from lmprog.runtime.engine.attention.backend import AttentionBackend
-from lmprog.runtime.engine.batch import Batch, Ints
-from lmprog.runtime.engine.model.decoder import Decoder, Weights
-from lmprog.runtime.engine.model.fusing import Read, fused_low_rank
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.weight_table import products
+from lmprog.runtime.engine.torch_engine.decoder import Decoder, Weights
+from lmprog.runtime.engine.torch_engine.weights import Read, fused_low_rank
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +87,22 @@ def fused_adapter(adapter: Adapter, shape: ModelShape, read: Read | None) -> Fus
     """The adapter in the form of the fused weights; `read` gives the base's norms, None where they
     are not folded into its products.
     """
-    made = []
+    layers = []
     for index, layer in enumerate(adapter.layers):
-        products: dict[str, FusedLowRank] = {}
+        outputs = {
+            name: sum(part.rows for part in matrix.parts)
+            for name, matrix in products(shape, index).items()
+        }
+        made: dict[str, FusedLowRank] = {}
         for name, part in layer.items():
-            down, up = fused_low_rank(shape, read, index, name, _dense(part, name, shape))
-            products[name] = FusedLowRank(down, up)
-        made.append(products)
-    return tuple(made)
+            down, up = fused_low_rank(shape, read, index, name, _dense(part, outputs[name]))
+            made[name] = FusedLowRank(down, up)
+        layers.append(made)
+    return tuple(layers)
 
 
-def _dense(part: LowRank, product: str, shape: ModelShape) -> tuple[Tensor, Tensor]:
+def _dense(part: LowRank, outputs: int) -> tuple[Tensor, Tensor]:
     """`down` [R, inputs], and `up` [outputs, R] with zeros where a weight has no outputs."""
-    outputs = {
-        "qkv": (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim,
-        "gate_up": 2 * shape.inner,
-    }.get(product, shape.hidden)
     up = torch.zeros(outputs, len(part.down))
     for one in part.raised:
         rows, ranks = one.up.shape

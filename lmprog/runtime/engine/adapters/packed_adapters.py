@@ -1,30 +1,22 @@
-"""Packs adapters for the native engine: f32 in panels of 32 outputs, inputs not filled up
-(`kernels/include/lmprog_engine.h`).
+"""LoRA adapters as the native engine reads them: every low-rank part in float32, in panels of 32
+outputs (`lmprog_engine.h`), in one block of memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank
+from lmprog.runtime.engine.machine.region import Region, aligned
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
-from lmprog.runtime.engine.region import Region, aligned
+from lmprog.runtime.engine.native.engine import PackedAdapters
 
 _PANEL = 32
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedAdapters:
-    """What the C interface points into, and its array [adapters][layers][products]."""
-
-    low_ranks: ctypes.Array[interface.CLowRank]
-    held: tuple[object, ...]
 
 
 def packed_adapters(adapters: Sequence[Adapter], inner: int) -> PackedAdapters:
@@ -39,7 +31,7 @@ def packed_adapters(adapters: Sequence[Adapter], inner: int) -> PackedAdapters:
     region = Region(sum(sizes))
     low_ranks = (interface.CLowRank * len(parts))()
     held: list[object] = [region]
-    shift = interface.up32(inner) - inner
+    shift = up32(inner) - inner
     for place, part in enumerate(parts):
         if part is None:
             continue
@@ -61,7 +53,8 @@ def packed_adapters(adapters: Sequence[Adapter], inner: int) -> PackedAdapters:
         low_ranks[place] = interface.CLowRank(
             _packed(part.down, region), ranks, inputs, len(raised), raised
         )
-    return PackedAdapters(low_ranks, tuple(held))
+    digests = {one.name: one.digest for one in adapters}
+    return PackedAdapters(low_ranks, digests, tuple(held))
 
 
 def _matrices(part: LowRank) -> Iterator[Floats]:
@@ -71,13 +64,13 @@ def _matrices(part: LowRank) -> Iterator[Floats]:
 
 def _bytes(matrix: Floats) -> int:
     outputs, inputs = matrix.shape
-    return int(interface.up32(outputs) * inputs * 4)
+    return int(up32(outputs) * inputs * 4)
 
 
 def _packed(matrix: Floats, region: Region) -> int:
     """The address of [outputs / 32][inputs][32]."""
     outputs, inputs = matrix.shape
-    panels = interface.up32(outputs) // _PANEL
+    panels = up32(outputs) // _PANEL
     place = region.take(_bytes(matrix)).view(np.float32).reshape(panels, inputs, _PANEL)
     whole = np.zeros((panels * _PANEL, inputs), np.float32)
     whole[:outputs] = matrix

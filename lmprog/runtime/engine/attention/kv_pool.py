@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from lmprog.runtime.engine.region import aligned, allocate
+from lmprog.runtime.engine.machine.region import aligned, allocate
 
 
 class KvPool:

@@ -14,12 +14,12 @@ import numpy as np
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import LmprogError
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.choice import chosen_device, why_no_gpu
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
 from lmprog.runtime.engine.device.evidence import gathered
 from lmprog.runtime.engine.device.loading import open_driver
-from lmprog.runtime.engine.selection import select_engine
+from lmprog.runtime.engine.engine import select_engine
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.wire import SamplingParams
 

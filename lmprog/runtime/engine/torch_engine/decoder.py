@@ -1,27 +1,30 @@
-"""Our decoder in plain torch, for inference only: all that a `ModelShape` can say.
+"""Our decoder in plain torch, for inference only: all that a `ModelShape` can say but sinks and
+biases of experts.
 
 Small models are dominated by the cost of calling operators, so there are few of them: query, key
 and value projections are one product, as are gate and up; the weights of the norms before them are
 folded into these products; rotation is one complex multiplication in place, because the rows of
 query and key projections are reordered so that the two numbers of a pair lie side by side (scores
-do not change: both sides are reordered alike); a residual is added by the product that makes it.
-Weights arrive in that form from `weights`. Pages and masks are the attention backend's affair.
+do not change: both sides are reordered alike); a residual is added by the product that makes it. Of
+a mixture each expert's tokens are one product. Weights arrive in that form from `weights`. Pages
+and masks are the attention backend's affair.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.model.mixed_layers import MixtureWeights, mixed
+from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.rope import rotations
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.scheduling.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +41,15 @@ class LayerWeights:
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], in pairs
-    attention_norm: Tensor | None = None  # [hidden], of what attention gives; mostly there is none
-    mlp_norm: Tensor | None = None  # [hidden], of what the feed-forward gives
     mixture: MixtureWeights | None = None  # in place of gate_up and down, which are empty
+    norms: Mapping[str, Tensor] = field(default_factory=dict)
+    """By place (`Norms`), those that are not folded into a product: mostly there is none."""
 
     def ending(self, product: str) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The product that ends a half, "out" or "down", with its bias and its norm."""
         if product == "out":
-            return self.out, self.out_bias, self.attention_norm
-        return self.down, self.down_bias, self.mlp_norm
+            return self.out, self.out_bias, self.norms.get("attention_post_norm")
+        return self.down, self.down_bias, self.norms.get("mlp_post_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ class Decoder:
         """Attention's output before its projection. # [T, heads * head_dim]"""
         shape = self.shape
         heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        inputs = self._normalized(x)
+        inputs = self._normalized(x, shape.norms.attention_norm)
         given = self._adapt(index, "qkv", inputs, _product(inputs, layer.qkv, layer.qkv_bias))
         qkv = given.view(-1, heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
@@ -181,7 +184,8 @@ class Decoder:
 
     def _feed_forward(self, index: int, x: Tensor) -> None:
         """Adds the layer's second half to `x` in place."""
-        layer, inputs = self.weights.layers[index], self._normalized(x)
+        layer = self.weights.layers[index]
+        inputs = self._normalized(x, self.shape.norms.mlp_norm)
         mixture = self.shape.mixture
         if layer.mixture is not None and mixture is not None:
             x.add_(self._whole(mixed(inputs, layer.mixture, mixture, self._opened)))
@@ -212,11 +216,11 @@ class Decoder:
     def _average(self, means: Tensor) -> None:
         """Makes means over these heads those over all heads, in place: these are all."""
 
-    def _normalized(self, x: Tensor) -> Tensor:
+    def _normalized(self, x: Tensor, norm: str | None) -> Tensor:
         """Each token divided by its length (see `_eps`), measured in float32 at least; as it is
-        where norms come after. # [T, hidden]
+        where there is no `norm`. # [T, hidden]
         """
-        if self.shape.norms == "after":
+        if norm is None:
             return x
         exact = torch.promote_types(x.dtype, torch.float32)
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact)
@@ -241,3 +245,60 @@ def _rotated(qk: Tensor, turns: Tensor) -> Tensor:
     pairs = exact[..., : 2 * turns.shape[-1]]
     torch.view_as_complex(torch.unflatten(pairs, -1, (-1, 2))).mul_(turns)
     return exact if exact is qk else exact.to(qk.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """One layer's. Products are kept transposed, with what comes before them folded in."""
+
+    router: Tensor  # [hidden, scores], in float32 at least: a rounding may send a token elsewhere
+    gate_up: tuple[Tensor, ...]  # of each expert: [hidden, 2 * inner]
+    down: tuple[Tensor, ...]  # of each expert: [inner, hidden]
+
+    @property
+    def num_met(self) -> int:
+        """Weights of one expert."""
+        return self.gate_up[0].numel() + self.down[0].numel()
+
+    def kept(self, keep: Callable[[Tensor], Tensor]) -> MixtureWeights:
+        """The same weights, each where `keep` puts it."""
+        gates, downs = tuple(map(keep, self.gate_up)), tuple(map(keep, self.down))
+        return MixtureWeights(keep(self.router), gates, downs)
+
+
+def mixed(
+    x: Tensor, weights: MixtureWeights, mixture: Mixture, opened: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The sum over each token's experts; `opened` is what gates go through. # [T, hidden]"""
+    scores = torch.mm(x.to(weights.router.dtype), weights.router)
+    chosen, shares = _routes(scores[:, : mixture.experts], mixture)
+    total = torch.zeros_like(x)
+    for expert in range(mixture.experts):
+        tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
+        if len(tokens):
+            given = _expert(x[tokens], weights, expert, opened)
+            total.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
+    if mixture.shared_parts:
+        parts = range(mixture.experts, mixture.computed_experts)
+        shared = torch.stack([_expert(x, weights, part, opened) for part in parts]).sum(0)
+        if mixture.is_shared_gated:
+            shared.mul_(torch.sigmoid(scores[:, mixture.experts :]).to(x.dtype))
+        total.add_(shared)
+    return total
+
+
+def _routes(scores: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+    """The experts of each token, the first of equal ones, and their shares. # [T, used] each"""
+    shares = F.softmax(scores, -1)
+    chosen = torch.argsort(shares, dim=-1, descending=True, stable=True)[:, : mixture.used]
+    taken = torch.gather(shares, 1, chosen)
+    if mixture.normalized:
+        taken = taken / taken.sum(1, keepdim=True)
+    return chosen, taken
+
+
+def _expert(
+    x: Tensor, weights: MixtureWeights, expert: int, opened: Callable[[Tensor], Tensor]
+) -> Tensor:
+    gate, up = torch.mm(x, weights.gate_up[expert]).chunk(2, -1)
+    return torch.mm(opened(gate).mul_(up), weights.down[expert])

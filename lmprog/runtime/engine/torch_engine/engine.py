@@ -15,24 +15,25 @@ from typing import Any, Protocol
 import torch
 
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.engine.adapters.adapted_decoder import AdaptedDecoder, fused_adapter
+from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter
-from lmprog.runtime.engine.adapters.adapter_list import load_adapters, refuse_adapters
+from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
     make_attention,
     page_bytes,
 )
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.machine import default_threads
-from lmprog.runtime.engine.model.decoder import Decoder
-from lmprog.runtime.engine.model.kv_scales import kept_scales
+from lmprog.runtime.engine.attention.float8 import kept_scales
+from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape
+from lmprog.runtime.engine.model.resolution import computable, context_length, data_type, num_pages
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import load_weights, random_weights, weight_reader
-from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
+from lmprog.runtime.engine.torch_engine.adapted_decoder import AdaptedDecoder, fused_adapter
+from lmprog.runtime.engine.torch_engine.decoder import Decoder
+from lmprog.runtime.engine.torch_engine.weights import load_weights, random_weights, weight_reader
+from lmprog.runtime.scheduling.batch import Batch
 
 log = logging.getLogger("lmprog")
 
@@ -182,13 +183,19 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     if own is not None:
         dtype = DTYPES[data_type(config, described, folder, frozenset())]
         return _native(config, own, folder, dtype)
-    refuse_adapters(config, "the way through transformers")
+    if config.lora:
+        raise InvalidParameter(
+            f"lora = {config.lora[0]!r} is not possible here: the way through transformers "
+            "computes no adapters",
+            name="lora",
+            value=config.lora[0],
+        )
     # imports transformers: seconds that few models need
-    from lmprog.runtime.engine.model.fallback import (
+    from lmprog.runtime.engine.torch_engine.fallback import (
         Fallback,
+        check,
         foreign_config,
     )
-    from lmprog.runtime.engine.model.selfcheck import check
 
     foreign = foreign_config(folder)
     dtype = DTYPES[data_type(config, described, folder, frozenset())]
