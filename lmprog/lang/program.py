@@ -40,7 +40,7 @@ from typing import (
 from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.default import backend_at
-from lmprog.errors import InvalidParameter, ProgramError
+from lmprog.errors import InvalidParameter, ProgramError, not_allowed
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.scope import RunSettings
 from lmprog.lang.ops import threads
@@ -437,12 +437,7 @@ def _file(given: object) -> Path | None:
             return path
     except TypeError:
         pass
-    raise InvalidParameter(
-        f"checkpoint={given!r} is not allowed; give {allowed}",
-        name="checkpoint",
-        value=repr(given),
-        allowed=allowed,
-    )
+    raise not_allowed("checkpoint", given, allowed)
 
 
 def _answer(given: object) -> Answer:
@@ -453,12 +448,7 @@ def _answer(given: object) -> Answer:
         return Answer(json.loads(json.dumps(given)))
     except (TypeError, ValueError) as error:
         allowed = "a value that JSON has"
-        raise InvalidParameter(
-            f"answer={given!r} is not allowed; give {allowed} ({error})",
-            name="answer",
-            value=repr(given),
-            allowed=allowed,
-        ) from None
+        raise not_allowed("answer", given, allowed, str(error)) from None
 
 
 def _folder(given: object) -> Path | None:

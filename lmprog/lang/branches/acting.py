@@ -20,7 +20,7 @@ from lmprog import wire
 from lmprog.calls.constraining import calls_constraint, free_or_calls
 from lmprog.calls.describing import result_text, tools_text
 from lmprog.calls.writing import as_json
-from lmprog.errors import InvalidParameter, StepLimitExceeded
+from lmprog.errors import StepLimitExceeded, not_allowed
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.pending_call import Held, RunContext
 from lmprog.lang.ops.expressions import GenOp, RoleBeginExpr, RoleEndExpr
@@ -61,9 +61,7 @@ class ActPlan:
     def of(cls, tools: object, until: Until, steps: int, is_concurrent: bool) -> ActPlan:
         """Raises `InvalidParameter`."""
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
-            allowed = f"1 <= x <= {MAX_STEPS}"
-            message = f"steps={steps!r} is not allowed; give {allowed}"
-            raise InvalidParameter(message, name="steps", value=repr(steps), allowed=allowed)
+            raise not_allowed("steps", steps, f"1 <= x <= {MAX_STEPS}")
         known = checked_tools(tools)
         names = [tool.name for tool in known]
         last = until if isinstance(until, str) else None
@@ -71,9 +69,11 @@ class ActPlan:
             last = next((tool.name for tool in known if tool.function is until), None)
         is_known = last in names if last is not None else until is None or callable(until)
         if not is_known:
-            allowed = f"one of the tools ({', '.join(names)}), or a function of the answer"
-            message = f"until={until!r} is not allowed; give {allowed}"
-            raise InvalidParameter(message, name="until", value=repr(until), allowed=allowed)
+            raise not_allowed(
+                "until",
+                until,
+                f"one of the tools ({', '.join(names)}), or a function of the answer",
+            )
         is_last = until if last is None and callable(until) else None
         return cls(ToolSet(known, last is not None), last, is_last, steps, is_concurrent)
 

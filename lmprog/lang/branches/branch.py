@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from lmprog.backends.client import running_loop
-from lmprog.errors import InvalidParameter, ProgramError
+from lmprog.errors import InvalidParameter, ProgramError, not_allowed
 from lmprog.lang.branches.branch_contents import BranchContents, ForkOptions
 from lmprog.lang.branches.gen import Gathered, Gen, settle
 from lmprog.lang.branches.mapped import BranchRace, Mapped
@@ -44,13 +44,7 @@ class Branch(BranchContents):
         together.
         """
         if not isinstance(size, int) or not 1 <= size <= 4096:
-            allowed = "1 <= size <= 4096"
-            raise InvalidParameter(
-                f"fork({size!r}) is not allowed; give {allowed}",
-                name="size",
-                value=repr(size),
-                allowed=allowed,
-            )
+            raise not_allowed("size", size, "1 <= size <= 4096")
         settings = self._settings_for(options, "fork")
         children = self.cursor.fork(size, settings.budget)
         return Branches(self, [Branch(child, settings) for child in children], on_error)
@@ -81,9 +75,7 @@ class Branches(Sequence[Branch]):
 
     def __init__(self, parent: Branch, children: list[Branch], on_error: OnError = "raise") -> None:
         if on_error not in ("raise", "keep"):
-            allowed = "'raise' or 'keep'"
-            message = f"on_error={on_error!r} is not allowed; give {allowed}"
-            raise InvalidParameter(message, name="on_error", value=on_error, allowed=allowed)
+            raise not_allowed("on_error", on_error, "'raise' or 'keep'")
         self._parent = parent
         self._children = children
         self._on_error: OnError = on_error

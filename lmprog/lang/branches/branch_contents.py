@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from lmprog import wire
 from lmprog.backends import Backend
-from lmprog.errors import InvalidParameter, LmprogError, ProgramError, UnknownName
+from lmprog.errors import LmprogError, ProgramError, UnknownName, not_allowed
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.cursor import Cursor
@@ -339,8 +339,7 @@ class BranchContents:
         heal = options.pop("heal", self.settings.heal)
         backend = options.pop("backend", self.settings.backend)
         if backend is not None and not isinstance(backend, Backend):
-            message = f"backend={backend!r} is not allowed; give a backend"
-            raise InvalidParameter(message, name="backend", allowed="a backend, or None")
+            raise not_allowed("backend", backend, "a backend, or None")
         lora = options.pop("lora", self.settings.lora)
         check_lora(lora)
         budget = self.settings.budget

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from lmprog import wire
-from lmprog.errors import DeadlineExceeded, InvalidParameter, LmprogError, TokenBudgetExceeded
+from lmprog.errors import DeadlineExceeded, LmprogError, TokenBudgetExceeded, not_allowed
 
 
 class Budget:
@@ -29,11 +29,11 @@ class Budget:
         what: str = "run",
     ) -> None:
         if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-            raise _refused("timeout", timeout, "0 < x (seconds)")
+            raise not_allowed("timeout", timeout, "0 < x (seconds)")
         if max_total_tokens is not None and not (
             isinstance(max_total_tokens, int) and max_total_tokens > 0
         ):
-            raise _refused("max_total_tokens", max_total_tokens, "0 < x")
+            raise not_allowed("max_total_tokens", max_total_tokens, "0 < x")
         self.over: LmprogError | None = None
         self._spent = 0  # tokens
         self._around: tuple[Budget, ...] = (self, *(() if parent is None else parent._around))
@@ -151,8 +151,3 @@ class Budget:
             running, self._running = list(self._running), set()
         for cancel in running:
             cancel()
-
-
-def _refused(name: str, value: object, allowed: str) -> InvalidParameter:
-    message = f"{name}={value!r} is not allowed; give {allowed}"
-    return InvalidParameter(message, name=name, value=repr(value), allowed=allowed)

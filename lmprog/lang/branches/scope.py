@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from lmprog import wire
 from lmprog.backends import Backend, Speculates
 from lmprog.backends.default import default_backend
-from lmprog.errors import Cancelled, InvalidParameter, LmprogError, ProgramError
+from lmprog.errors import Cancelled, LmprogError, ProgramError, not_allowed
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.pending_call import PendingCall, RunContext, RunRecord
@@ -120,11 +120,7 @@ class RunSettings:
     def __post_init__(self) -> None:
         tokens = self.num_api_spec_tokens
         if tokens is not None and not (isinstance(tokens, int) and 0 <= tokens <= 65_536):
-            allowed = "0 <= x <= 65536"
-            message = f"num_api_spec_tokens={tokens!r} is not allowed; give {allowed}"
-            raise InvalidParameter(
-                message, name="num_api_spec_tokens", value=repr(tokens), allowed=allowed
-            )
+            raise not_allowed("num_api_spec_tokens", tokens, "0 <= x <= 65536")
 
 
 class Scope(RunContext):

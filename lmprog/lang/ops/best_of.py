@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter
+from lmprog.errors import not_allowed
 from lmprog.lang.ops.expressions import GenOp, GenOptions, gen_op, leading
 
 Judge = wire.Judge
@@ -18,9 +18,7 @@ def best_options(k: int, by: By, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a `gen` that keeps the best of `k`. Raises `InvalidParameter`."""
     if by != "logprob" and not isinstance(by, Judge):
         allowed = "'logprob', or lmprog.Judge(question)"
-        raise InvalidParameter(
-            f"by={by!r} is not allowed; give {allowed}", name="by", value=repr(by), allowed=allowed
-        )
+        raise not_allowed("by", by, allowed)
     return {"keep": "best", **options, "n": k, "judge": by if isinstance(by, Judge) else None}
 
 
@@ -71,12 +69,7 @@ def beam_options(width: int, options: dict[str, Any]) -> dict[str, Any]:
 
 def _check(name: str, value: object, is_allowed: bool, allowed: str) -> None:
     if not is_allowed:
-        raise InvalidParameter(
-            f"{name}={value!r} is not allowed; give {name} as {allowed}",
-            name=name,
-            value=repr(value),
-            allowed=allowed,
-        )
+        raise not_allowed(name, value, allowed)
 
 
 def beam(width: int, *what: Any, **options: Any) -> GenOp[Any]:

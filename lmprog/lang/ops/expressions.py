@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter
+from lmprog.errors import InvalidParameter, not_allowed
 from lmprog.lang.ops.keywords import (
     Check,
     JsonLayout,
@@ -234,12 +234,7 @@ def _choices(texts: Sequence[str]) -> tuple[str, ...]:
         or not texts
         or not all(isinstance(text, str) and text for text in texts)
     ):
-        raise InvalidParameter(
-            f"choices={texts!r} is not allowed; give at least one text, none of them empty",
-            name="choices",
-            value=repr(texts),
-            allowed="one or more texts that are not empty",
-        )
+        raise not_allowed("choices", texts, "at least one text, none of them empty")
     return tuple(texts)
 
 
@@ -300,19 +295,10 @@ def _urgency(options: dict[str, Any]) -> tuple[float | None, int]:
     """`timeout` (seconds) and `priority`, removed from `options`. Raises `InvalidParameter`."""
     timeout, priority = options.pop("timeout", None), options.pop("priority", 0)
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 86_400):
-        raise _outside("timeout", timeout, "0 < x <= 86400 (seconds)")
+        raise not_allowed("timeout", timeout, "0 < x <= 86400 (seconds)")
     if not isinstance(priority, int) or not -100 <= priority <= 100:
-        raise _outside("priority", priority, "-100 <= x <= 100")
+        raise not_allowed("priority", priority, "-100 <= x <= 100")
     return timeout, priority
-
-
-def _outside(name: str, value: object, allowed: str) -> InvalidParameter:
-    return InvalidParameter(
-        f"{name}={value!r} is not allowed; give {name} as {allowed}",
-        name=name,
-        value=str(value),
-        allowed=allowed,
-    )
 
 
 def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> GenOp[Any]:
@@ -362,15 +348,15 @@ def _fields(options: dict[str, Any], what: object) -> dict[str, Any]:
     if "heal" in given:
         found["heal"] = heal = options.pop("heal")
         if not isinstance(heal, bool):
-            raise _outside("heal", heal, "True or False")
+            raise not_allowed("heal", heal, "True or False")
     if "keep" in given:
         found["keep"] = keep = options.pop("keep")
         if keep not in get_args(wire.Keep):
-            raise _outside("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")
+            raise not_allowed("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")
     if "on_incomplete" in given:
         found["on_incomplete"] = wish = options.pop("on_incomplete")
         if wish not in get_args(OnIncomplete):
-            raise _outside("on_incomplete", wish, "'raise' or 'keep'")
+            raise not_allowed("on_incomplete", wish, "'raise' or 'keep'")
     if "judge" in given:
         found["judge"] = options.pop("judge")
     if given & {"tries", "check"}:
@@ -415,7 +401,7 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
             f"select has no {foreign[0]}; it has {allowed}", name=foreign[0], allowed=allowed
         )
     if not isinstance(sample, bool):
-        raise _outside("sample", sample, "True or False")
+        raise not_allowed("sample", sample, "True or False")
     temperature, seed = sampling.get("temperature", float(sample)), sampling.get("seed")
     if sample and temperature == 0:
         raise InvalidParameter(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, ValidationFailed
+from lmprog.errors import InvalidParameter, ValidationFailed, not_allowed
 
 Order: TypeAlias = Literal["declared", "any"]
 
@@ -85,13 +85,7 @@ def with_layout(
 def _taken(name: str, options: dict[str, Any], valid: Iterable[str]) -> Any:
     value = options.pop(name, None)
     if value is not None and value not in valid:
-        allowed = ", ".join(map(repr, valid))
-        raise InvalidParameter(
-            f"{name}={value!r} is not allowed; valid: {allowed}",
-            name=name,
-            value=repr(value)[:80],
-            allowed=allowed,
-        )
+        raise not_allowed(name, value, ", ".join(map(repr, valid)))
     return value
 
 
@@ -113,12 +107,7 @@ def dtype_of(options: dict[str, Any], constraints: Iterable[str]) -> object:
     given = options.pop("dtype", None)
     if isinstance(given, str) and given not in _NAMES:
         allowed = f"a type, or one of {', '.join(_NAMES)}"
-        raise InvalidParameter(
-            f"dtype={given!r} is not allowed; give dtype as {allowed}",
-            name="dtype",
-            value=given,
-            allowed=allowed,
-        )
+        raise not_allowed("dtype", given, allowed)
     tp = _NAMES[given] if isinstance(given, str) else given
     if tp is str and not any(options.get(name) for name in constraints):
         options["regex"] = QUOTED
@@ -149,19 +138,9 @@ def trying(options: dict[str, Any]) -> tuple[int, Check | None]:
     tries, check = options.pop("tries", 1), options.pop("check", None)
     allowed = f"1 <= x <= {MAX_TRIES}"
     if not isinstance(tries, int) or isinstance(tries, bool) or not 1 <= tries <= MAX_TRIES:
-        raise InvalidParameter(
-            f"tries={tries!r} is not allowed; give tries as {allowed}",
-            name="tries",
-            value=str(tries),
-            allowed=allowed,
-        )
+        raise not_allowed("tries", tries, allowed)
     if check is not None and not callable(check):
-        raise InvalidParameter(
-            f"check={check!r} is not allowed; give a function of the value",
-            name="check",
-            value=str(check),
-            allowed="a function of the value",
-        )
+        raise not_allowed("check", check, "a function of the value")
     if tries > 1 and options.get("n", 1) != 1:
         raise InvalidParameter(
             "tries and n cannot be combined: only one result can be asked for again",

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 import msgspec
 
 from lmprog import wire
-from lmprog.errors import Detail, InvalidParameter
+from lmprog.errors import InvalidParameter, not_allowed
 
 Strings: TypeAlias = str | Sequence[str]
 
@@ -139,14 +139,7 @@ def _checked(name: str, value: object) -> object:
             _plain(name, value) if name in _WRITTEN_OTHERWISE else value, declared
         )
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        shown: Detail = value if isinstance(value, str | int | float | bool | None) else repr(value)
-        allowed = _bounds(declared)
-        raise InvalidParameter(
-            f"{name}={value!r} is not allowed; give {name} as {allowed} ({error})",
-            name=name,
-            value=shown,
-            allowed=allowed,
-        ) from None
+        raise not_allowed(name, value, _bounds(declared), str(error)) from None
 
 
 def _logprob_aliases(given: dict[str, Any]) -> None:
@@ -230,12 +223,7 @@ def check_lora(given: object) -> str | None:
     if given is None or (isinstance(given, str) and len(given) <= 256):
         return given
     allowed = "the name of an adapter, or None"
-    raise InvalidParameter(
-        f"lora={given!r} is not allowed; give {allowed}",
-        name="lora",
-        value=repr(given),
-        allowed=allowed,
-    )
+    raise not_allowed("lora", given, allowed)
 
 
 def is_sampling(name: str) -> bool:
