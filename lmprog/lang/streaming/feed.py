@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """More text of a generation; `var` is its name, None for one without."""
+class OnBranch:
+    """An event of one branch."""
 
-    var: str | None
-    delta: str
-    path: tuple[int, ...] = ()
-    """The branch: () is the program's own; (0, 2) is branch 2 of its first fork, and so on."""
+    __slots__ = ()
+    path: tuple[int, ...]
 
     @property
     def branch(self) -> str:
@@ -39,33 +36,35 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class Text(OnBranch):
+    """More text of a generation; `var` is its name, None for one without."""
+
+    var: str | None
+    delta: str
+    path: tuple[int, ...] = ()
+    """The branch: () is the program's own; (0, 2) is branch 2 of its first fork, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thought(OnBranch):
     """More reasoning of a generation whose reasoning is separated from its answer."""
 
     var: str | None
     delta: str
     path: tuple[int, ...] = ()
 
-    @property
-    def branch(self) -> str:
-        return branch_name(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Value(OnBranch):
     """A generation or selection is done, and this is its value."""
 
     var: str | None
     value: object
     path: tuple[int, ...] = ()
 
-    @property
-    def branch(self) -> str:
-        return branch_name(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class AskedAgain:
+class AskedAgain(OnBranch):
     """What a generation has given does not validate, for the reason `error`, and it is asked again:
     the texts that come now are another attempt.
     """
@@ -74,13 +73,9 @@ class AskedAgain:
     error: str
     path: tuple[int, ...] = ()
 
-    @property
-    def branch(self) -> str:
-        return branch_name(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class Called(OnBranch):
     """A tool that the model called in `s.act(...)` has run: `result` is what the model is shown.
     `var` is the name of the act.
     """
@@ -90,10 +85,6 @@ class Called:
     arguments: Mapping[str, Any]
     result: str
     path: tuple[int, ...] = ()
-
-    @property
-    def branch(self) -> str:
-        return branch_name(self.path)
 
 
 @dataclass(frozen=True, slots=True)
