@@ -32,7 +32,7 @@ from lmprog.lang.branches.log import (
     gens_of,
     last_item,
 )  # fmt: skip
-from lmprog.lang.branches.marks import SECRET, Mark, call_of, split
+from lmprog.lang.branches.marks import Mark, call_of, may_have_marks, split
 from lmprog.lang.branches.pending_call import (
     AnswerWithCalls,
     CallOrigin,
@@ -100,7 +100,7 @@ class Cursor:
         if isinstance(content, wire.Letters):
             self.put_text(content, quoted=True)
         elif isinstance(content, str):
-            for piece in split(content) if SECRET in content.lower() else (content,):
+            for piece in split(content) if may_have_marks(content) else (content,):
                 if isinstance(piece, Mark):
                     call = call_of(piece, self.scope)
                     if call.is_filled_in(self.scope):
