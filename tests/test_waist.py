@@ -54,7 +54,7 @@ ROOMS = {
     "torch engine": "runtime.engine.torch_engine",
 }
 """What a plain gen can do without, and where it is."""
-LOADED = {"adapters", "beams", "device", "drafts", "judges", "steps ahead", "tier"}
+LOADED = {"beams", "drafts", "judges", "steps ahead", "tier"}
 """Those that are loaded all the same; the aim is two."""
 
 _HELLO = """
