@@ -128,7 +128,7 @@ def test_our_reader_means_what_is_written(
 )
 def test_what_our_reader_does_not_take_says_why(text: str, word: str) -> None:
     with pytest.raises(NeedsLlguidance, match=word):
-        grammar_node(text, NetBuilder(), CompileLimits())
+        grammar_node(wire.Grammar(text), NetBuilder(), CompileLimits())
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ text.
 
 from __future__ import annotations
 
+from lmprog import wire
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.grammar import gbnf, lark
 from lmprog.constraints.grammar.lexing import refuse_where_greed_matters, with_ignored
@@ -20,10 +21,11 @@ def is_gbnf(text: str) -> bool:
     return "::=" in text
 
 
-def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
+def grammar_node(spec: wire.Grammar, net: NetBuilder, limits: CompileLimits) -> Node:
     """Raises NeedsLlguidance if the grammar is not supported here (Lark: also if it is malformed),
     GrammarError if it is malformed GBNF or too large.
     """
+    text = spec.text
     if len(text) > limits.max_pattern_len:
         raise NeedsLlguidance(
             f"the grammar has {len(text)} characters; the limit is {limits.max_pattern_len}"

@@ -65,7 +65,8 @@ def with_layout(
             name="whitespace_pattern",
             allowed="a regular expression",
         )
-    if not isinstance(constraint, wire.JsonSchema):
+    schema = None if constraint is None else constraint.as_schema()
+    if schema is None:
         name = present[0]
         raise InvalidParameter(
             f"{name} is an option of JSON only; give a schema, or a type that is written as JSON",
@@ -73,10 +74,10 @@ def with_layout(
             allowed="an option of JSON",
         )
     return wire.JsonSchema(
-        constraint.schema,
+        schema.schema,
         whitespace or "fixed",
         order == "any",
-        constraint.whitespace_pattern if pattern is None and whitespace is None else pattern,
+        schema.whitespace_pattern if pattern is None and whitespace is None else pattern,
         strict is not False,
     )
 

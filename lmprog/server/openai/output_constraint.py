@@ -167,14 +167,15 @@ def laid_out(constraint: wire.Constraint | None, fields: JsonFields) -> wire.Con
     spelled += ["strict"] if fields.strict is not None else []
     if not spelled:
         return constraint
-    if not isinstance(constraint, wire.JsonSchema):
+    schema = None if constraint is None else constraint.as_schema()
+    if schema is None:
         raise refused(f"{spelled[0]} says how JSON is written; give a JSON schema too.", spelled[0])
     return msgspec.structs.replace(
-        constraint,
+        schema,
         whitespace=fields.whitespace or "fixed",
         any_order=fields.order == "any",
         whitespace_pattern=fields.patterns[0][1] if fields.patterns else None,
-        strict=constraint.strict if fields.strict is None else fields.strict,
+        strict=schema.strict if fields.strict is None else fields.strict,
     )
 
 
