@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import pytest
 
+import lmprog
 from lmprog import wire
 from lmprog.backends.blackbox.openai_body import sglang_constraint, structured_outputs
 from lmprog.backends.blackbox.output_checks import can_be_checked, fits
 from lmprog.backends.blackbox.response_schema import format_of
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary
+from lmprog.errors import InvalidParameter
 from lmprog.lang.ops.type_lengths import GENERAL, default_tokens
 from lmprog.lang.rehearsal.instances import placeholder
 from lmprog.wire.constraints import ConstraintKind
@@ -149,3 +152,13 @@ def test_a_new_kind_is_known_to_others_as_far_as_it_says_what_it_is() -> None:
     assert not unknown.is_portable
     assert not can_be_checked(unknown)
     assert placeholder(unknown, "mark") == "mark"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"regex": re.compile("a")}, {"grammar": 5}, {"schema": int}, {"structural_tag": {"type": 1}}],
+)
+def test_gen_and_constraint_refuse_a_mistaken_keyword_alike(options: dict[str, Any]) -> None:
+    for ask in (lmprog.gen, lmprog.constraint):
+        with pytest.raises(InvalidParameter, match=next(iter(options))):
+            ask(**options)

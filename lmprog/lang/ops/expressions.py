@@ -7,7 +7,6 @@ on creation. Knows the wire's types (`lmprog.wire`); knows no branches and no re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
@@ -17,12 +16,16 @@ from lmprog.errors import InvalidParameter
 from lmprog.lang.ops import typed
 from lmprog.lang.ops.checks import Check, trying
 from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
+from lmprog.lang.ops.constraint_options import (
+    CONSTRAINT_NAMES,
+    ConstraintOptions,
+    constraint_of,
+    with_layout,
+)
 from lmprog.lang.ops.dtypes import dtype_of
-from lmprog.lang.ops.json_layout import JsonLayout, with_layout
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
-from lmprog.lang.ops.tagged_text import tags_constraint
 from lmprog.lang.ops.text_patterns import TextPattern
 from lmprog.lang.ops.tool_functions import ToolSet, tools_of
 
@@ -104,24 +107,19 @@ class SelectOp(Expr):
     priority: int = 0
 
 
-class GenOptions(SamplingKeywords, JsonLayout, total=False):
+class GenOptions(SamplingKeywords, ConstraintOptions, total=False):
     """The keywords of `gen` besides its type, its name and `max_tokens`.
 
     `heal` (on by default): token healing, that is, the model regenerates the last token of literal
     text before the generation. `keep`: which of the `n` results the branch continues from, "first",
     "best", "fastest" or "majority". `on_incomplete`: how to handle a typed value that was cut off
     by the token limit. `tries`: how often to ask until the value validates and passes `check`; see
-    `checks`. `whitespace` and `order`: the layout of JSON; see `JsonLayout`.
+    `checks`. `json_schema` and `ebnf`: other names of `schema` and `grammar`.
     """
 
-    regex: str | None
-    schema: Mapping[str, Any] | str | None
     json_schema: Mapping[str, Any] | str | None
-    choices: Sequence[str] | None
     choices_method: Method | None
-    grammar: str | None
     ebnf: str | None
-    structural_tag: Mapping[str, Any] | str | None
     dtype: Any
     heal: bool
     keep: wire.Keep
@@ -168,12 +166,6 @@ _SELECT_NAMES = {
 }
 
 
-_CONSTRAINTS = (
-    *("regex", "schema", "json_schema", "choices", "grammar", "ebnf"),
-    "structural_tag",
-)
-
-
 def _choices(texts: Sequence[str]) -> tuple[str, ...]:
     if (
         isinstance(texts, str)
@@ -191,26 +183,17 @@ def _choices(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
     """The one constraint among the keywords, which are removed from `options`."""
-    given = {name: options.pop(name, None) for name in _CONSTRAINTS}
+    given = {name: options.pop(name, None) for name in CONSTRAINT_NAMES}
     present = {name: value for name, value in given.items() if value is not None}
     if len(present) > 1:
         names = " and ".join(present)
         raise InvalidParameter(
             f"{names} cannot be combined; give one constraint", name=names, allowed="one constraint"
         )
-    for name, value in present.items():
-        if name == "regex":
-            return wire.Regex(value)
-        if name == "choices":
-            return wire.Choices(_choices(value))
-        if name in ("schema", "json_schema"):
-            return wire.JsonSchema(
-                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            )
-        if name == "structural_tag":
-            return tags_constraint(value)
-        return wire.Grammar(value)
-    return None
+    if "choices" in present:
+        present["choices"] = _choices(present["choices"])
+    made = [constraint_of(name, value) for name, value in present.items()]
+    return made[0] if made else None
 
 
 def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | None, object]:
@@ -258,7 +241,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     name = rest.pop("name", None)
     if isinstance(what, str):
         name, what = what, None
-    tp: object = what if what is not None else dtype_of(rest, _CONSTRAINTS)
+    tp: object = what if what is not None else dtype_of(rest, CONSTRAINT_NAMES)
     if rest.pop("choices_method", None) is not None:
         raise InvalidParameter(
             "a generation has no choices_method; use select, or lmprog.gen with choices, "

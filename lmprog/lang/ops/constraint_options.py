@@ -1,16 +1,17 @@
-"""Keywords of constrained JSON: its layout (white space, the order of properties), and whether the
-schema has to be enforced whole.
+"""The keywords that constrain a text: one for each kind of constraint, and of JSON its layout
+(white space, the order of properties) and whether the schema has to be enforced whole.
 
 Shared by `gen` and `lmprog.constraint`. Knows the wire's types; compiles nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter
+from lmprog.errors import InvalidParameter, UnsupportedSchema
 
 Order: TypeAlias = Literal["declared", "any"]
 
@@ -27,6 +28,87 @@ class JsonLayout(TypedDict, total=False):
     whitespace_pattern: str | None
     order: Order | None
     strict: bool | None
+
+
+class ConstraintOptions(JsonLayout, total=False):
+    """At most one of these is given, and the layout with a schema only."""
+
+    regex: str | None
+    schema: Mapping[str, Any] | str | None
+    choices: Sequence[str] | None
+    grammar: str | None
+    structural_tag: Mapping[str, Any] | str | None
+
+
+def constraint_of(name: str, value: Any) -> wire.Constraint:
+    """The constraint that the keyword `name` asks for. Raises InvalidParameter, or
+    UnsupportedSchema.
+    """
+    return _MAKERS[name](name, value)
+
+
+def _regex(name: str, value: Any) -> wire.Constraint:
+    allowed = "text; of a compiled pattern give .pattern, its flags as (?i) and the like"
+    return wire.Regex(_text(name, value, allowed))
+
+
+def _schema(name: str, value: Any) -> wire.Constraint:
+    if isinstance(value, str):
+        return wire.JsonSchema(value)
+    if isinstance(value, type):
+        raise _mistaken(name, value, "a dict or JSON text; a Python type is given by itself")
+    try:
+        return wire.JsonSchema(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedSchema(
+            f"the schema cannot be written as JSON: {error}", keyword="", path="#"
+        ) from error
+
+
+def _choices(name: str, value: Any) -> wire.Constraint:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise _mistaken(name, value, "a list of texts")
+    return wire.Choices(tuple(_text("a choice", choice, "text") for choice in value))
+
+
+def _grammar(name: str, value: Any) -> wire.Constraint:
+    return wire.Grammar(_text(name, value, "text"))
+
+
+def _structural_tag(name: str, value: Any) -> wire.Constraint:
+    """Free text with confined regions, as SGLang and vLLM write it: `{"structures": [...],
+    "triggers": [...]}` or `{"format": {...}}`.
+    """
+    try:
+        return wire.structural_tag(value)
+    except wire.TagError as error:
+        raise InvalidParameter(f"{name}: {error}", name=name, allowed="a structural tag") from error
+
+
+def _text(name: str, value: object, allowed: str) -> str:
+    if not isinstance(value, str):
+        raise _mistaken(name, value, allowed)
+    return value
+
+
+def _mistaken(name: str, value: object, allowed: str) -> InvalidParameter:
+    shown = repr(value)[:80]
+    return InvalidParameter(
+        f"{name} is {shown}; it must be {allowed}", name=name, value=shown, allowed=allowed
+    )
+
+
+_MAKERS: dict[str, Callable[[str, Any], wire.Constraint]] = {
+    "regex": _regex,
+    "schema": _schema,
+    "json_schema": _schema,
+    "choices": _choices,
+    "grammar": _grammar,
+    "ebnf": _grammar,
+    "structural_tag": _structural_tag,
+}
+CONSTRAINT_NAMES = tuple(_MAKERS)
+"""Those of `gen`, which has some under SGLang's names too."""
 
 
 def with_layout(
