@@ -47,7 +47,7 @@ def askers(house: House) -> dict[str, list[int]]:
         }
         known = imported | {f"wire.{name}" for name in names}
         lines = [
-            node.lineno
+            getattr(node, "lineno", 0)
             for node in ast.walk(tree)
             for asked in _asked(node)
             if any(dotted(part) in known for part in ast.walk(asked) if isinstance(part, ast.expr))
