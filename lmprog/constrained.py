@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint, State
 from lmprog.constraints.diagram import to_svg
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer

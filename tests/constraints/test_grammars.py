@@ -12,8 +12,8 @@ import time
 import pytest
 
 from lmprog import wire
-from lmprog.constraints import llguidance_engine
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling import llguidance_engine
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance

@@ -14,7 +14,7 @@ from lmprog import wire
 from lmprog.backends.blackbox.openai_body import sglang_constraint, structured_outputs
 from lmprog.backends.blackbox.output_checks import can_be_checked, fits
 from lmprog.backends.blackbox.response_schema import format_of
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary
 from lmprog.errors import InvalidParameter
 from lmprog.lang.ops.type_lengths import GENERAL, default_tokens
@@ -25,7 +25,7 @@ from tests.house import ROOT, House, dotted
 KINDS = get_args(wire.Constraint)
 ASKERS = {
     "lmprog/wire/structural_tags.py",
-    "lmprog/constraints/compiler.py",
+    "lmprog/constraints/compiling/compiler.py",
 }
 """With the messages and a kind's own file: what a new kind may have to be known to by its class. The
 keyword of the client and the field over HTTP make two more files."""

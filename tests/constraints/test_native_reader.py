@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.schema_generator import generated
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.net import EMPTY, NetBuilder

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.schema_generator import generated
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.costs import plain_net
 from lmprog.constraints.exclusion import all_but

@@ -13,7 +13,7 @@ import pytest
 from lmprog import wire
 from lmprog.constraints import charset
 from lmprog.constraints.automaton import LazyAutomaton
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Seq, whole
 from lmprog.constraints.lower import plain_class_leaf

@@ -11,7 +11,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.constraints import charset
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, never_stop
 from lmprog.constraints.derivatives import plain_matches
 from lmprog.constraints.inspect import accepts

@@ -14,6 +14,7 @@ from typing import Any
 from lmprog import wire
 from lmprog.constraints.automaton import DEAD
 from lmprog.constraints.choices import choices_node
+from lmprog.constraints.compiling.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.constraint import (
     Check,
     CompileLimits,
@@ -25,7 +26,6 @@ from lmprog.constraints.finish import finish
 from lmprog.constraints.free_text import free_text_node
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance
-from lmprog.constraints.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.net import NetBuilder, Node
