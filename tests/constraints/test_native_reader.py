@@ -24,8 +24,7 @@ from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema import entry
 from lmprog.constraints.schema.build import SchemaBuilder
 from lmprog.constraints.schema.entry import schema_node
-from lmprog.constraints.schema.frequent import FrequentSchemas
-from lmprog.constraints.schema.native_reader import NativeReader
+from lmprog.constraints.schema.frequent import FrequentSchemas, NativeReader
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, RequestRejected
 from tests.constraints.schema_cases import KEYWORDS

@@ -20,8 +20,7 @@ from lmprog.constraints.net import Node
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.flat import Sourced
 from lmprog.constraints.schema.strings import search_pattern
-from lmprog.constraints.text_nodes import TextAutomaton
-from lmprog.constraints.text_set import Lower, TextSet
+from lmprog.constraints.text_set import Lower, TextAutomaton, TextSet
 from lmprog.constraints.textset import contains, plain_automaton
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError
