@@ -25,9 +25,10 @@ from lmprog.lang.ops.constraint_options import (
     CONSTRAINT_NAMES,
     ConstraintOptions,
     constraint_of,
+    constraint_of_term,
+    is_term,
     with_layout,
 )
-from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.sampling import unknown_option
 from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS, vocabulary_of
 from lmprog.runtime.programs.compile_pool import TimeLimit, never_pause

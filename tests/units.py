@@ -145,7 +145,7 @@ DOORS = {
     "llguidance": "lmprog.constraints",
     "pydantic": "lmprog.lang lmprog.server.http",
     "pydantic_core": "lmprog.server.http",
-    "outlines": "lmprog.lang.ops.outlines_terms",
+    "outlines": "lmprog.lang.ops.constraint_options",
     "outlines_core": "lmprog.lang.ops.schema_regex",
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.tracing lmprog.lang.runs.run_tracing",

@@ -1,17 +1,20 @@
 """The keywords that constrain a text: one for each kind of constraint, and of JSON its layout
-(white space, the order of properties) and whether the schema has to be enforced whole.
+(white space, the order of properties) and whether the schema has to be enforced whole. Also what is
+given in place of these: SGLang's `dtype`, and terms of Outlines.
 
-Shared by `gen` and `lmprog.constraint`. Knows the wire's types; compiles nothing.
+Shared by `gen` and `lmprog.constraint`. Knows the wire's types; compiles nothing. Outlines is
+imported only when a term is passed, so it is then installed.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, UnsupportedSchema
+from lmprog.errors import InvalidParameter, NotSupported, UnsupportedSchema
 
 Order: TypeAlias = Literal["declared", "any"]
 
@@ -175,3 +178,69 @@ def _taken(name: str, options: dict[str, Any], valid: Iterable[str]) -> Any:
             allowed=allowed,
         )
     return value
+
+
+# --- what is given in place of a keyword
+
+QUOTED = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+"""A string in double quotes, with any characters that JSON allows."""
+_DTYPES = {
+    **dict.fromkeys(("str", "string"), str),
+    **dict.fromkeys(("int", "integer"), int),
+    **dict.fromkeys(("float", "number"), float),
+    **dict.fromkeys(("bool", "boolean"), bool),
+}
+
+
+def dtype_of(options: dict[str, Any]) -> object:
+    """The type that the option `dtype` asks for, which it takes away; `str` without one.
+
+    As in SGLang `dtype=str` is a string in double quotes, unless a constraint is given.
+    """
+    given = options.pop("dtype", None)
+    if isinstance(given, str) and given not in _DTYPES:
+        allowed = f"a type, or one of {', '.join(_DTYPES)}"
+        raise InvalidParameter(
+            f"dtype={given!r} is not allowed; give dtype as {allowed}",
+            name="dtype",
+            value=given,
+            allowed=allowed,
+        )
+    tp = _DTYPES[given] if isinstance(given, str) else given
+    if tp is str and not any(options.get(name) for name in CONSTRAINT_NAMES):
+        options["regex"] = QUOTED
+    return str if tp is None else tp
+
+
+_OUTLINES = "outlines.types.dsl"
+
+
+def is_term(value: object) -> bool:
+    """Whether this is an Outlines term; does not import Outlines."""
+    return any(
+        base.__name__ == "Term" and base.__module__ == _OUTLINES for base in type(value).__mro__
+    )
+
+
+def constraint_of_term(term: Any) -> wire.Constraint:
+    """Regular terms are converted by Outlines' own `to_regex`. Raises NotSupported for a term that
+    has no equivalent constraint.
+    """
+    dsl = importlib.import_module(_OUTLINES)
+    if isinstance(term, dsl.JsonSchema):
+        return wire.JsonSchema(term.schema, whitespace_pattern=term.whitespace_pattern)
+    if isinstance(term, dsl.CFG):
+        return wire.Grammar(term.definition)
+    if isinstance(term, dsl.String):
+        return wire.Choices((term.value,))
+    if isinstance(term, dsl.Choice):
+        if not term.items:
+            raise InvalidParameter("the Outlines term Choice has no items", name="type")
+        if all(type(item) is str for item in term.items):
+            return wire.Choices(tuple(term.items))
+    try:
+        return wire.Regex(dsl.to_regex(term))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise NotSupported(
+            f"Outlines cannot write the term {type(term).__name__} as a regular expression: {error}"
+        ) from error

@@ -20,10 +20,11 @@ from lmprog.lang.ops.constraint_options import (
     CONSTRAINT_NAMES,
     ConstraintOptions,
     constraint_of,
+    constraint_of_term,
+    dtype_of,
+    is_term,
     with_layout,
 )
-from lmprog.lang.ops.dtypes import dtype_of
-from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
 from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
 from lmprog.lang.ops.text_patterns import TextPattern
@@ -241,7 +242,7 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     name = rest.pop("name", None)
     if isinstance(what, str):
         name, what = what, None
-    tp: object = what if what is not None else dtype_of(rest, CONSTRAINT_NAMES)
+    tp: object = what if what is not None else dtype_of(rest)
     if rest.pop("choices_method", None) is not None:
         raise InvalidParameter(
             "a generation has no choices_method; use select, or lmprog.gen with choices, "

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lmprog.errors import NotSupported
-from lmprog.lang.ops.dtypes import QUOTED
+from lmprog.lang.ops.constraint_options import QUOTED
 from lmprog.lang.ops.expressions import (
     Concat,
     Expr,
