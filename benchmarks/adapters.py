@@ -21,12 +21,13 @@ import numpy as np
 
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank, Raised
-from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.engine.adapters.packed_adapters import packed_adapters
 from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native import recipe
 from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 
 PAGE = 16
@@ -43,7 +44,7 @@ def random_adapter(name: str, shape: ModelShape, rank: int) -> Adapter:
 
     layers = []
     for index in range(shape.num_layers):
-        products = recipe.products(shape, index)
+        products = weight_table.products(shape, index)
         layer: dict[str, LowRank] = {}
         for product in PRODUCTS:
             found = products[product]
@@ -107,7 +108,7 @@ def main() -> None:
     assert isinstance(engine, NativeEngine)
     shape = dummy_shape(asked.model)
     adapters = [random_adapter("x" * (n + 1), shape, asked.rank) for n in range(16)]
-    engine.take_adapters(adapters)
+    engine.take_adapters(packed_adapters(adapters, shape.inner))
     megabytes = adapters[0].num_bytes / 1e6
     print(
         f"{asked.model}, {asked.dtype}: {engine.num_weights / 1e6:.0f} million weights; "

@@ -27,7 +27,7 @@ from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints

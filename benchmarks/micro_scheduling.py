@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator
 
 from lmprog.config import PolicyName, SchedulerConfig
-from lmprog.runtime.engine.batch import build_batch
+from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.plan import Plan

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.engine import SIZES
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 
 TYPES = ("float32", "bfloat16", "int8", "int4")
@@ -37,7 +38,7 @@ class Product:
 
     @classmethod
     def of(cls, outputs: int, inputs: int, kind: str) -> Product:
-        library, count = interface.opened(), interface.up32(outputs)
+        library, count = interface.opened(), up32(outputs)
         described = interface.CProduct(interface.TYPES[kind], outputs, inputs)
         size = int(library.lmprog_engine_packed_bytes(byref(described)))
         weight = np.random.default_rng(0).standard_normal((count, inputs), np.float32)
@@ -92,9 +93,9 @@ def measure(size: str, path: str, rounds: int) -> dict[str, dict[int, float]]:
     for outputs, inputs in shapes(size):
         products = {kind: Product.of(outputs, inputs, kind) for kind in TYPES}
         for rows in ROWS:
-            x = np.random.default_rng(1).standard_normal((rows, interface.up32(inputs)), np.float32)
+            x = np.random.default_rng(1).standard_normal((rows, up32(inputs)), np.float32)
             x[:, inputs:] = 0
-            out = np.empty((rows, interface.up32(outputs)), np.float32)
+            out = np.empty((rows, up32(outputs)), np.float32)
             times: dict[str, list[float]] = {kind: [] for kind in TYPES}
             for _ in range(rounds):
                 for kind, product in products.items():

@@ -24,7 +24,7 @@ import safetensors.numpy
 
 import lmprog
 from lmprog.runtime.engine.model.shape import read_shape
-from lmprog.runtime.engine.model.weights import expected
+from lmprog.runtime.engine.model.weight_table import expected
 
 PROMPT = "abcdefgh" * 48
 ROWS, TOKENS = 8, 48

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 from lmprog.config import RuntimeConfig
+from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.engine.selection import select_engine
 from lmprog.runtime.tier.page_file import PageFile
 from lmprog.runtime.tier.page_store import PageKey
 

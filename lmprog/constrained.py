@@ -21,14 +21,13 @@ from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import InvalidParameter
 from lmprog.lang.ops import typed
-from lmprog.lang.ops.constraint_options import (
+from lmprog.lang.ops.keywords import (
     CONSTRAINT_NAMES,
     ConstraintOptions,
     constraint_of,
-    constraint_of_term,
-    is_term,
     with_layout,
 )
+from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.sampling import unknown_option
 from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS, vocabulary_of
 from lmprog.runtime.programs.compile_pool import TimeLimit, never_pause

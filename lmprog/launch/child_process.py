@@ -1,4 +1,5 @@
-"""A child process with its two pipes, its folder and its log: started, waited for, ended.
+"""A child process with its two pipes, its folder and its log: started, waited for, ended; and how
+the signals that end the parent are seen meanwhile.
 
 Knows processes. Knows neither channels nor configurations: it is given the command.
 """
@@ -21,7 +22,6 @@ from pathlib import Path
 
 from lmprog.errors import Detail, LmprogError, RuntimeGone, from_wire
 from lmprog.launch.parent_pipe import FOLDER_VARIABLE
-from lmprog.launch.signal_watch import SignalWatch
 
 _WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 """Environment variables that set how OpenMP threads wait for each other."""
@@ -256,3 +256,35 @@ def python(module: str) -> list[str]:
     module.
     """
     return [sys.executable, "-P", "-m", module]
+
+
+class SignalWatch:
+    """Made before the signal is sent. Threads that blocked it before (those of ZeroMQ do) tell
+    nothing.
+    """
+
+    def __init__(self, pid: int, number: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+        self._bit = 1 << (number - 1)
+        self.can_tell = (self._folder / "status").exists()
+        self._blocked_before = self._blocked()
+
+    def is_handled(self) -> bool:
+        """Also where the process has ended."""
+        return not self._is_in(self._folder, "ShdPnd") and self._blocked() <= self._blocked_before
+
+    def _blocked(self) -> set[str]:
+        """Threads that block the signal."""
+        try:
+            threads = list((self._folder / "task").iterdir())
+        except OSError:
+            return set()
+        return {thread.name for thread in threads if self._is_in(thread, "SigBlk")}
+
+    def _is_in(self, folder: Path, name: str) -> bool:
+        try:
+            lines = (folder / "status").read_text().splitlines()
+        except OSError:  # it has ended
+            return False
+        masks = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+        return any(int(mask, 16) & self._bit for mask in masks)

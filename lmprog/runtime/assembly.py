@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmprog import wire
 from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
@@ -39,7 +40,7 @@ from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load
 from lmprog.transport import RuntimeChannel
 
 if TYPE_CHECKING:
-    from lmprog.runtime.engine.selection import SelectedEngine
+    from lmprog.runtime.engine.engine import SelectedEngine
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
     from lmprog.runtime.ranks.leading import Led
 
@@ -60,9 +61,9 @@ def assemble(
     `ranks` are those that compute the model together with this process, which leads them.
     """
     stage("imports its libraries")
-    from lmprog.runtime.engine.draft_loading import without_draft_memory
+    from lmprog.runtime.engine.draft_model import without_draft_memory
+    from lmprog.runtime.engine.engine import select_engine
     from lmprog.runtime.engine.kept_pages import open_store, page_release
-    from lmprog.runtime.engine.selection import select_engine
     from lmprog.runtime.fingerprint import ModelIdentity
 
     stage("loads the model")
@@ -123,8 +124,7 @@ def _draft_model(
     """What drafts for the engine that was selected, where that is asked for. Raises
     InvalidParameter where tokens of the draft model mean something else.
     """
-    from lmprog.runtime.engine.draft_loading import load_draft_engine
-    from lmprog.runtime.engine.draft_model import EngineDraftModel
+    from lmprog.runtime.engine.draft_model import EngineDraftModel, load_draft_engine
 
     drafting = load_draft_engine(config, selected)
     if drafting is None:
@@ -149,7 +149,7 @@ def _publishing(
     fingerprint: wire.Fingerprint,
 ) -> RuntimeChannel:
     """The channel, which also tells routers of the cache where that is asked for."""
-    if not _asks_for_events(config):
+    if config.kv_events is None:
         return channel
     from lmprog.runtime.kv_events.block_record import BlockRecord
     from lmprog.runtime.kv_events.kv_publisher import publishing
@@ -160,23 +160,17 @@ def _publishing(
     )
 
 
-def _asks_for_events(config: RuntimeConfig) -> bool:
-    """Also where what was asked for cannot be, which is then said."""
-    return bool(config.kv_events or config.kv_events_replay) or bool(
-        config.kv_events_topic or config.kv_events_open
-    )
-
-
 def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | None:
     """The ranks that `config` asks for, joined and watched; None where this process computes alone.
     Raises InvalidParameter for what they cannot do.
     """
+    if config.tp == 1:
+        check_options(config)
+        return None
     from lmprog.runtime.engine.model.locate import locate
     from lmprog.runtime.engine.sharded.shard import check_ranks, shardable_shape
 
     check_ranks(config)
-    if config.tp == 1:
-        return None
     shardable_shape(config, locate(config.model))  # raises before anything is started
     from lmprog.runtime.ranks.leading import lead
 

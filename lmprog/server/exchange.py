@@ -38,9 +38,11 @@ hundred thousand tokens is half a megabyte: only log-probabilities come near thi
 MOST_QUEUED_TOGETHER = 128 * 1024 * 1024
 """Bytes of deltas that may wait for all readers; beyond it the one who has most is broken off."""
 MOST_ROWS_JOINED = 64
-"""Tokens with log-probabilities that waiting deltas are joined to: what is being written for a
-reader who takes nothing is no longer counted, so that it must be little.
+"""Tokens with log-probabilities of one joined delta: what is being written for a reader who takes
+nothing is no longer counted, so that it must be little.
 """
+LEAST_JOINED = 64
+"""Replies that wait before their deltas are joined while they wait."""
 MOST_LOGPROBS = 4_000_000
 """Log-probabilities of all results that have come and are not answered yet, 0.6 GB of them."""
 _LOGPROB_BYTES = 160
@@ -126,6 +128,7 @@ class Exchange:
         self._calls: set[int] = set()
         self._inbox: deque[Answer] = deque()
         self._queued = 0
+        self._join_at = LEAST_JOINED
         self._held = 0
         """Log-probabilities of the results that have come."""
         self._failure: Exception | None = None
@@ -200,15 +203,22 @@ class Exchange:
 
     async def answer(self) -> Answer:
         """The next reply of any call, a `Failed` too. Raises what ended the connection."""
-        while not self._inbox:
+        inbox = self._inbox
+        while not inbox:
             if self._failure is not None:
                 raise self._failure
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        reply = self._inbox.popleft()
-        if isinstance(reply, wire.Delta):
-            self._read(min(self._queued, _DELTA_BYTES + _size_of(reply)))
-        return reply
+        reply = inbox.popleft()
+        if not isinstance(reply, wire.Delta):
+            return reply
+        if not inbox:
+            self._release(self._queued)
+            return reply
+        # What came while nobody read is one piece: less work for all just when there is too much.
+        run = _taken_with(reply, inbox)
+        self._release(sum(map(_size_of, run)))
+        return wire.joined_deltas(run)
 
     async def next(self) -> Answer:
         """The next reply. Raises what a `Failed` says."""
@@ -226,48 +236,46 @@ class Exchange:
         """For the link: one more reply."""
         if self._account is not None:
             self._charge(self._account, reply)
+        inbox = self._inbox
         if isinstance(reply, wire.Delta):  # by far the most
-            if self._queue(reply):
+            size, link = _size_of(reply), self._link
+            self._queued += size
+            link.queued_bytes += size
+            inbox.append(reply)
+            if len(inbox) >= self._join_at:
+                self._join()
+            if self._queued > MOST_QUEUED:
+                self._break_off(_too_slow(self._queued))
                 return
-        elif not isinstance(reply, wire.Welcome) and reply.call is not None:
-            self._calls.discard(reply.call)
-            self.record.take(reply)
-            if not self._hold(reply):
-                return
-        self._inbox.append(reply)
-        self._wake()
+            if link.queued_bytes > MOST_QUEUED_TOGETHER:
+                slowest = link.slowest()
+                slowest._break_off(_too_slow(slowest.queued_bytes))
+        else:
+            if not isinstance(reply, wire.Welcome) and reply.call is not None:
+                self._calls.discard(reply.call)
+                self.record.take(reply)
+                if not self._hold(reply):
+                    return
+            inbox.append(reply)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    def _queue(self, delta: wire.Delta) -> bool:
-        """Counts a delta. Whether that is all: it was joined to the last one, or the reader is too
-        slow.
+    def _join(self) -> None:
+        """Joins the deltas that wait. Called when their number has doubled, so that one that waits
+        is joined few times.
         """
-        last, link = self._inbox[-1] if self._inbox else None, self._link
-        # What came while nobody read is one piece: less work for all just when there is too much.
-        joins = (
-            isinstance(last, wire.Delta)
-            and last.call == delta.call
-            and last.index == delta.index
-            and len(last.logprobs) < MOST_ROWS_JOINED
-        )
-        size = _size_of(delta) if delta.logprobs else len(delta.text)
-        if not joins:
-            size += _DELTA_BYTES
-        self._queued += size
-        link.queued_bytes += size
-        if self._queued > MOST_QUEUED:
-            self._break_off(_too_slow(self._queued))
-            return True
-        if link.queued_bytes > MOST_QUEUED_TOGETHER:
-            slowest = link.slowest()
-            slowest._break_off(_too_slow(slowest.queued_bytes))
-            if slowest is self:
-                return True
-        if joins:
-            assert isinstance(last, wire.Delta)
-            self._inbox[-1] = wire.joined_deltas(last, delta)
-        return joins
+        inbox, kept = self._inbox, deque[Answer]()
+        while inbox:
+            reply = inbox.popleft()
+            if isinstance(reply, wire.Delta):
+                reply = wire.joined_deltas(_taken_with(reply, inbox))
+            kept.append(reply)
+        inbox.extend(kept)
+        self._join_at = max(LEAST_JOINED, 2 * len(inbox))
+        left = sum(_size_of(reply) for reply in inbox if isinstance(reply, wire.Delta))
+        self._release(self._queued - left)
 
-    def _read(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         """So many bytes wait no longer."""
         self._queued -= size
         self._link.queued_bytes -= size
@@ -326,7 +334,7 @@ class Exchange:
     def _close(self, error: Exception) -> None:
         self._link.held_logprobs -= self._held
         self._held = 0
-        self._read(self._queued)
+        self._release(self._queued)
         turns = None if self._account is None else self._link.turns
         never_opened = turns.leave(self) if turns is not None else frozenset[int]()
         for number in self._calls:
@@ -365,7 +373,22 @@ def _too_slow(size: int) -> Cancelled:
 
 
 def _size_of(delta: wire.Delta) -> int:
-    """Bytes, about, of what grows with its tokens."""
+    """Bytes that it takes while it waits, about."""
     if not delta.logprobs:
-        return len(delta.text)
-    return len(delta.text) + wire.count_logprobs(delta) * _LOGPROB_BYTES
+        return _DELTA_BYTES + len(delta.text)
+    return _DELTA_BYTES + len(delta.text) + wire.count_logprobs(delta) * _LOGPROB_BYTES
+
+
+def _taken_with(first: wire.Delta, inbox: deque[Answer]) -> list[wire.Delta]:
+    """`first`, and those taken from the inbox that go on with it."""
+    run, rows = [first], len(first.logprobs)
+    while inbox and rows < MOST_ROWS_JOINED:
+        following = inbox[0]
+        if not isinstance(following, wire.Delta):
+            break
+        if following.call != first.call or following.index != first.index:
+            break
+        inbox.popleft()
+        run.append(following)
+        rows += len(following.logprobs)
+    return run

@@ -14,7 +14,7 @@ from outlines.types.dsl import Choice, String
 import lmprog
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported
-from lmprog.lang.ops.constraint_options import constraint_of_term, is_term
+from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.testing import Scripted
 
 AB = String("a") + outlines.Regex("b|c")

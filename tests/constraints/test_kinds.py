@@ -18,7 +18,7 @@ from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary
 from lmprog.errors import InvalidParameter
 from lmprog.lang.ops.type_lengths import GENERAL, default_tokens
-from lmprog.lang.rehearsal.instances import placeholder
+from lmprog.lang.rehearsal.double import placeholder
 from lmprog.wire.constraints import ConstraintKind
 from tests.house import ROOT, House, dotted
 

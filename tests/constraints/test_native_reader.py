@@ -409,6 +409,9 @@ def test_white_space_and_escapes_in_the_text_say_nothing(small: Vocabulary) -> N
         ({"type": "object", "properties": {"d": 3}}, "#/properties/d"),
         ({"type": "object", "properties": {"e": {"anyOf": []}}}, "#/properties/e/anyOf"),
         ({"anyOf": [{"$ref": "#"}]}, "refers to itself"),
+        ({"$id": "http://]a/", "$ref": "b"}, r"\$id 'http://\]a/' is no URI"),
+        ({"properties": {"a": {"$id": "//[a"}}}, r"\$id '//\[a' is no URI"),
+        ({"$ref": "http://a\u2100b/"}, r"\$ref 'http://a\u2100b/' is no URI"),
     ],
 )
 def test_what_is_refused_is_named_by_its_place(schema: Any, place: str, small: Vocabulary) -> None:

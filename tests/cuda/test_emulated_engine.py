@@ -16,14 +16,14 @@ import torch
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device import device_engine
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.items import AttentionItems
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
-from lmprog.runtime.engine.selection import SelectedEngine, select_engine
+from lmprog.runtime.engine.engine import SelectedEngine, select_engine
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.wire import SamplingParams
 from tests.cuda.trees import Row, batch_of

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from lmprog import wire
-from lmprog.fleet.prefix_memory import BLOCK, keys_of
+from lmprog.fleet.placement import BLOCK, keys_of
 from lmprog.fleet.router import Router
 from lmprog.runtime.programs.prefix_news import PrefixNews
 

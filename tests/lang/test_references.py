@@ -9,7 +9,7 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.errors import ProgramError
-from lmprog.lang.branches.mark_text import Mark, split
+from lmprog.lang.branches.marks import Mark, split
 from lmprog.testing import Hold, Scripted
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.engine.batch import build_batch
+from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.namespaces import Namespace

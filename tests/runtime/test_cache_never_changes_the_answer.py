@@ -12,8 +12,8 @@ import pytest
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.sampler import TorchSampler
-from lmprog.runtime.engine.torch_engine import TorchEngine
+from lmprog.runtime.engine.torch_engine.engine import TorchEngine
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.wire import SamplingParams
 from tests.runtime.guesses import knowing
 from tests.runtime.rig import Rig

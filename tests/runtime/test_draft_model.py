@@ -11,9 +11,9 @@ import pytest
 
 from lmprog import wire
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.draft_model import MOST_READ, EngineDraftModel
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.growing_drafts import GrowingDraft
 from lmprog.simulation import plain_sampler
 from lmprog.simulation.fake_engine import FakeEngine

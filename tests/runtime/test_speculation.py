@@ -10,7 +10,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.draft_chances import SHORTEST
 from lmprog.runtime.scheduling.drafts import Guess
 from lmprog.runtime.scheduling.prompt_lookup import LONGEST, continuation

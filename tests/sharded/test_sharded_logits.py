@@ -14,11 +14,11 @@ import safetensors.torch
 import torch
 
 from lmprog.config import SchedulerConfig, SpeculationName
-from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native.recipe import expected
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.model.stored_weights import RandomSource
+from lmprog.runtime.engine.model.weight_table import expected
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from tests.model.driver import Driver
 from tests.runtime.guesses import knowing
 from tests.runtime.rig import Rig

@@ -4,10 +4,9 @@ over random programs with stops, constraints, forced text, forks, cancels and pr
 
 from __future__ import annotations
 
-import logging
 import random
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,15 +29,6 @@ TURNS = 60
 PAGE_SIZE, NUM_PAGES = 4, 40
 Patch = pytest.MonkeyPatch
 Script = dict[int, list[wire.Op]]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    log = logging.getLogger("lmprog")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    yield
-    log.setLevel(before)
 
 
 class Device(FakeDevice):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -241,7 +240,6 @@ def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) 
     """Everything is checked after every 16th step, as in other runs. To check it after every step
     finds no less: the worlds are the same (`test_how_often_everything_is_checked_changes_nothing`).
     """
-    logging.getLogger("lmprog").setLevel(logging.CRITICAL)
     bug(monkeypatch)
     found: list[str] = []
     for seed in range(WORLDS):
@@ -255,6 +253,5 @@ def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) 
 
 
 def test_without_a_bug_the_same_worlds_hold() -> None:
-    logging.getLogger("lmprog").setLevel(logging.CRITICAL)
     for seed in range(10):
         run_world(seed, 200)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lmprog.errors import InvalidParameter
 from lmprog.lang.branches.branch import Branch, Branches
-from lmprog.lang.branches.fork_options import ForkOptions
+from lmprog.lang.branches.branch_contents import ForkOptions
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.mapped import Mapped
 

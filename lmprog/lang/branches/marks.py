@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
+import secrets
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from lmprog.errors import ProgramError
-from lmprog.lang.branches.mark_text import Mark, split
-from lmprog.lang.branches.pending_call import PendingCall
-from lmprog.lang.branches.run_context import RunContext
-from lmprog.lang.branches.site import Site, here
+from lmprog.lang.branches.pending_call import PendingCall, RunContext, Site, here
 
 
 class PendingTextWarning(UserWarning):
@@ -51,8 +51,6 @@ def resolved(value: Any, run: RunContext) -> Any:
     """`value` with the marks in its strings replaced by the results, which are done: inside lists,
     tuples, sets, dicts, dataclasses and pydantic models, too.
     """
-    if not run.marks:
-        return value
     return _resolved(value, run, {})
 
 
@@ -122,3 +120,37 @@ def forget_marks(run: RunContext) -> None:
     for number in run.marks:
         del _marked[number]
     run.marks.clear()
+
+
+SECRET = secrets.token_hex(8)
+"""In every mark, and in no text from outside."""
+# The secret stands at both ends, so that a mark which lost one of them is still noticed.
+_MARK = re.compile(rf"⟦{SECRET} pending generation (\d+) {SECRET}⟧")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a string where a result belongs; `marks` knows which."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"⟦{SECRET} pending generation {self.number} {SECRET}⟧"
+
+
+def split(text: str) -> list[str | Mark]:
+    """`text` in pieces, empty ones left out. Raises `ProgramError` where a mark is damaged."""
+    if SECRET not in text.lower():
+        return [text] if text else []
+    pieces: list[str | Mark] = []
+    end = 0
+    for found in _MARK.finditer(text):
+        pieces += [text[end : found.start()], Mark(int(found[1]))]
+        end = found.end()
+    pieces.append(text[end:])
+    if any(isinstance(piece, str) and SECRET in piece.lower() for piece in pieces):
+        raise ProgramError(
+            "this text was made from a generation that is not done yet, and then cut or changed; "
+            "await the generation (or read its .value) before working on its text"
+        )
+    return [piece for piece in pieces if piece != ""]

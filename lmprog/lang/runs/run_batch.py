@@ -17,9 +17,10 @@ from typing import Any, Literal, TypeAlias
 
 from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, InvalidParameter, ProgramError
-from lmprog.lang import threads
 from lmprog.lang.branches import scope as scopes
-from lmprog.lang.runs.executor import Job, RunSettings, awaiting, execute, open_run
+from lmprog.lang.branches.scope import RunSettings
+from lmprog.lang.ops import threads
+from lmprog.lang.runs.executor import Job, awaiting, execute, open_run
 from lmprog.lang.runs.results import Run, carry, stop_runs
 
 OnBatchError: TypeAlias = Literal["raise", "collect"]

@@ -11,11 +11,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from lmprog import wire
 from lmprog.backends.client import wake
-from lmprog.lang.streaming.partial import Partial, branch_name
+from lmprog.lang.streaming import branch_name
+
+if TYPE_CHECKING:
+    from lmprog.lang.streaming.partial import Partial
 
 R = TypeVar("R")
 
@@ -101,7 +104,7 @@ class Done(Generic[R]):
     usage: wire.Usage
 
 
-Event: TypeAlias = Text | Thought | Partial | Value | AskedAgain | Called
+Event: TypeAlias = "Text | Thought | Partial | Value | AskedAgain | Called"
 
 
 class Feed:

@@ -80,7 +80,9 @@ class StepPlanner:
             ):  # may have been preempted for an earlier one
                 budget -= self._extend(sequence, budget, rows)
         self._waiting.refresh()
-        return StepRows(rows, self._admit(rows, budget, (step, now, inf)), is_bounded)
+        if len(self._waiting):
+            budget = self._admit(rows, budget, (step, now, inf))
+        return StepRows(rows, budget, is_bounded)
 
     def _admit(self, rows: list[Row], budget: int, until: tuple[int, float, float]) -> int:
         """Admits sequences while there is budget for them, as `RunningSequences.admit_next` says.
@@ -96,7 +98,7 @@ class StepPlanner:
     def _plan_decodes(self, rows: list[Row]) -> list[Sequence]:
         """Adds a row for each sequence with one token left to compute; returns the others."""
         prefills: list[Sequence] = []
-        planned: dict[Hashable, int] = {}
+        planned: dict[Hashable, int] | None = None  # where there are several clients
         last: Hashable = None
         count = 0  # rows of the client that came last
         left = min(self._config.token_budget, self._config.max_rows)
@@ -110,16 +112,20 @@ class StepPlanner:
                     rows.append(row)
                     client = sequence.group.client
                     if client != last:  # neighbours mostly have the same one
-                        planned[last] = planned.get(last, 0) + count
+                        if count:
+                            planned = {} if planned is None else planned
+                            planned[last] = planned.get(last, 0) + count
                         last, count = client, 0
                     count += 1
                     left -= 1
                 else:
                     left -= self._extend(sequence, 1, rows)
-        planned[last] = planned.get(last, 0) + count
-        for client, num_tokens in planned.items():
-            if num_tokens:
+        if planned is not None:
+            planned[last] = planned.get(last, 0) + count
+            for client, num_tokens in planned.items():
                 self._shares.serve(client, num_tokens)
+        elif count:
+            self._shares.serve(last, count)
         return prefills
 
     def prefill_budget(self, num_decodes: int) -> tuple[int, bool]:

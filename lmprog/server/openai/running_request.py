@@ -47,8 +47,7 @@ class RequestPrompt:
     """Whether a text ends with the stop text that ended it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPiece:
+class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
     """More text of one choice, or, where `done` is set, the end of a prompt's choices."""
 
     prompt: int
@@ -127,13 +126,8 @@ class RunningRequest:
         while self._left:
             reply = await self._exchange.next()
             if isinstance(reply, wire.Delta):
-                yield AnswerPiece(
-                    self._places[reply.call],
-                    reply.index,
-                    reply.text,
-                    reply.logprobs,
-                    tags=reply.tags,
-                )
+                place = self._places[reply.call]
+                yield AnswerPiece(place, reply.index, reply.text, reply.logprobs, None, reply.tags)
             elif isinstance(reply, wire.CallDone):
                 self._left -= 1
                 place = self._places[reply.call]
