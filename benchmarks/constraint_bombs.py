@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.constraints import TEKKEN
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected

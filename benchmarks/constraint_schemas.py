@@ -29,7 +29,7 @@ from benchmarks.constraint_walks import quantile
 from benchmarks.constraints import TEKKEN
 from benchmarks.schema_generator import generated
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.constraint_engines import ENGINES, Engine, OurWalk, Refused, Walk
 from benchmarks.constraint_walks import plain_walk
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import byte_vocabulary
 from lmprog.errors import RequestRejected
 from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.errors import GrammarError, RequestRejected
 from lmprog.runtime.programs import call_constraints, compile_pool
 from lmprog.runtime.programs.call_constraints import CallConstraints, SearchCache

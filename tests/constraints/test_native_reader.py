@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.schema_generator import generated
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.net import EMPTY, NetBuilder
@@ -24,8 +24,7 @@ from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema import entry
 from lmprog.constraints.schema.build import SchemaBuilder
 from lmprog.constraints.schema.entry import schema_node
-from lmprog.constraints.schema.frequent import FrequentSchemas
-from lmprog.constraints.schema.native_reader import NativeReader
+from lmprog.constraints.schema.frequent import FrequentSchemas, NativeReader
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, RequestRejected
 from tests.constraints.schema_cases import KEYWORDS

@@ -142,10 +142,7 @@ def hold(branch: AskedBranch, gen: Gen[Any], op: object, settings: BranchSetting
 def further_op(op: object, error: ValidationFailed) -> GenOp[Any]:
     """The op of the next attempt; of several texts to choose from, without what was wrong."""
     assert isinstance(op, GenOp), "only generations are asked for again"
-    constraint = op.constraint
-    if isinstance(constraint, wire.Choices):
-        rest = tuple(text for text in constraint.texts if text != error.text)
-        constraint = wire.Choices(rest) if rest else constraint
+    constraint = None if op.constraint is None else op.constraint.without(error.text)
     return replace(op, tries=1, constraint=constraint)
 
 

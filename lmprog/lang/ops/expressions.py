@@ -9,7 +9,6 @@ results.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
@@ -17,10 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Ty
 from lmprog import wire
 from lmprog.errors import InvalidParameter, not_allowed
 from lmprog.lang.ops.keywords import (
+    CONSTRAINT_NAMES,
     Check,
+    ConstraintOptions,
     JsonLayout,
+    constraint_of,
     dtype_of,
-    tags_constraint,
     trying,
     with_layout,
 )
@@ -153,24 +154,19 @@ class SelectOp(Expr):
     priority: int = 0
 
 
-class GenOptions(SamplingKeywords, JsonLayout, total=False):
+class GenOptions(SamplingKeywords, ConstraintOptions, total=False):
     """The keywords of `gen` besides its type, its name and `max_tokens`.
 
     `heal` (on by default): token healing, that is, the model regenerates the last token of literal
     text before the generation. `keep`: which of the `n` results the branch continues from, "first",
     "best", "fastest" or "majority". `on_incomplete`: how to handle a typed value that was cut off
     by the token limit. `tries`: how often to ask until the value validates and passes `check`; see
-    `checks`. `whitespace` and `order`: the layout of JSON; see `JsonLayout`.
+    `checks`. `json_schema` and `ebnf`: other names of `schema` and `grammar`.
     """
 
-    regex: str | None
-    schema: Mapping[str, Any] | str | None
     json_schema: Mapping[str, Any] | str | None
-    choices: Sequence[str] | None
     choices_method: Method | None
-    grammar: str | None
     ebnf: str | None
-    structural_tag: Mapping[str, Any] | str | None
     dtype: Any
     heal: bool
     keep: wire.Keep
@@ -217,14 +213,8 @@ _SELECT_NAMES = {
 }
 
 
-_CONSTRAINTS = (
-    *("regex", "schema", "json_schema", "choices", "grammar", "ebnf"),
-    "structural_tag",
-)
-
-
 _TOOL_NAMES = {"tools", "tool_choice", "parallel_tool_calls"}
-_CONFINING = {*_CONSTRAINTS, *JsonLayout.__annotations__}
+_CONFINING = {*CONSTRAINT_NAMES, *JsonLayout.__annotations__}
 _SAMPLING_NAMES = {*SamplingOptions.__annotations__, *ALIASES}
 
 
@@ -240,26 +230,17 @@ def _choices(texts: Sequence[str]) -> tuple[str, ...]:
 
 def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
     """The one constraint among the keywords, which are removed from `options`."""
-    given = {name: options.pop(name, None) for name in _CONSTRAINTS}
+    given = {name: options.pop(name, None) for name in CONSTRAINT_NAMES}
     present = {name: value for name, value in given.items() if value is not None}
     if len(present) > 1:
         names = " and ".join(present)
         raise InvalidParameter(
             f"{names} cannot be combined; give one constraint", name=names, allowed="one constraint"
         )
-    for name, value in present.items():
-        if name == "regex":
-            return wire.Regex(value)
-        if name == "choices":
-            return wire.Choices(_choices(value))
-        if name in ("schema", "json_schema"):
-            return wire.JsonSchema(
-                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            )
-        if name == "structural_tag":
-            return tags_constraint(value)
-        return wire.Grammar(value)
-    return None
+    if "choices" in present:
+        present["choices"] = _choices(present["choices"])
+    made = [constraint_of(name, value) for name, value in present.items()]
+    return made[0] if made else None
 
 
 def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | None, object]:
@@ -323,7 +304,7 @@ def _fields(options: dict[str, Any], what: object) -> dict[str, Any]:
     given = options.keys()
     tp: object = what
     if what is None:
-        tp = dtype_of(options, _CONSTRAINTS)
+        tp = dtype_of(options)
     if options.pop("choices_method", None) is not None:
         raise InvalidParameter(
             "a generation has no choices_method; use select, or lmprog.gen with choices, "

@@ -1,17 +1,18 @@
-"""What keywords of `gen` make of an op that are no sampling: the layout of JSON, `dtype`,
-structural tags, `check` and `tries`.
+"""What keywords of `gen` make of an op that are no sampling: one for each kind of constraint, the
+layout of JSON, `dtype`, `check` and `tries`. `lmprog.constraint` has those that constrain.
 
-Each function takes its keywords away from the options; it runs only where one of them was given.
-Knows the wire's types; compiles nothing, and knows no branches.
+A function that is given the options takes its keywords away; it runs only where one of them was
+given. Knows the wire's types; compiles nothing, and knows no branches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, ValidationFailed, not_allowed
+from lmprog.errors import InvalidParameter, UnsupportedSchema, ValidationFailed, not_allowed
 
 Order: TypeAlias = Literal["declared", "any"]
 
@@ -28,6 +29,87 @@ class JsonLayout(TypedDict, total=False):
     whitespace_pattern: str | None
     order: Order | None
     strict: bool | None
+
+
+class ConstraintOptions(JsonLayout, total=False):
+    """At most one of these is given, and the layout with a schema only."""
+
+    regex: str | None
+    schema: Mapping[str, Any] | str | None
+    choices: Sequence[str] | None
+    grammar: str | None
+    structural_tag: Mapping[str, Any] | str | None
+
+
+def constraint_of(name: str, value: Any) -> wire.Constraint:
+    """The constraint that the keyword `name` asks for. Raises InvalidParameter, or
+    UnsupportedSchema.
+    """
+    return _MAKERS[name](name, value)
+
+
+def _regex(name: str, value: Any) -> wire.Constraint:
+    allowed = "text; of a compiled pattern give .pattern, its flags as (?i) and the like"
+    return wire.Regex(_text(name, value, allowed))
+
+
+def _schema(name: str, value: Any) -> wire.Constraint:
+    if isinstance(value, str):
+        return wire.JsonSchema(value)
+    if isinstance(value, type):
+        raise _mistaken(name, value, "a dict or JSON text; a Python type is given by itself")
+    try:
+        return wire.JsonSchema(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnsupportedSchema(
+            f"the schema cannot be written as JSON: {error}", keyword="", path="#"
+        ) from error
+
+
+def _choices(name: str, value: Any) -> wire.Constraint:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise _mistaken(name, value, "a list of texts")
+    return wire.Choices(tuple(_text("a choice", choice, "text") for choice in value))
+
+
+def _grammar(name: str, value: Any) -> wire.Constraint:
+    return wire.Grammar(_text(name, value, "text"))
+
+
+def _structural_tag(name: str, value: Any) -> wire.Constraint:
+    """Free text with confined regions, as SGLang and vLLM write it: `{"structures": [...],
+    "triggers": [...]}` or `{"format": {...}}`.
+    """
+    try:
+        return wire.structural_tag(value)
+    except wire.TagError as error:
+        raise InvalidParameter(f"{name}: {error}", name=name, allowed="a structural tag") from error
+
+
+def _text(name: str, value: object, allowed: str) -> str:
+    if not isinstance(value, str):
+        raise _mistaken(name, value, allowed)
+    return value
+
+
+def _mistaken(name: str, value: object, allowed: str) -> InvalidParameter:
+    shown = repr(value)[:80]
+    return InvalidParameter(
+        f"{name} is {shown}; it must be {allowed}", name=name, value=shown, allowed=allowed
+    )
+
+
+_MAKERS: dict[str, Callable[[str, Any], wire.Constraint]] = {
+    "regex": _regex,
+    "schema": _schema,
+    "json_schema": _schema,
+    "choices": _choices,
+    "grammar": _grammar,
+    "ebnf": _grammar,
+    "structural_tag": _structural_tag,
+}
+CONSTRAINT_NAMES = tuple(_MAKERS)
+"""Those of `gen`, which has some under SGLang's names too."""
 
 
 def with_layout(
@@ -66,7 +148,8 @@ def with_layout(
             name="whitespace_pattern",
             allowed="a regular expression",
         )
-    if not isinstance(constraint, wire.JsonSchema):
+    schema = None if constraint is None else constraint.as_schema()
+    if schema is None:
         name = present[0]
         raise InvalidParameter(
             f"{name} is an option of JSON only; give a schema, or a type that is written as JSON",
@@ -74,10 +157,10 @@ def with_layout(
             allowed="an option of JSON",
         )
     return wire.JsonSchema(
-        constraint.schema,
+        schema.schema,
         whitespace or "fixed",
         order == "any",
-        constraint.whitespace_pattern if pattern is None and whitespace is None else pattern,
+        schema.whitespace_pattern if pattern is None and whitespace is None else pattern,
         strict is not False,
     )
 
@@ -91,7 +174,7 @@ def _taken(name: str, options: dict[str, Any], valid: Iterable[str]) -> Any:
 
 QUOTED = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 """A string in double quotes, with any characters that JSON allows."""
-_NAMES = {
+_DTYPES = {
     **dict.fromkeys(("str", "string"), str),
     **dict.fromkeys(("int", "integer"), int),
     **dict.fromkeys(("float", "number"), float),
@@ -99,31 +182,18 @@ _NAMES = {
 }
 
 
-def dtype_of(options: dict[str, Any], constraints: Iterable[str]) -> object:
+def dtype_of(options: dict[str, Any]) -> object:
     """The type that the option `dtype` asks for, which it takes away; `str` without one.
 
-    As in SGLang `dtype=str` is a string in double quotes, unless one of `constraints` is given.
+    As in SGLang `dtype=str` is a string in double quotes, unless a constraint is given.
     """
     given = options.pop("dtype", None)
-    if isinstance(given, str) and given not in _NAMES:
-        allowed = f"a type, or one of {', '.join(_NAMES)}"
-        raise not_allowed("dtype", given, allowed)
-    tp = _NAMES[given] if isinstance(given, str) else given
-    if tp is str and not any(options.get(name) for name in constraints):
+    if isinstance(given, str) and given not in _DTYPES:
+        raise not_allowed("dtype", given, f"a type, or one of {', '.join(_DTYPES)}")
+    tp = _DTYPES[given] if isinstance(given, str) else given
+    if tp is str and not any(options.get(name) for name in CONSTRAINT_NAMES):
         options["regex"] = QUOTED
     return str if tp is None else tp
-
-
-def tags_constraint(given: Mapping[str, Any] | str) -> wire.Constraint:
-    """Free text with confined regions, as SGLang and vLLM write it: `{"structures": [...],
-    "triggers": [...]}` or `{"format": {...}}`. Raises InvalidParameter.
-    """
-    try:
-        return wire.structural_tag(given)
-    except wire.TagError as error:
-        raise InvalidParameter(
-            f"structural_tag: {error}", name="structural_tag", allowed="a structural tag"
-        ) from error
 
 
 Check: TypeAlias = Callable[[Any], object]

@@ -181,14 +181,16 @@ def placeholder(constraint: wire.Constraint | None, mark: str) -> str:
     """A text that satisfies `constraint`; `mark` if there is no constraint or no such text is
     found.
     """
-    if isinstance(constraint, wire.Choices):
-        return constraint.texts[0]
-    if isinstance(constraint, wire.Regex):
-        return _matching(constraint.pattern) or mark
-    if isinstance(constraint, wire.JsonSchema):
-        schema = json.loads(constraint.schema)
+    if constraint is None:
+        return mark
+    choices, asked = constraint.as_choices(), constraint.as_schema()
+    if choices is not None:
+        return choices[0]
+    if asked is not None:
+        schema = json.loads(asked.schema)
         return json.dumps(instance(schema, schema), ensure_ascii=False)
-    return mark
+    pattern = constraint.as_pattern()
+    return mark if pattern is None else _matching(pattern) or mark
 
 
 def _matching(pattern: str) -> str | None:

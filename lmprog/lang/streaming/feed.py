@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class OnBranch:
+class BranchEvent:
     """An event of one branch."""
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class OnBranch:
 
 
 @dataclass(frozen=True, slots=True)
-class Text(OnBranch):
+class Text(BranchEvent):
     """More text of a generation; `var` is its name, None for one without."""
 
     var: str | None
@@ -46,7 +46,7 @@ class Text(OnBranch):
 
 
 @dataclass(frozen=True, slots=True)
-class Thought(OnBranch):
+class Thought(BranchEvent):
     """More reasoning of a generation whose reasoning is separated from its answer."""
 
     var: str | None
@@ -55,7 +55,7 @@ class Thought(OnBranch):
 
 
 @dataclass(frozen=True, slots=True)
-class Value(OnBranch):
+class Value(BranchEvent):
     """A generation or selection is done, and this is its value."""
 
     var: str | None
@@ -64,7 +64,7 @@ class Value(OnBranch):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedAgain(OnBranch):
+class AskedAgain(BranchEvent):
     """What a generation has given does not validate, for the reason `error`, and it is asked again:
     the texts that come now are another attempt.
     """
@@ -75,7 +75,7 @@ class AskedAgain(OnBranch):
 
 
 @dataclass(frozen=True, slots=True)
-class Called(OnBranch):
+class Called(BranchEvent):
     """A tool that the model called in `s.act(...)` has run: `result` is what the model is shown.
     `var` is the name of the act.
     """

@@ -38,7 +38,8 @@ class Listening:
         self._feed = feed
         grows = (
             isinstance(op, GenOp)
-            and isinstance(op.constraint, wire.JsonSchema)
+            and op.constraint is not None
+            and op.constraint.as_schema() is not None
             and op.tp is not str
         )
         self._partial = (

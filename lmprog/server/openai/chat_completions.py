@@ -116,7 +116,8 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls, support)
     made = constraint_of(body)
     goes_on = _goes_on(body)
-    if support.form.harmony and (goes_on or isinstance(made.constraint, wire.Grammar)):
+    is_whole = made.constraint is not None and made.constraint.is_whole
+    if support.form.harmony and (goes_on or is_whole):
         box = _with_header(box)
     variables = _variables(body)
     is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
@@ -150,7 +151,7 @@ def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Co
         return box, box.constraint
     if box.choice == "none":
         return box, box.in_channel(made.constraint)
-    if isinstance(made.constraint, wire.Grammar):
+    if made.constraint.is_whole:
         raise refused(
             f"{made.field} is a grammar of the whole text, which then cannot be a call of a tool; "
             'leave out the tools, say tool_choice "none", or give a regex or a schema.',

@@ -8,10 +8,13 @@ specification.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 from lmprog import wire
 from lmprog.constraints.automaton import DEAD
 from lmprog.constraints.choices import choices_node
+from lmprog.constraints.compiling.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.constraint import (
     Check,
     CompileLimits,
@@ -23,7 +26,6 @@ from lmprog.constraints.finish import finish
 from lmprog.constraints.free_text import free_text_node
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance
-from lmprog.constraints.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.net import NetBuilder, Node
@@ -52,14 +54,15 @@ def compile_constraint(
     place, and whatever `check` raises, which is called about every ten microseconds.
     """
     vocabulary.prepare()
+    grammar = spec.as_grammar()
     builder = NetBuilder(limits, check)
     try:
         net = _net_of(spec, builder, vocabulary, limits)
-        if isinstance(spec, wire.Grammar):
+        if grammar is not None:
             _refuse_where_ambiguous(net, vocabulary, check)
     except NeedsLlguidance as why:
-        assert isinstance(spec, wire.Grammar), "only grammars may be left to the other engine"
-        return LlguidanceConstraint(spec.text, vocabulary, limits, str(why), check)
+        assert grammar is not None, "only grammars may be left to the other engine"
+        return LlguidanceConstraint(grammar, vocabulary, limits, str(why), check)
     engine = _engine(net, vocabulary, limits)
     made = RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
     if not builder.unique_arrays:
@@ -121,37 +124,48 @@ def _net_of(
     except UnsatisfiableConstraint as error:
         if builder.left_out:
             raise next(iter(builder.left_out.values())) from error
-        if isinstance(spec, wire.JsonSchema):
-            raise UnsatisfiableConstraint(why_nothing_fits(spec, limits, builder.check)) from error
-        raise
+        schema = spec.as_schema()
+        if schema is None:
+            raise
+        raise UnsatisfiableConstraint(why_nothing_fits(schema, limits, builder.check)) from error
 
 
 def _root(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
-    if isinstance(spec, wire.Regex):
-        return Lowering(builder, json_string=False).lower(
-            whole(parse_pattern(spec.pattern, limits))
-        )
-    if isinstance(spec, wire.Choices):
-        return choices_node(spec.texts, builder)
-    if isinstance(spec, wire.JsonSchema):
-        return schema_node(spec, builder, limits)
-    if isinstance(spec, wire.Grammar):
-        return grammar_node(spec.text, builder, limits)
-    return _composed(spec, builder, limits)
+    return _NODES[type(spec)](spec, builder, limits)
 
 
-def _composed(spec: wire.Composed, builder: NetBuilder, limits: CompileLimits) -> Node:
-    """The nodes of the parts, joined. Raises GrammarError for a part that is a grammar."""
+def _part(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
+    """Of a constraint that others are made of. Raises GrammarError for one that cannot be."""
+    if spec.is_whole:
+        raise GrammarError("a grammar cannot be a part of another constraint", position=None)
+    return _root(spec, builder, limits)
 
-    def part(one: wire.Constraint) -> Node:
-        if isinstance(one, wire.Grammar):
-            raise GrammarError("a grammar cannot be a part of another constraint", position=None)
-        return _root(one, builder, limits)
 
-    if isinstance(spec, wire.FreeText):
-        return free_text_node(spec, builder)
-    if isinstance(spec, wire.InOrder):
-        return builder.seq([part(one) for one in spec.parts])
-    if isinstance(spec, wire.AnyOf):
-        return builder.alt([part(one) for one in spec.options])
-    return builder.repeat(part(spec.item), spec.low, spec.high)
+def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) -> Node:
+    expression = whole(parse_pattern(spec.pattern, limits))
+    return Lowering(builder, json_string=False).lower(expression)
+
+
+def _in_order_node(spec: wire.InOrder, builder: NetBuilder, limits: CompileLimits) -> Node:
+    return builder.seq([_part(one, builder, limits) for one in spec.parts])
+
+
+def _any_of_node(spec: wire.AnyOf, builder: NetBuilder, limits: CompileLimits) -> Node:
+    return builder.alt([_part(one, builder, limits) for one in spec.options])
+
+
+def _repeated_node(spec: wire.Repeated, builder: NetBuilder, limits: CompileLimits) -> Node:
+    return builder.repeat(_part(spec.item, builder, limits), spec.low, spec.high)
+
+
+_NODES: dict[type[wire.Constraint], Callable[[Any, NetBuilder, CompileLimits], Node]] = {
+    wire.Regex: _regex_node,
+    wire.JsonSchema: schema_node,
+    wire.Choices: choices_node,
+    wire.Grammar: grammar_node,
+    wire.FreeText: free_text_node,
+    wire.InOrder: _in_order_node,
+    wire.AnyOf: _any_of_node,
+    wire.Repeated: _repeated_node,
+}
+"""How each kind becomes a node of a net."""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from threading import Lock
 
 from lmprog import wire
-from lmprog.constraints.compiler import DEFAULT_LIMITS, compile_constraint
+from lmprog.constraints.compiling.compiler import DEFAULT_LIMITS, compile_constraint
 from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.unique_items import UniqueItemsConstraint
