@@ -168,7 +168,7 @@ class Gateway:
         """The label of metrics: the last known name while there is no runtime."""
         info = self.link.info
         if info is not None:
-            self._label = self.model_name
+            self._label = self.settings.served_model_name or info.model
         return self._label
 
     def check_model(self, asked: str | None) -> str:

@@ -17,9 +17,8 @@ from lmprog.server.app import build_app
 from lmprog.server.gateway import Gateway
 from lmprog.server.guard import Guard
 from lmprog.server.http.auth import Access
-from lmprog.server.http.early_refusal import EarlyRefusal
 from lmprog.server.http.http_errors import HttpError, response_of
-from lmprog.server.http.http_server import HttpServer, bind
+from lmprog.server.http.http_server import EarlyRefusal, HttpServer, bind
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.runtime_link import RuntimeLink, RuntimeSource
 
@@ -46,7 +45,7 @@ def early_refusal(gateway: Gateway, routes: Iterable[BaseRoute]) -> EarlyRefusal
         return None
 
     generating = [route for route in routes if isinstance(route, APIRoute) and _generates(route)]
-    return EarlyRefusal(generating, refuse, lambda: gateway.is_refusing, gateway)
+    return EarlyRefusal(generating, refuse, gateway)
 
 
 def _generates(route: APIRoute) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,6 +25,8 @@ from lmprog.server.observability.call_sizes import CallSizes
 from lmprog.server.observability.figure_history import FigureHistory
 from lmprog.server.observability.replica_metrics import FleetView, ReplicaMetrics
 from lmprog.server.observability.runtime_metrics import PREFIX, RuntimeFigures, RuntimeHistogram
+
+Metric = TypeVar("Metric", Counter, Histogram)
 
 _SECONDS = (
     0.005,
@@ -64,6 +67,22 @@ class _CallTimes:
     began: float
     first: float | None = None
     last: dict[int, float] = field(default_factory=dict)
+
+
+class _Labelled(Generic[Metric]):
+    """A metric with labels. What belongs to their values is kept: prometheus_client looks it up
+    under a lock, with a check of every value.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric: Metric = metric
+        self._found: dict[tuple[str, ...], Metric] = {}
+
+    def labels(self, *values: str) -> Metric:
+        found = self._found.get(values)
+        if found is None:
+            found = self._found[values] = self._metric.labels(*values)
+        return found
 
 
 class Meters:
@@ -127,12 +146,14 @@ class Meters:
             "admission_rejections", "Requests refused, by reason.", "reason"
         )
         self._http = self._counter("http_requests", "HTTP requests.", "method", "route", "status")
-        self._http_seconds = Histogram(
-            PREFIX + "http_request_seconds",
-            "Whole HTTP requests.",
-            ["model_name", "route"],
-            buckets=_SECONDS,
-            registry=self.registry,
+        self._http_seconds = _Labelled(
+            Histogram(
+                PREFIX + "http_request_seconds",
+                "Whole HTTP requests.",
+                ["model_name", "route"],
+                buckets=_SECONDS,
+                registry=self.registry,
+            )
         )
         self._restarts = self._counter("engine_restarts", "Restarts of the runtime.")
         self.open_requests = self._gauge("http_requests_open", "HTTP requests that have not ended.")
@@ -216,8 +237,9 @@ class Meters:
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """An HTTP request has ended. `route` is the pattern of its path."""
         method = method if method in _METHODS else "other"  # clients can send any word
-        self._http.labels(self._model(), method, route, str(status)).inc()
-        self._http_seconds.labels(self._model(), route).observe(seconds)
+        model = self._model()
+        self._http.labels(model, method, route, str(status)).inc()
+        self._http_seconds.labels(model, route).observe(seconds)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' format."""
@@ -262,8 +284,9 @@ class Meters:
         self.registry.register(made)
         return made
 
-    def _counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(PREFIX + name, says, ["model_name", *labels], registry=self.registry)
+    def _counter(self, name: str, says: str, *labels: str) -> _Labelled[Counter]:
+        made = Counter(PREFIX + name, says, ["model_name", *labels], registry=self.registry)
+        return _Labelled(made)
 
     def _gauge(self, name: str, says: str) -> Gauge:
         return Gauge(PREFIX + name, says, registry=self.registry)
