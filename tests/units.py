@@ -89,12 +89,12 @@ UNITS = {
     "http": Unit("lmprog.server.http", "errors wire options"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
-        "lmprog.server.runtime_link lmprog.server.exchange lmprog.server.request_records",
+        "lmprog.server.link",
         "errors wire transport launch fairness",
     ),
     "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
     "gateway": Unit(
-        "lmprog.server.gateway lmprog.server.guard lmprog.server.routers",
+        "lmprog.server.gateway",
         "errors wire options http link fairness metrics",
     ),
     "operations": Unit(

@@ -17,11 +17,11 @@ from typing import Protocol, TypeAlias
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.progress_watch import HangTimeouts
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_server import HttpServer
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.observability.tracing import traces
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
 from lmprog.server.serving import http_server
 from lmprog.server.supervision.supervised_runtime import SupervisedRuntime
 from lmprog.server.supervision.supervisor import RestartTimeouts

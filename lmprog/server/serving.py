@@ -14,13 +14,13 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from lmprog.server.app import build_app
-from lmprog.server.gateway import Gateway
-from lmprog.server.guard import Guard
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.guard import Guard
 from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, response_of
 from lmprog.server.http.http_server import EarlyRefusal, HttpServer, bind
+from lmprog.server.link.runtime_link import RuntimeLink, RuntimeSource
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink, RuntimeSource
 
 
 def http_server(gateway: Gateway) -> HttpServer:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_server import HttpConnection, HttpServer, bind, url_of
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
 from lmprog.server.serving import http_server
 from tests.server.fake_runtime import Fake, asking
 

@@ -16,7 +16,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.server.anthropic import messages_body
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http import foreign_fields
 from lmprog.server.http.foreign_fields import FOREIGN_FIELDS
 from lmprog.server.openai import chat_completions

@@ -14,9 +14,9 @@ import httpx2
 import pytest
 
 from lmprog import wire
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.link.request_records import KEPT, KEPT_SECONDS, RecordKeeper, RequestOrigin
 from lmprog.server.observability.figure_history import EVERY, SPAN, FigureHistory
-from lmprog.server.request_records import KEPT, KEPT_SECONDS, RecordKeeper, RequestOrigin
 from tests.server.fake_runtime import Asgi, Fake, asking
 from tests.server.test_page import app_of, first, viewer
 

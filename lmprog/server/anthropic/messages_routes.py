@@ -18,7 +18,8 @@ from lmprog import wire
 from lmprog.calls.harmony import ThoughtText
 from lmprog.calls.reading import ParsedCall
 from lmprog.server.anthropic.messages_body import SILENT, Countable, MessagesBody, chat_of, renamed
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.sse import EventStream, event, until_gone
@@ -26,7 +27,6 @@ from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.running_request import running, warned
 from lmprog.server.openai.tool_calls import AnswerPart
-from lmprog.server.routers import GatewayRouter
 
 Json = dict[str, Any]
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.large_answers import entries_in, made_aside
 from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.openai.running_request import (

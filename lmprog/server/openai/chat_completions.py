@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from lmprog import wire
 from lmprog.calls.harmony import FINAL
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
@@ -36,7 +37,6 @@ from lmprog.server.openai.running_request import (
 )
 from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
 from lmprog.server.openai.tools import ChatTool, NamedTool, Toolbox, toolbox
-from lmprog.server.routers import GatewayRouter
 
 
 class ChatBody(PromptFields, kw_only=True):

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
@@ -34,7 +35,6 @@ from lmprog.server.openai.running_request import (
     needs_counting,
 )
 from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
-from lmprog.server.routers import GatewayRouter
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from lmprog import wire
 from lmprog.errors import ProtocolError
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.limits import within
 from lmprog.server.openai.running_request import RequestPrompt
 from lmprog.server.openai.shared_fields import GenerationFields

@@ -17,8 +17,7 @@ import msgspec
 from starlette.requests import Request
 
 from lmprog import wire
-from lmprog.server.exchange import Exchange
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.large_answers import (
     IDS_PER_ENTRY,
     asked_entries,
@@ -26,6 +25,7 @@ from lmprog.server.http.large_answers import (
     is_beyond,
 )
 from lmprog.server.http.limits import INT31
+from lmprog.server.link.exchange import Exchange
 from lmprog.server.operations.health import version
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import msgspec
 from starlette.responses import JSONResponse, Response
 
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.observability.replica_metrics import FleetView
-from lmprog.server.routers import GatewayRouter
 
 
 class DrainBody(msgspec.Struct, kw_only=True):

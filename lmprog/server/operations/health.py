@@ -7,9 +7,9 @@ from importlib import metadata
 
 from starlette.responses import JSONResponse, Response
 
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import HttpError, Problem
-from lmprog.server.routers import GatewayRouter
 
 
 @functools.cache

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog.errors import LmprogError
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.auth import Access
 from lmprog.server.http.json_body import described
-from lmprog.server.routers import GatewayRouter
 
 SCRAPE_SECONDS = 2.0
 """How long a scrape waits for a runtime in a long step; then it tells what was known before."""

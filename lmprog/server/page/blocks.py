@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from lmprog import wire
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.wire.snapshot_json import as_json
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.errors import LmprogError
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.sse import event
 from lmprog.server.observability.figure_history import NAMES
 from lmprog.server.operations.fleet_routes import fleet_json

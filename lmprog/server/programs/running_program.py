@@ -16,17 +16,17 @@ from starlette.responses import Response
 
 from lmprog import wire
 from lmprog.errors import RuntimeGone
-from lmprog.server.exchange import Exchange
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.large_answers import Encode, check_entries, entries_in, made_aside
 from lmprog.server.http.sse import END, EventStream, event, until_gone
+from lmprog.server.link.exchange import Exchange
 from lmprog.server.openai.running_request import warned
 from lmprog.server.programs.program_body import ProgramBody
 from lmprog.server.programs.program_results import result_of, total
 from lmprog.server.programs.translation import NamedCall, Translated, Translator
-from lmprog.server.routers import GatewayRouter
 
 
 class RunningProgram:

@@ -21,8 +21,8 @@ from starlette.responses import Response
 
 from lmprog import wire
 from lmprog.errors import from_wire
-from lmprog.server.exchange import Exchange
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.large_answers import (
@@ -33,8 +33,8 @@ from lmprog.server.http.large_answers import (
     made_aside,
 )
 from lmprog.server.http.sse import END, EventStream, event, until_gone
+from lmprog.server.link.exchange import Exchange
 from lmprog.server.openai.running_request import warned
-from lmprog.server.routers import GatewayRouter
 from lmprog.server.sglang.generate_answers import GenerateStream, Row, aborted, results
 from lmprog.server.sglang.generate_body import (
     SILENT,

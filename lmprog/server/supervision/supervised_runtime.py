@@ -16,7 +16,7 @@ from typing import Any
 
 from lmprog.errors import Detail, LmprogError, RuntimeGone
 from lmprog.launch import Connection, RuntimeProcess, connect
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.supervision.in_thread import in_thread
 from lmprog.server.supervision.supervisor import Phase, RestartTimeouts, Supervisor
 

@@ -23,13 +23,13 @@ from lmprog.server.fairness.dispatch import Dispatcher
 from lmprog.server.http.auth import Keyring, calling_adapter, calling_key, calling_session
 from lmprog.server.http.bodies import BodyRoom
 from lmprog.server.http.http_errors import HttpError, Problem, refused
+from lmprog.server.link.request_records import RecordKeeper, calling_request
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.observability.key_metrics import KeyMetrics
 from lmprog.server.observability.meters import Meters
 from lmprog.server.observability.replica_metrics import FleetView
 from lmprog.server.observability.tracing import NoTraces, Traces
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.request_records import RecordKeeper, calling_request
-from lmprog.server.runtime_link import RuntimeLink
 
 MAX_RETRY_SECONDS = 60.0
 """Longest `Retry-After` of an overloaded server: estimates of more are guesses."""

@@ -27,7 +27,7 @@ from lmprog.errors import (
 )
 from lmprog.launch import Connection
 from lmprog.server.fairness.dispatch import Dispatcher, Flow
-from lmprog.server.request_records import RequestRecord
+from lmprog.server.link.request_records import RequestRecord
 
 log = logging.getLogger("lmprog.server")
 
