@@ -106,7 +106,7 @@ UNITS = {
     ),
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
-        "lmprog.server.programs lmprog.server.openapi",
+        "lmprog.server.programs",
         "errors config wire calls options http link gateway operations",
     ),
     "server": Unit(

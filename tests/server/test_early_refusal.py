@@ -15,7 +15,7 @@ from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_server import HttpConnection, HttpServer, bind, url_of
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.serving import http_server
+from lmprog.server.service import http_server
 from tests.server.fake_runtime import Fake, asking
 
 BODY = b'{"prompt": "x", "max_tokens": 2}'

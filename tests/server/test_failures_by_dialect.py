@@ -25,7 +25,7 @@ from lmprog.server.http.http_server import HttpServer, bind, url_of
 from lmprog.server.link.exchange import Exchange
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.serving import serve_gateway
+from lmprog.server.service import serve_gateway
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
 
 anthropic = pytest.importorskip("anthropic")

@@ -28,7 +28,7 @@ from lmprog.server.http.limits import LIMITS
 from lmprog.server.link import exchange as exchanges
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.sglang.generate_answers import GenerateStream
+from lmprog.server.sglang.generate import GenerateStream
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
 from tests.server.fake_runtime import Asgi
 

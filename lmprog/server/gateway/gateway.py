@@ -7,12 +7,14 @@ formats.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 
 from starlette.types import Scope
 
@@ -25,8 +27,7 @@ from lmprog.server.http.bodies import BodyRoom
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.link.request_records import RecordKeeper, calling_request
 from lmprog.server.link.runtime_link import RuntimeLink
-from lmprog.server.observability.key_metrics import KeyMetrics
-from lmprog.server.observability.meters import Meters
+from lmprog.server.observability.meters import KeyMetrics, Meters
 from lmprog.server.observability.replica_metrics import FleetView
 from lmprog.server.observability.tracing import NoTraces, Traces
 from lmprog.server.options.server_settings import ServerSettings
@@ -37,6 +38,15 @@ REFUSING_SECONDS = 1.0
 """So long after a refusal the next request may well be refused, too."""
 SMOOTHING = 0.05
 """Weight of the newest result in the moving average of the time between results."""
+
+
+@functools.cache
+def version() -> str:
+    """Of this package, as it is installed."""
+    try:
+        return metadata.version("lmprog")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
 
 
 class Gateway:

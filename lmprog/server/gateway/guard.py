@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.auth import (
     Access,
+    ServedSites,
     caller_of,
     calling_adapter,
     calling_key,
@@ -27,7 +28,6 @@ from lmprog.server.http.auth import (
     session_of,
 )
 from lmprog.server.http.http_errors import HttpError, Problem
-from lmprog.server.http.site_guard import ServedSites
 from lmprog.server.link.request_records import RequestOrigin, calling_request
 
 _CHALLENGE = 'Bearer, Basic realm="lmprog, any user name, the key as password"'

@@ -24,14 +24,17 @@ from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
 from lmprog.server.openai import answers
-from lmprog.server.openai.answering_request import Started, answer_request
 from lmprog.server.openai.output_constraint import constraint_of
-from lmprog.server.openai.prompt_tokens import PromptFields, as_tokens, ids_of
 from lmprog.server.openai.running_request import (
+    PromptFields,
     RequestPrompt,
     RunningAnswers,
     RunningRequest,
+    Started,
+    answer_request,
     answering,
+    as_tokens,
+    ids_of,
     needs_counting,
 )
 from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream

@@ -22,7 +22,7 @@ from lmprog.fleet.replica_link import ReplicaState
 from lmprog.launch import Connection, RuntimeProcess
 from lmprog.launch.progress_watch import HangTimeouts
 from lmprog.server.gateway.gateway import Gateway
-from lmprog.server.supervision.in_thread import in_thread
+from lmprog.server.supervision.supervised_runtime import in_thread
 from lmprog.transport import client_keys
 
 log = logging.getLogger("lmprog.server")
