@@ -20,8 +20,7 @@ from starlette.types import Lifespan
 from lmprog.server import page
 from lmprog.server.anthropic import messages
 from lmprog.server.gateway.gateway import Gateway, version
-from lmprog.server.gateway.guard import Guard
-from lmprog.server.gateway.routes import GatewayRouter
+from lmprog.server.gateway.routes import GatewayRouter, Guard
 from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, Problem, response_of
 from lmprog.server.http.middleware import RequestMiddleware, request_id_headers

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from lmprog.server.gateway.guard import Guards as Guards
+from lmprog.server.gateway.routes import Guards as Guards

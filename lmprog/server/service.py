@@ -24,7 +24,7 @@ from lmprog.launch import RuntimeProcess
 from lmprog.launch.progress_watch import HangTimeouts
 from lmprog.server.app import build_app
 from lmprog.server.gateway.gateway import Gateway
-from lmprog.server.gateway.guard import Guard
+from lmprog.server.gateway.routes import Guard
 from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, response_of
 from lmprog.server.http.http_server import EarlyRefusal, HttpServer, bind

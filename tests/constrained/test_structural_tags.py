@@ -14,7 +14,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.completions import CompletionBody
-from lmprog.server.openai.output_constraint import constraint_of
+from lmprog.server.openai.shared_fields import constraint_of
 from lmprog.server.sglang.generate_body import GenerateSampling
 from tests.constrained.writer import Writer, byte_tokenizer
 

@@ -10,7 +10,7 @@ import pytest
 from lmprog import wire
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.completions import CompletionBody
-from lmprog.server.openai.output_constraint import constraint_of
+from lmprog.server.openai.shared_fields import constraint_of
 from lmprog.server.sglang.generate_body import GenerateSampling
 
 SCHEMA: dict[str, Any] = {"type": "object"}

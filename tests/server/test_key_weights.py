@@ -9,8 +9,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.server.fairness.accounts import KeyAccounts
-from lmprog.server.link.exchange import Exchange
-from lmprog.server.link.request_records import nobodys
+from lmprog.server.link.exchange import Exchange, nobodys
 from lmprog.server.options.api_keys import ApiKey, digest
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.server.gateway.gateway import Gateway
-from lmprog.server.link.request_records import KEPT, KEPT_SECONDS, RecordKeeper, RequestOrigin
+from lmprog.server.link.exchange import KEPT, KEPT_SECONDS, RecordKeeper, RequestOrigin
 from lmprog.server.observability.runtime_metrics import HISTORY_EVERY, HISTORY_SPAN, FigureHistory
 from tests.server.fake_runtime import Asgi, Fake, asking
 from tests.server.test_page import app_of, first, viewer

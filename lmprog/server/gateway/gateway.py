@@ -25,7 +25,7 @@ from lmprog.server.fairness.dispatch import Dispatcher
 from lmprog.server.http.auth import Keyring, calling_adapter, calling_key, calling_session
 from lmprog.server.http.bodies import BodyRoom
 from lmprog.server.http.http_errors import HttpError, Problem, refused
-from lmprog.server.link.request_records import RecordKeeper, calling_request
+from lmprog.server.link.exchange import RecordKeeper, calling_request
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.observability.meters import KeyMetrics, Meters
 from lmprog.server.observability.replica_metrics import FleetView
@@ -248,7 +248,8 @@ class Gateway:
             self.link.turns = self._dispatcher
 
     def _account(self) -> KeyAccount | None:
-        return self.accounts.get(calling_key.get())
+        key = calling_key.get()
+        return None if key is None else self.accounts.get(key)
 
     def _check_size(self, results: int, account: KeyAccount | None) -> None:
         """Refuses what could never be let in."""

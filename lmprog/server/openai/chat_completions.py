@@ -24,7 +24,6 @@ from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.messages import ChatMessage, pieces_of
-from lmprog.server.openai.output_constraint import OutputConstraint, constraint_of
 from lmprog.server.openai.running_request import (
     PromptFields,
     RequestPrompt,
@@ -37,7 +36,13 @@ from lmprog.server.openai.running_request import (
     ids_of,
     needs_counting,
 )
-from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
+from lmprog.server.openai.shared_fields import (
+    SILENT,
+    OutputConstraint,
+    beams_of,
+    check_stream,
+    constraint_of,
+)
 from lmprog.server.openai.tools import AnswerPart, ChatTool, NamedTool, Toolbox, toolbox
 
 

@@ -20,8 +20,7 @@ from lmprog import wire
 from lmprog.errors import Cancelled
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError, Problem, refused
-from lmprog.server.link.exchange import Exchange
-from lmprog.server.link.request_records import RequestRecord
+from lmprog.server.link.exchange import Exchange, RequestRecord
 
 MOST_OPEN = 100
 MOST_ENDED = 40

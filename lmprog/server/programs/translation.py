@@ -14,9 +14,8 @@ from lmprog.server.http.http_errors import HttpError, refused
 from lmprog.server.http.large_answers import IDS_PER_ENTRY, asked_entries
 from lmprog.server.http.limits import INT31, LIMITS
 from lmprog.server.http.option_fields import sampling_of
-from lmprog.server.openai.output_constraint import constraint_of
 from lmprog.server.openai.running_request import most_tokens
-from lmprog.server.openai.shared_fields import beams_of
+from lmprog.server.openai.shared_fields import beams_of, constraint_of
 from lmprog.server.programs import program_body
 
 MAX_TOKENS = 128

@@ -18,8 +18,8 @@ from lmprog.server.http.http_errors import refused
 from lmprog.server.http.large_answers import asked_entries
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import SGLangOptions, sampling_of
-from lmprog.server.openai.output_constraint import JsonFields, laid_out, tags_of
 from lmprog.server.openai.running_request import most_tokens
+from lmprog.server.openai.shared_fields import JsonFields, laid_out, tags_of
 
 T = TypeVar("T")
 
