@@ -151,8 +151,9 @@ class _Parser(h11.Connection):
             if rest is None:
                 break
             super().__init__(h11.SERVER, self._most)  # nothing of the refused request is known
-            if rest:
-                self.receive_data(rest)
+            if not rest:
+                return h11.NEED_DATA
+            self.receive_data(rest)
             event = super().next_event()
         return event
 
