@@ -1,7 +1,7 @@
 """Runs programs for HTTP clients: one frame to the runtime, one JSON or a stream of events back.
 
 A program's calls come to values under the client's names; one that failed is a value, too. Knows
-exchanges and replies. Names are translated in `translation`.
+exchanges and replies. Names are translated in `program_body`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from lmprog.server.http.large_answers import Encode, check_entries, entries_in, 
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.link.exchange import Exchange
 from lmprog.server.openai.running_request import warned
-from lmprog.server.programs.program_body import ProgramBody
-from lmprog.server.programs.translation import NamedCall, Translated, Translator
+from lmprog.server.programs.program_body import NamedCall, ProgramBody, Translated, Translator
 
 TOKENS = ("prompt", "cached", "generated", "forced", "computed", "drafted", "accepted")
 """Fields of `wire.Usage` that count tokens; here their names end in `_tokens`."""
