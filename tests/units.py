@@ -88,12 +88,12 @@ UNITS = {
     "http": Unit("lmprog.server.http", "errors wire options"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
-        "lmprog.server.runtime_link lmprog.server.exchange lmprog.server.request_records",
+        "lmprog.server.link",
         "errors wire transport launch fairness",
     ),
     "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
     "gateway": Unit(
-        "lmprog.server.gateway lmprog.server.guard lmprog.server.routers",
+        "lmprog.server.gateway",
         "errors wire options http link fairness metrics",
     ),
     "operations": Unit(
@@ -105,7 +105,7 @@ UNITS = {
     ),
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
-        "lmprog.server.programs lmprog.server.openapi",
+        "lmprog.server.programs",
         "errors config wire calls options http link gateway operations",
     ),
     "server": Unit(

@@ -15,7 +15,7 @@ from lmprog.errors import RuntimeGone
 from lmprog.launch import RuntimeProcess
 from lmprog.server.http.http_server import HttpServer, bind, url_of
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.serving import serve
+from lmprog.server.service import serve
 
 START_SECONDS = 60.0
 

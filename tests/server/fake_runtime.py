@@ -34,9 +34,9 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.tokenizer import ByteTokenizer
 from lmprog.server.app import build_app
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.transport import LocalRuntimeChannel

@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 
 from lmprog import wire
-from lmprog.server import exchange as exchanges
-from lmprog.server.exchange import Exchange
-from lmprog.server.request_records import nobodys
-from lmprog.server.runtime_link import RuntimeLink
+from lmprog.server.link import exchange as exchanges
+from lmprog.server.link.exchange import Exchange, nobodys
+from lmprog.server.link.runtime_link import RuntimeLink
 
 
 class _Silent:

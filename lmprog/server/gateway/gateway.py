@@ -7,12 +7,14 @@ formats.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import math
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 
 from starlette.types import Scope
 
@@ -23,13 +25,12 @@ from lmprog.server.fairness.dispatch import Dispatcher
 from lmprog.server.http.auth import Keyring, calling_adapter, calling_key, calling_session
 from lmprog.server.http.bodies import BodyRoom
 from lmprog.server.http.http_errors import HttpError, Problem, refused
-from lmprog.server.observability.key_metrics import KeyMetrics
-from lmprog.server.observability.meters import Meters
+from lmprog.server.link.exchange import RecordKeeper, calling_request
+from lmprog.server.link.runtime_link import RuntimeLink
+from lmprog.server.observability.meters import KeyMetrics, Meters
 from lmprog.server.observability.replica_metrics import FleetView
 from lmprog.server.observability.tracing import NoTraces, Traces
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.request_records import RecordKeeper, calling_request
-from lmprog.server.runtime_link import RuntimeLink
 
 MAX_RETRY_SECONDS = 60.0
 """Longest `Retry-After` of an overloaded server: estimates of more are guesses."""
@@ -37,6 +38,15 @@ REFUSING_SECONDS = 1.0
 """So long after a refusal the next request may well be refused, too."""
 SMOOTHING = 0.05
 """Weight of the newest result in the moving average of the time between results."""
+
+
+@functools.cache
+def version() -> str:
+    """Of this package, as it is installed."""
+    try:
+        return metadata.version("lmprog")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
 
 
 class Gateway:
@@ -168,7 +178,7 @@ class Gateway:
         """The label of metrics: the last known name while there is no runtime."""
         info = self.link.info
         if info is not None:
-            self._label = self.model_name
+            self._label = self.settings.served_model_name or info.model
         return self._label
 
     def check_model(self, asked: str | None) -> str:
@@ -238,7 +248,8 @@ class Gateway:
             self.link.turns = self._dispatcher
 
     def _account(self) -> KeyAccount | None:
-        return self.accounts.get(calling_key.get())
+        key = calling_key.get()
+        return None if key is None else self.accounts.get(key)
 
     def _check_size(self, results: int, account: KeyAccount | None) -> None:
         """Refuses what could never be let in."""

@@ -13,8 +13,7 @@ from typing import Any
 
 import h11
 
-from lmprog.server.http.http_server import HttpServer, bind, run
-from lmprog.server.http.listener import HttpConnection, UnreadAnswer
+from lmprog.server.http.http_server import HttpConnection, HttpServer, UnreadAnswer, bind, run
 from lmprog.server.options.server_settings import ServerSettings
 
 

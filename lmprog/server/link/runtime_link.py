@@ -22,9 +22,16 @@ from typing import Protocol, TypeVar
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, RuntimeRestarted, from_wire
 from lmprog.launch import Connection
-from lmprog.server.exchange import Account, Answer, Exchange
 from lmprog.server.fairness.dispatch import Dispatcher
-from lmprog.server.request_records import NOBODY, RecordKeeper, RequestOrigin, nobodys
+from lmprog.server.link.exchange import (
+    NOBODY,
+    Account,
+    Answer,
+    Exchange,
+    RecordKeeper,
+    RequestOrigin,
+    nobodys,
+)
 from lmprog.transport import ReplyReader
 
 log = logging.getLogger("lmprog.server")

@@ -1,8 +1,14 @@
-"""The branches and calls of one request, and the replies to them.
+"""The branches and calls of one request, the replies to them, and the record of how it went.
 
 A request opens an `Exchange`, sends its ops, and takes replies from it as they come; leaving the
 exchange closes its branches, which cancels what still runs and frees its pages. All methods belong
-to the event loop's thread. Knows messages and numbers; knows no connection's life and no HTTP.
+to the event loop's thread.
+
+Its `RequestRecord` says who asked, how far it is, how it ended: numbers and a few short names,
+never a text. Records of requests under way belong to their exchanges; the last ones that ended are
+kept for a while.
+
+Knows messages and numbers; knows no connection's life and no HTTP.
 """
 
 from __future__ import annotations
@@ -10,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
@@ -27,10 +35,13 @@ from lmprog.errors import (
 )
 from lmprog.launch import Connection
 from lmprog.server.fairness.dispatch import Dispatcher, Flow
-from lmprog.server.request_records import RequestRecord
 
 log = logging.getLogger("lmprog.server")
 
+KEPT = 256
+"""Requests that have ended and are remembered."""
+KEPT_SECONDS = 900.0
+"""For so long."""
 MOST_QUEUED = 8 * 1024 * 1024
 """Bytes of deltas that may wait for one reader; beyond it the exchange is broken off. A text of a
 hundred thousand tokens is half a megabyte: only log-probabilities come near this.
@@ -48,9 +59,103 @@ MOST_LOGPROBS = 4_000_000
 _LOGPROB_BYTES = 160
 _DELTA_BYTES = 256
 """What one takes in memory, about."""
-
 Answer: TypeAlias = wire.Reply
 """To a call: `Delta`s, and then one that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOrigin:
+    """Who asked, and for what. `key` is the name of the key, `caller` a digest of it; both are
+    empty where there are no keys.
+    """
+
+    request_id: str = ""
+    route: str = ""
+    key: str = ""
+    caller: str = ""
+
+
+NOBODY = RequestOrigin()
+calling_request: ContextVar[RequestOrigin] = ContextVar("calling_request", default=NOBODY)
+"""The request that this context serves."""
+
+
+@dataclass(eq=False, slots=True)
+class RequestRecord:
+    """One request. Times by the gateway's clock; tokens are those of calls that have ended."""
+
+    number: int
+    origin: RequestOrigin
+    began: float
+    ended: float | None = None
+    failure: str = ""
+    """The code of the first error of a call, or why the request ended early."""
+    branches: int = 0
+    calls: int = 0
+    done: int = 0
+    """Calls with a result."""
+    prompt: int = 0
+    cached: int = 0
+    computed: int = 0
+    generated: int = 0
+    forced: int = 0
+
+    def take(self, reply: wire.Reply) -> None:
+        """The last reply to a call."""
+        if isinstance(reply, wire.CallDone | wire.Chosen):
+            usage = reply.usage
+            self.prompt += usage.prompt
+            self.cached += usage.cached
+            self.computed += usage.computed
+            self.generated += usage.generated
+            self.forced += usage.forced
+        elif isinstance(reply, wire.Failed):
+            self.failure = self.failure or reply.code
+            return
+        self.done += 1
+
+    @property
+    def state(self) -> str:
+        """How it ended."""
+        return self.failure or ("done" if self.done == self.calls else "left")
+
+
+def nobodys() -> RequestRecord:
+    """The record of what the server asks for itself."""
+    return RequestRecord(0, NOBODY, 0.0)
+
+
+class RecordKeeper:
+    """Numbers requests and keeps those that have ended. Belongs to the event loop's thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ended: deque[RequestRecord] = deque(maxlen=KEPT)
+        self.num_begun = 0
+        self.num_ended = 0
+
+    def begin(self, origin: RequestOrigin) -> RequestRecord:
+        """The record of a new request."""
+        self.num_begun += 1
+        return RequestRecord(self.num_begun, origin, self._clock())
+
+    def end(self, record: RequestRecord) -> None:
+        """The request has ended. The server's own, and what asked for nothing, is not
+        remembered.
+        """
+        if record.ended is not None or not record.calls or not record.number:
+            return
+        record.ended = self._clock()
+        self.num_ended += 1
+        self._ended.append(record)
+
+    def ended(self) -> Iterator[RequestRecord]:
+        """Those that ended a while ago at most, the last ones first."""
+        oldest = self._clock() - KEPT_SECONDS
+        for record in reversed(self._ended):
+            if record.ended is None or record.ended < oldest:
+                return
+            yield record
 
 
 class Account(Flow, Protocol):
