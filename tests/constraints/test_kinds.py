@@ -27,8 +27,10 @@ ASKERS = {
     "lmprog/wire/structural_tags.py",
     "lmprog/constraints/compiling/compiler.py",
 }
-"""With the messages and a kind's own file: what a new kind may have to be known to by its class. The
-keyword of the client and the field over HTTP make two more files."""
+"""The reader of structural tags, and the compiler's table. A new kind is its message, a file that makes
+its node, a name in `lmprog.wire`, a line of that table, a keyword of the client and a field over
+HTTP; nothing else knows kinds by their class.
+"""
 
 
 def askers(house: House) -> dict[str, list[int]]:

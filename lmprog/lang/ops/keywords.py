@@ -57,7 +57,8 @@ def _schema(name: str, value: Any) -> wire.Constraint:
     if isinstance(value, str):
         return wire.JsonSchema(value)
     if isinstance(value, type):
-        raise _mistaken(name, value, "a dict or JSON text; a Python type is given by itself")
+        allowed = "a dict or JSON text; a Python type is given by itself, or to constraint as type="
+        raise _mistaken(name, value, allowed)
     try:
         return wire.JsonSchema(json.dumps(value, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError) as error:
