@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,6 @@ from fastapi.openapi.models import HTTPBearer
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
 from fastapi.security.base import SecurityBase
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmprog.errors import LmprogError, RuntimeGone
@@ -40,6 +39,7 @@ from lmprog.server.http.auth import (
     calling_key,
     calling_session,
     given_key,
+    headers_of,
     session_of,
 )
 from lmprog.server.http.http_errors import (
@@ -198,7 +198,8 @@ class Guard:
 
     def check(self, request: Request) -> None:
         """Whose page and whose key it is."""
-        headers, state = request.headers, request.scope.setdefault("state", {})
+        scope = request.scope
+        headers, state = headers_of(scope), scope.setdefault("state", {})
         state["gateway"] = self._gateway
         state["body_room"] = self._gateway.body_room
         problem = self._sites.problem(headers, request.method)
@@ -232,7 +233,7 @@ class Guard:
         message = f"{request.url.path} is for the administrator: {fix}."
         return Problem(403, message, code="admin_key_required")
 
-    def _check_safe(self, request: Request, headers: Headers, has_key: bool) -> None:
+    def _check_safe(self, request: Request, headers: Mapping[str, str], has_key: bool) -> None:
         """GET changes nothing, since any link or picture can cause one.
 
         SGLang's clients know some of the administrator's routes by GET. They are let in with a

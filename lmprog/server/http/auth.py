@@ -22,9 +22,10 @@ import ipaddress
 import re
 import secrets
 import socket
+from collections.abc import Mapping
 from contextvars import ContextVar
 
-from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from lmprog.server.http.http_errors import Problem
 from lmprog.server.options.api_keys import ApiKey, digest, keys_of
@@ -80,7 +81,13 @@ def caller_of(key: str) -> str:
     return hashlib.sha256(b"caller:" + key.encode()).hexdigest()
 
 
-def given_key(headers: Headers) -> tuple[str | None, bool]:
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """The first header of each name: read once, since a guard looks for seven of them."""
+    given = reversed(list(scope["headers"]))
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in given}
+
+
+def given_key(headers: Mapping[str, str]) -> tuple[str | None, bool]:
     """The key that a request brings, and whether a browser may have added it by itself."""
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and rest:
@@ -93,7 +100,7 @@ def given_key(headers: Headers) -> tuple[str | None, bool]:
     return headers.get("x-api-key"), False
 
 
-def session_of(headers: Headers) -> str:
+def session_of(headers: Mapping[str, str]) -> str:
     """A digest of the header `x-session-id`; empty where there is none."""
     session = headers.get("x-session-id", "")
     return hashlib.blake2b(session.encode(), digest_size=16).hexdigest() if session else ""
@@ -123,7 +130,7 @@ class ServedSites:
         is_own = origin.partition("://")[2] == host.lower() != ""
         return is_own or origin in self._origins or ANY in self._origins
 
-    def problem(self, headers: Headers, method: str) -> Problem | None:
+    def problem(self, headers: Mapping[str, str], method: str) -> Problem | None:
         """Why such a request may come from a page of another site; None: it does not."""
         host = headers.get("host")
         if host is not None and not self.serves(host):
@@ -148,7 +155,7 @@ class ServedSites:
         )
 
 
-def _is_sent_by_another_site(headers: Headers, method: str) -> bool:
+def _is_sent_by_another_site(headers: Mapping[str, str], method: str) -> bool:
     """Without an Origin: pictures, scripts and the like. Following a link is allowed."""
     site = headers.get("sec-fetch-site", "none")
     is_link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
