@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ class Child:
         self._log = folder / "runtime.log"
         self._owner = os.getpid()
         self._buffer = b""
+        self._closing = threading.Lock()
         self._ready_fd, ready_write = os.pipe()
         parent_read, self._life_fd = os.pipe()
         try:
@@ -143,7 +145,8 @@ class Child:
             time.sleep(0.01)
 
     def stop(self, grace: float) -> None:
-        """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Safe to repeat.
+        """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Safe to repeat,
+        also at the same time in several threads.
 
         Does nothing in a process that was forked from the one that started the child.
         """
@@ -154,10 +157,12 @@ class Child:
             if self.wait(grace) is None:
                 self._process.kill()
                 self._process.wait()
-        for descriptor in (self._ready_fd, self._life_fd):
+        with self._closing:  # a descriptor that is closed twice may be somebody else's by then
+            descriptors = self._ready_fd, self._life_fd
+            self._ready_fd = self._life_fd = -1
+        for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-        self._ready_fd = self._life_fd = -1
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_lines(self) -> str:
