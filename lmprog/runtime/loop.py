@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from lmprog.runtime.programs.inbox import Inbox
+from lmprog.runtime.programs.clients import Inbox
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.scheduler import Scheduler

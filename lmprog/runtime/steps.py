@@ -17,9 +17,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from lmprog.errors import ModelError, Overloaded
 from lmprog.runtime.engine.batch import Batch, PagesFull, build_batch
 from lmprog.runtime.scheduling.ahead_planner import AheadPlan, CurrentRows
-from lmprog.runtime.scheduling.logits_requests import LogitsRequests, collect_requests
+from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, collect_requests
 from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.wire import SamplingParams

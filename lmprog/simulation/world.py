@@ -20,7 +20,7 @@ from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling.adapter_names import AdapterNames
+from lmprog.runtime.scheduling.namespaces import AdapterNames
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler

@@ -19,7 +19,7 @@ from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver
 from lmprog.runtime.engine.device.emulated_memory import EmulatedMemory
 from lmprog.runtime.engine.device.host_store import HostStore
 from lmprog.runtime.engine.selection import select_engine
-from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import BatchMaker, PlainSteps, StepsAhead

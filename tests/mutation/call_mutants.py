@@ -68,7 +68,7 @@ CALL_MUTANTS = [
     Mutant(
         "deadlines are looked at one late",
         "programs",
-        _PROGRAMS + "deadlines.py",
+        _PROGRAMS + "completion.py",
         "        while self._heap and self._heap[0][0] <= now:",
         "        while len(self._heap) > 1 and self._heap[0][0] <= now:",
     ),
@@ -103,14 +103,14 @@ CALL_MUTANTS = [
     Mutant(
         "one client's ops go before all others'",
         "inbox",
-        _PROGRAMS + "inbox.py",
+        _PROGRAMS + "clients.py",
         "        one.spent += seconds\n",
         "",
     ),
     Mutant(
         "a newcomer in the inbox is served all it missed",
         "inbox",
-        _PROGRAMS + "inbox.py",
+        _PROGRAMS + "clients.py",
         "                one.spent = max(one.spent, self._least_spent)\n",
         "",
     ),

@@ -52,7 +52,7 @@ DRAFT_MUTANTS = [
     Mutant(
         "what follows a wrong draft is believed",
         "scheduling",
-        _SCHEDULING + "progress.py",
+        _SCHEDULING + "logits_requests.py",
         "        if progress.ended or sequence.tokens[begin + first_of_piece :] != piece:",
         "        if progress.ended:",
     ),

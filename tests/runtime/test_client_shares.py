@@ -9,10 +9,10 @@ import pytest
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import Overloaded
-from lmprog.runtime.scheduling.client_shares import MOST_IDLE, ClientShares
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.waiting_queue import MOST_IDLE, ClientShares
 from tests.runtime.rig import Rig
 from tests.runtime.talk import ME, Talk, done, failed, text
 

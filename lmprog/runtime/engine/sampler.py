@@ -28,7 +28,6 @@ from torch import Tensor
 
 from lmprog.runtime.engine.edits import allowed, is_edited
 from lmprog.runtime.engine.penalties import edit
-from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
     SampleRequest,
@@ -36,6 +35,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
     ScoreRequest,
     ScoreResult,
     StepResults,
+    uniform,
 )
 
 _WIDTH_BITS = 44

@@ -17,8 +17,8 @@ from lmprog.runtime.programs.branch import Awaited, Promise, QueuedOp, RuntimeBr
 from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.result_selection import ResultSelector, RunningContest
 from lmprog.runtime.programs.select_scoring import Ballot
+from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
-from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.scheduling.sampling_requests import Likely
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState

@@ -33,9 +33,8 @@ from lmprog.runtime.programs.judging import Ballots, Judging
 from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
-from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings
-from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGroup
 from lmprog.runtime.scheduling.token_rules import BannedSequences, TokenRules

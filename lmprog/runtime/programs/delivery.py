@@ -26,7 +26,7 @@ from lmprog.runtime.programs.judging import Ballots
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.programs.select_scoring import choose, read_scores
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState

@@ -36,15 +36,18 @@ from lmprog.runtime.programs.branch import (
 )
 from lmprog.runtime.programs.branch_runner import BranchRunner
 from lmprog.runtime.programs.call_builder import CallBuilder
-from lmprog.runtime.programs.clients import MAX_BRANCHES, MAX_CALLS, ClientState, unknown_branch
-from lmprog.runtime.programs.completion import Addressed, CallCompletion
-from lmprog.runtime.programs.deadlines import Deadlines
+from lmprog.runtime.programs.clients import (
+    MAX_BRANCHES,
+    MAX_CALLS,
+    ClientState,
+    PrefixNews,
+    unknown_branch,
+)
+from lmprog.runtime.programs.completion import Addressed, CallCompletion, Deadlines
 from lmprog.runtime.programs.delivery import Delivery
-from lmprog.runtime.programs.figures import runtime_figures
-from lmprog.runtime.programs.prefix_news import PrefixNews
-from lmprog.runtime.programs.snapshot import SnapshotBuilder
+from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
-from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.transport import ClientId, Gone, Received, Unreadable

@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from lmprog.runtime.scheduling.admission import Memory, RunningSequences
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.program_admission import Memory
-from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.step_planner import StepPlanner
 from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from functools import partial
 
+from lmprog.runtime.scheduling.admission import Memory
 from lmprog.runtime.scheduling.draft_chances import (
     MOST,
     SHORTEST,
@@ -28,7 +29,6 @@ from lmprog.runtime.scheduling.drafts import DraftSource, GuessWorth, RowDraft, 
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.growing_drafts import DraftModel, GrowingDraft
 from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.program_admission import Memory
 from lmprog.runtime.scheduling.prompt_lookup import continuation
 from lmprog.runtime.scheduling.sequence import Sequence
 

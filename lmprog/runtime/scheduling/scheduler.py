@@ -3,7 +3,7 @@
 Pure: no randomness, no transport, no tensors. A step is `plan`, the forward pass, and `commit`.
 
 Life of a sequence: it waits in the queue; it is *admitted* once its prefix is matched and locked
-and the pages it needs next can be freed (`running_sequences`); then each step gives it a row
+and the pages it needs next can be freed (`admission`); then each step gives it a row
 (`step_planner`). Known tokens enter the tree when they are planned, so that other sequences of the
 same step already share them; generated tokens enter when the sequence ends. Others that need its
 memory can send it back to the queue. A sequence that does not fit the memory alone is refused
@@ -17,25 +17,20 @@ from math import inf
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Node, PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import ActivePrograms
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
+from lmprog.runtime.scheduling.admission import Memory, ProgramAdmission, RunningSequences
 from lmprog.runtime.scheduling.ahead_planner import AheadPlan, AheadPlanner
-from lmprog.runtime.scheduling.client_shares import ClientShares
 from lmprog.runtime.scheduling.drafting import Drafting
-from lmprog.runtime.scheduling.logits_requests import LogitsRequests
+from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, apply_results
 from lmprog.runtime.scheduling.page_tables import PageTables
-from lmprog.runtime.scheduling.pins import Pins
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.policy import AdmissionOrder, preemption_order
-from lmprog.runtime.scheduling.program_admission import Memory, ProgramAdmission
-from lmprog.runtime.scheduling.progress import Progress, apply_results
-from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
-from lmprog.runtime.scheduling.sequence_checks import check_sequences
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import StepCosts
 from lmprog.runtime.scheduling.step_planner import StepPlanner
-from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
+from lmprog.runtime.scheduling.waiting_queue import ClientShares, WaitingQueue
 from lmprog.runtime.tier.page_store import PageStore
 from lmprog.runtime.tier.second_tier import SecondTier
 
@@ -304,3 +299,24 @@ class Scheduler:
         self.pages.check([*held, *self.tables.pages_loading(), *private])
         self.programs.check(self.running, self.waiting)
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
+
+
+def check_sequences(
+    running: Iterable[Sequence], waiting: WaitingQueue, held: set[int], page_size: int
+) -> None:
+    """Invariants of running and waiting sequences; `held` are the pages of the tree. Raises
+    AssertionError.
+    """
+    for sequence in running:
+        assert sequence.state is SequenceState.RUNNING, "an admitted sequence runs"
+        assert sequence not in waiting, "an admitted sequence does not wait"
+        whole = min(sequence.shared, sequence.computed // page_size)
+        assert all(page in held for page in sequence.pages[:whole]), "shared pages are in the tree"
+        if sequence.node is not None:
+            assert sequence.node.salt == sequence.namespace.root, "salts never share a page"
+        room = len(sequence.pages) * page_size
+        assert room >= sequence.computed, "computed tokens have pages"
+    for sequence in waiting:
+        assert sequence.state is SequenceState.WAITING, "a queued sequence waits"
+        assert sequence.node is None, "a waiting sequence locks nothing"
+        assert not sequence.pages, "a waiting sequence has no pages"
