@@ -68,7 +68,7 @@ UNITS = {
     ),
     "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
     "loop": Unit(
-        "lmprog.runtime.loop lmprog.runtime.steps",
+        "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",
         "errors wire transport scheduling programs batch",
     ),
     # what puts the parts together

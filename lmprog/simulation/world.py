@@ -153,9 +153,10 @@ class World:
         self.scheduler = Scheduler(
             config, CONTEXT, clock=self.clock, store=self.store if num_handles else None
         )
-        self.scheduler.drafting.source = GuessingSource(
-            tokenizer.vocab_size, guessing, self.scenario.right_drafts
-        )
+        if self.scheduler.drafting is not None:
+            self.scheduler.drafting.source = GuessingSource(
+                tokenizer.vocab_size, guessing, self.scenario.right_drafts
+            )
         adapting = random.Random(f"adapters of {seed}")  # likewise
         self._adapting = adapting if adapting.random() < 0.4 else None
         adapters = ADAPTERS if self._adapting else {}

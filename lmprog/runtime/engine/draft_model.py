@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from lmprog.runtime.engine.batch import build_batch
-from lmprog.runtime.scheduling.growing_drafts import GrowingDraft
+from lmprog.runtime.scheduling.drafts import GrowingDraft
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 

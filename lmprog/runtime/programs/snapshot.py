@@ -217,7 +217,7 @@ def runtime_figures(scheduler: Scheduler) -> dict[str, float]:
     tier = scheduler.tier
     num_preempted = sum(1 for sequence in scheduler.waiting if sequence.admission_order)
     kept = {} if tier is None else {f"tier_{name}": value for name, value in tier.figures().items()}
-    drafts = scheduler.drafting.model
+    drafts = None if scheduler.drafting is None else scheduler.drafting.model
     if drafts is not None:
         kept |= {"draft_pages": drafts.num_pages, "draft_pages_free": drafts.num_free_pages}
     return {

@@ -24,12 +24,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import log
+from typing import TYPE_CHECKING
 
 from lmprog.radix import Node, RadixTree
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.scheduling.step_costs import StepCosts
-from lmprog.runtime.tier.second_tier import SecondTier
+
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.second_tier import SecondTier
 
 REMEMBERED = 256
 """Programs that ended last."""

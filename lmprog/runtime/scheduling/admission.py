@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from lmprog.config import SchedulerConfig
 from lmprog.radix import PageAllocator, RadixTree
@@ -40,7 +41,9 @@ from lmprog.runtime.scheduling.waiting_queue import (
     OrderedSequences,
     WaitingQueue,
 )
-from lmprog.runtime.tier.second_tier import SecondTier
+
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.second_tier import SecondTier
 
 MOST_LOADS_AWAITED = 8
 """Loads from the second tier that a sequence waits for; what it lacks then is computed. Others may

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from lmprog.errors import LmprogError, ModelError
-from lmprog.runtime.scheduling.drafts import RowDraft
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
-from lmprog.runtime.scheduling.plan import Plan, Row
+from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,
     SampleResult,

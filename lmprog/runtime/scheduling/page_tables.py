@@ -16,13 +16,16 @@ Knows the tree, the allocator and sequences; decides nothing about who runs.
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 from lmprog.config import SchedulerConfig
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Row
 from lmprog.runtime.scheduling.scored_prompts import ScoredPrompts
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.tier.second_tier import SecondTier
+
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.second_tier import SecondTier
 
 
 class PageTables:
