@@ -69,8 +69,8 @@ CALL_MUTANTS = [
         "deadlines are looked at one late",
         "programs",
         _PROGRAMS + "completion.py",
-        "        while self._heap and self._heap[0][0] <= now:",
-        "        while len(self._heap) > 1 and self._heap[0][0] <= now:",
+        "        while self.under_way and self.under_way[0][0] <= now:",
+        "        while len(self.under_way) > 1 and self.under_way[0][0] <= now:",
     ),
     Mutant(
         "a refused call spoils its branch",

@@ -18,7 +18,7 @@ from itertools import islice
 
 from lmprog import wire
 from lmprog.radix import Node, TreeView, pages_of, path, view_tree
-from lmprog.runtime.programs.active_call import ActiveCall, BeamRun
+from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, SelectRun
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
@@ -132,8 +132,8 @@ class SnapshotBuilder:
         wants_text = is_own and call.id in op.texts_of
         text, prompt_chars = self._end_of(sequence, op.text_tokens) if wants_text else ("", 0)
         group, task = sequence.group, sequence.task
-        if isinstance(call.run, BeamRun):
-            task = call.run.beam_of(sequence).task
+        if not isinstance(call.run, GenerateRun | SelectRun | None):
+            task = call.run.task_of(sequence)
         waits = sequence.state is SequenceState.WAITING
         gen = task if isinstance(task, Generation) else None
         return wire.SequenceSeen(
