@@ -21,9 +21,9 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
 from lmprog.config import SchedulerConfig
+from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import collect_requests
-from lmprog.runtime.scheduling.pins import Pin
 from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup

@@ -67,7 +67,7 @@ UNITS = {
         "errors config native weight_cache wire documents tier scheduling",
     ),
     "loop": Unit(
-        "lmprog.runtime.loop lmprog.runtime.steps",
+        "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",
         "errors wire transport scheduling programs",
     ),
     # what puts the parts together

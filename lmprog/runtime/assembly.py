@@ -26,10 +26,9 @@ from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
-from lmprog.runtime.scheduling.adapter_names import AdapterNames
-from lmprog.runtime.scheduling.growing_drafts import DraftModel
+from lmprog.runtime.scheduling.drafts import DraftModel
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
-from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.steps import StepEngine
 from lmprog.runtime.text.call_derivation import tool_support
@@ -77,7 +76,9 @@ def assemble(
     fingerprint = identity.fingerprint(engine, tokenizer.eos_ids)
     store = open_store(config, engine, fingerprint)
     scheduler = Scheduler(scheduling, engine.context_len, clock=clock, store=store)
-    scheduler.drafting.model = _draft_model(config, selected, tokenizer)
+    draft_model = _draft_model(config, selected, tokenizer)
+    if scheduler.drafting is not None:
+        scheduler.drafting.model = draft_model
     # loaded when it is first asked for: a model without a template serves plain text all the same
     chat_template = functools.cache(lambda: load_template(engine.location))
     tools = _tool_support(chat_template, tokenizer)
@@ -114,8 +115,10 @@ def assemble(
     interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
     stepping: StepEngine[Any] = engine
     give_back = page_release(engine) if config.kv_idle_seconds else None
-    idle = give_back and IdleMemory(scheduler, give_back, config.kv_idle_seconds)
-    return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock, idle), welcome
+    if give_back is not None:
+        idle_memory = IdleMemory(scheduler, give_back, config.kv_idle_seconds)
+        scheduler.hooks.idle.append(idle_memory.turn)
+    return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock), welcome
 
 
 def _draft_model(

@@ -68,9 +68,9 @@ CALL_MUTANTS = [
     Mutant(
         "deadlines are looked at one late",
         "programs",
-        _PROGRAMS + "deadlines.py",
-        "        while self._heap and self._heap[0][0] <= now:",
-        "        while len(self._heap) > 1 and self._heap[0][0] <= now:",
+        _PROGRAMS + "completion.py",
+        "        while self.under_way and self.under_way[0][0] <= now:",
+        "        while len(self.under_way) > 1 and self.under_way[0][0] <= now:",
     ),
     Mutant(
         "a refused call spoils its branch",
@@ -103,14 +103,14 @@ CALL_MUTANTS = [
     Mutant(
         "one client's ops go before all others'",
         "inbox",
-        _PROGRAMS + "inbox.py",
+        _PROGRAMS + "clients.py",
         "        one.spent += seconds\n",
         "",
     ),
     Mutant(
         "a newcomer in the inbox is served all it missed",
         "inbox",
-        _PROGRAMS + "inbox.py",
+        _PROGRAMS + "clients.py",
         "                one.spent = max(one.spent, self._least_spent)\n",
         "",
     ),

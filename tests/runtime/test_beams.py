@@ -23,8 +23,7 @@ from lmprog.native import compiler
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
-from lmprog.runtime.programs.active_call import BeamRun
-from lmprog.runtime.programs.beam_search import Beam, BeamSearch, check_beams
+from lmprog.runtime.programs.beam_search import Beam, BeamRun, BeamSearch, check_beams
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.text.tokenizer import HfTokenizer
 from lmprog.simulation import oracle

@@ -28,8 +28,7 @@ from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
-from lmprog.runtime.scheduling.adapter_names import AdapterNames
-from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.tokenizer import ByteTokenizer

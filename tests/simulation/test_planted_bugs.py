@@ -15,15 +15,14 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling import logits_requests, progress
+from lmprog.runtime.scheduling import logits_requests
+from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequences
 from lmprog.runtime.scheduling.drafting import Drafting
 from lmprog.runtime.scheduling.generation import Generation
+from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.policy import AdmissionOrder
-from lmprog.runtime.scheduling.program_admission import ProgramAdmission
-from lmprog.runtime.scheduling.progress import Progress
-from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
@@ -191,8 +190,8 @@ def wrong_drafts_are_followed(patch: Patch) -> None:
             sequence.tokens.extend(drafted.tokens)
         return original(first, row, drafted, asked, step)
 
-    original = progress._follow
-    patch.setattr(progress, "_follow", follow)
+    original = logits_requests._follow
+    patch.setattr(logits_requests, "_follow", follow)
 
 
 def drafted_tokens_share_a_random_number(patch: Patch) -> None:

@@ -5,7 +5,7 @@ budget. Prefills are cut so that the step lasts no longer than it may: beside de
 else `ALONE_SECONDS`. Clients take turns with them, the one that was served least first; within a
 client those that run go before those that wait.
 
-Knows counts and measured costs; which sequences run, and whom to preempt, is `running_sequences`'
+Knows counts and measured costs; which sequences run, and whom to preempt, is `admission`'s
 matter, where their tokens go that of `page_tables`.
 """
 
@@ -15,13 +15,11 @@ from collections.abc import Hashable
 from math import inf
 from typing import NamedTuple
 
-from lmprog.runtime.scheduling.client_shares import ClientShares
+from lmprog.runtime.scheduling.admission import Memory, RunningSequences
 from lmprog.runtime.scheduling.plan import Row
-from lmprog.runtime.scheduling.program_admission import Memory
-from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 from lmprog.runtime.scheduling.step_costs import StepCosts
-from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
+from lmprog.runtime.scheduling.waiting_queue import ClientShares, WaitingQueue
 
 ALONE_SECONDS = 1.0
 """How long a step without decodes may last: what comes meanwhile waits for its end."""

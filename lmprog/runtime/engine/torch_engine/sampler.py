@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lmprog.runtime.scheduling import logit_edits
-from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
     SampleRequest,
@@ -38,6 +37,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
     ScoreRequest,
     ScoreResult,
     StepResults,
+    uniform,
 )
 
 _WIDTH_BITS = 44

@@ -1,11 +1,15 @@
-"""The step after one that is still being computed: planned without knowing what that one samples.
+"""Steps computed one ahead: the next one is planned and begun while one is being computed.
 
-Every sequence is expected to go on with one token, which is fed from one step to the next where
-they are computed, or with tokens that are known: more of a prompt, of an option that is scored, or
-text that a constraint has forced. Nothing is admitted, preempted, copied or drafted, and nothing
-enters the tree; where any of that is called for, there is no such step, and the next one is planned
-when all tokens are known. What is sampled is never guessed: masks and penalties are made of known
-tokens, while the step's forward pass runs.
+Where forward pass and samples are only begun by a call and awaited by another, as on a device, what
+one step brought is delivered while the next one is computed. The texts are the same as without.
+
+A step ahead is planned without knowing what the one under way samples. Every sequence is expected
+to go on with one token, which is fed from one step to the next where they are computed, or with
+tokens that are known: more of a prompt, of an option that is scored, or text that a constraint has
+forced. Nothing is admitted, preempted, copied or drafted, and nothing enters the tree; where any of
+that is called for, there is no such step, and the next one is planned when all tokens are known.
+What is sampled is never guessed: masks and penalties are made of known tokens, while the step's
+forward pass runs.
 
 A sequence may have ended, or have lost its pages, when its row is done. Such a row is not
 *current*: it is left out of requests and results, and what it wrote is where nobody reads.
@@ -13,18 +17,30 @@ A sequence may have ended, or have lost its pages, when its row is done. Such a 
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from lmprog.runtime.scheduling.batch import Batch, PagesFull
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.logits_requests import LogitsRequests
+from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, collect_requests
 from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.program_admission import Memory
-from lmprog.runtime.scheduling.running_sequences import RunningSequences
-from lmprog.runtime.scheduling.step_planner import StepPlanner
-from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.steps import (
+    FAILED,
+    TRIED,
+    AheadEngine,
+    AheadSampler,
+    AwaitedResults,
+    BatchMaker,
+    StepFailures,
+    forward_known,
+    step_without_memory,
+)
+
+log = logging.getLogger("lmprog")
 
 MOST_IN_TURN = 16
 """Steps planned ahead, one after the other. Then one is planned with everything known, which looks
@@ -94,33 +110,34 @@ class _Next(NamedTuple):
 class AheadPlanner:
     """Plans at most `MOST_IN_TURN` steps ahead."""
 
-    def __init__(
-        self,
-        memory: Memory,
-        running: RunningSequences,
-        waiting: WaitingQueue,
-        planner: StepPlanner,
-    ) -> None:
-        self._memory = memory
-        self._running = running
-        self._waiting = waiting
-        self._planner = planner
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._memory = scheduler.memory
+        self._waiting = scheduler.waiting
         self._num_in_turn = 0
         self._num_waiting = 0
         self._is_full = False
 
-    def begin(self, *, is_full: bool) -> None:
+        scheduler.hooks.planned.append(self._begin)
+
+    def _begin(self, _: Plan, budget: int) -> None:
         """A step was planned with everything known: who waits now has no place; or was not asked,
-        where the step `is_full`.
+        where nothing of the budget is left.
         """
         self._num_in_turn, self._num_waiting = 0, len(self._waiting)
-        self._is_full = is_full
+        self._is_full = not budget
 
     def after(self, plan: Plan, current: list[int], requests: LogitsRequests) -> AheadPlan | None:
-        """The rows after the current ones of `plan`. None: it takes more than that, or there are
-        none.
+        """The step after `plan`, which is being computed, for its `current` rows. None where it
+        takes more than that, or there are none. `plan` is committed first.
         """
-        if plan.drafts or len(current) != len(self._running.sequences) or not self._may_go_on():
+        ahead = self._after(plan, current, requests)
+        if ahead is not None:
+            self._scheduler.go_ahead(ahead.rows.plan)
+        return ahead
+
+    def _after(self, plan: Plan, current: list[int], requests: LogitsRequests) -> AheadPlan | None:
+        if plan.drafts or len(current) != len(self._scheduler.running) or not self._may_go_on():
             return None
         steps = self._next_tokens(plan.rows, current, requests)
         if not steps or (len(steps) < len(plan.rows) and len(self._waiting)):
@@ -175,7 +192,7 @@ class AheadPlanner:
         """
         most = self._memory.config.max_chunk
         num_decodes = sum([len(one.tokens) == 1 for one in steps])
-        budget, is_bounded = self._planner.prefill_budget(num_decodes)
+        budget, is_bounded = self._scheduler.planner.prefill_budget(num_decodes)
         found: list[_Next] = []
         for row, tokens, pick in steps:
             count = 1 if len(tokens) == 1 else min(len(tokens), budget, most or budget)
@@ -206,3 +223,107 @@ class AheadPlanner:
         freed = memory.tree.evict(missing)
         memory.stats.evicted_pages += freed
         return freed >= missing
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A step whose results are awaited."""
+
+    rows: CurrentRows
+    requests: LogitsRequests
+    results: AwaitedResults
+
+
+class StepsAhead:
+    """A turn ends a step when the next one has begun."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engine: AheadEngine,
+        sampler: AheadSampler,
+        batches: BatchMaker,
+    ) -> None:
+        self._scheduler = scheduler
+        self._planner = AheadPlanner(scheduler)
+        self.batches = batches
+        self._engine = engine
+        self._sampler = sampler
+        self._begun: BegunStep | None = None
+        self._failures = StepFailures(scheduler, engine, self._try)
+        self.is_busy = False
+        self.num_ahead = 0
+        """Steps that were begun before the tokens of the step before were known."""
+
+    def turn(self) -> list[Progress]:
+        step, self._begun = self._begun, None
+        current = [] if step is None else step.rows.current()
+        if step is None or not current:  # what is computed for nobody is not awaited
+            plan = self._scheduler.plan()
+            self.is_busy = bool(plan.rows)
+            if not plan.rows:
+                return []
+            current = list(range(len(plan.rows)))
+            try:
+                logits = forward_known(self._scheduler, self._engine, self.batches.of(plan))
+                step = self._sampled(CurrentRows.of(plan), logits)
+            except PagesFull as error:
+                return step_without_memory(self._scheduler, plan, error)
+            except Exception as error:  # one step may fail; the runtime goes on
+                log.exception(FAILED)
+                return self._failures.take(plan, error)
+        plan, requests, logits = step.rows.plan, step.requests, None
+        try:
+            ahead = self._planner.after(plan, current, requests)
+            if ahead is not None:
+                try:
+                    logits = self._forward_ahead(ahead, step)
+                except PagesFull:  # the next step is planned when this one's tokens are known
+                    ahead = None
+            results = step.results.wait()
+        except Exception as error:
+            log.exception(FAILED)
+            return self._failures.take(step.rows.only(current).plan, error)
+        self._failures.end()
+        if len(current) < len(plan.rows):
+            plan, requests = step.rows.only(current).plan, requests.only(current)
+        progress = self._scheduler.commit(plan, requests, results)
+        if ahead is not None:
+            progress += self._go_on(ahead.rows, logits)
+        return progress
+
+    def _forward_ahead(self, ahead: AheadPlan, before: BegunStep) -> Any:
+        batch = self.batches.of(ahead.rows.plan)
+        logits = self._engine.forward_after(batch, before.results, ahead.picks)
+        self.num_ahead += 1
+        return logits
+
+    def _go_on(self, rows: CurrentRows, logits: Any) -> list[Progress]:
+        """What is sampled next is asked for, now that all tokens before it are known."""
+        current, logit_of = rows.current(), None
+        if not current:
+            return []
+        if len(current) < len(rows.plan.rows):
+            logit_of, rows = rows.logits_of(current), rows.only(current)
+        try:
+            self._begun = self._sampled(rows, logits, logit_of)
+        except Exception as error:
+            log.exception(FAILED)
+            return self._failures.take(rows.plan, error)
+        return []
+
+    def _sampled(
+        self, rows: CurrentRows, logits: Any, logit_of: Sequence[int] | None = None
+    ) -> BegunStep:
+        """`logit_of`: where the logits of these rows are among those of the step; None: in order,
+        and there are no others.
+        """
+        requests = collect_requests(rows.plan)
+        if logit_of is not None:
+            requests = requests.moved(logit_of)
+        results = self._sampler.begin(logits, requests.samples, requests.scores)
+        return BegunStep(rows, requests, results)
+
+    def _try(self, batch: Batch) -> None:
+        """A step outside of the schedule."""
+        self._sampler.begin(self._engine.forward(batch), TRIED, ()).wait()
