@@ -391,6 +391,38 @@ def test_the_checkpoint_is_believed_and_a_choice_is_not_computed_again(
     assert describe(two[1])["calls"] - before["calls"] == 1, "the generation alone"
 
 
+def test_what_a_program_rehearses_is_in_no_checkpoint(tmp_path: Path) -> None:
+    """A rehearsal has calls in the same places as its run, and is asked nothing that was kept."""
+
+    @lmprog.function
+    def other(s: lmprog.Branch) -> str:
+        s.append("other: ")
+        return s.gen().value
+
+    @lmprog.function
+    def planning(s: lmprog.Branch) -> tuple[str, int, str]:
+        s.append("Q")
+        first = s.gen().value
+        calls = other.explain().calls
+        other.trace()
+        return first, calls, s.gen().value
+
+    path = tmp_path / "run.jsonl"
+    with Scripted(["one", "two"]) as scripted:
+        planning.using(backend=scripted, checkpoint=tmp_path / "unused").trace()
+        whole = planning.using(backend=scripted, checkpoint=path).run()
+    assert not (tmp_path / "unused").exists()
+    lines = path.read_bytes().splitlines(keepends=True)
+    for cut in range(1, len(lines) + 1):
+        path.write_bytes(b"".join(lines[:cut]))
+        left = len(lines) - cut
+        with Scripted(["one", "two"][2 - left :]) as scripted:
+            again = lmprog.resume(path, planning, backend=scripted)
+            assert again.value == whole.value
+            asked = [op for frame in scripted.frames for op in frame]
+            assert sum(isinstance(op, wire.Generate) for op in asked) == left
+
+
 def test_a_checkpoint_of_another_protocol_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(Path(__file__).with_name("checkpoint_0_1.jsonl").read_bytes())

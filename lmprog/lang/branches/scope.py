@@ -138,18 +138,17 @@ class Scope(RunContext):
         is_visit: bool = False,
     ) -> None:
         """A run inside `parent`, where there is one; what `settings` leave open is as there. As a
-        visit it is a part of the parent. Raises `ProgramError` for an answer without a question.
+        visit it is a part of the parent. What is rehearsed is in no record. Raises `ProgramError`
+        for an answer without a question.
         """
         is_written = settings.checkpoint is not None and not is_rehearsal
         if settings.answer is not None and not is_written and not is_rehearsal:
             raise ProgramError("an answer needs the checkpoint whose question it answers")
-        shares = parent is not None and not is_written
+        shares = parent is not None and not is_written and not is_rehearsal
         record = parent.record if parent is not None and shares else RunRecord(self._progress)
         super().__init__(backend.client, feed, record)
         self.settings = settings
         self._is_written = is_written
-        if is_written:
-            self.record.needed()  # from the beginning
         self.backend = backend
         self.is_rehearsal = is_rehearsal
         self.cache = cache
@@ -165,8 +164,10 @@ class Scope(RunContext):
         self.place: str = ""
         """Which run inside of which run this is, in the keys of a checkpoint."""
         if parent is not None and shares:
-            self.place = parent.place if is_visit or is_rehearsal else parent.nested_place()
-        self.seed: int = self._first_seed(parent if shares and not is_rehearsal else None)
+            self.place = parent.place if is_visit else parent.nested_place()
+        if is_written:
+            self.record.needed()  # from the beginning
+        self.seed: int = self._first_seed(parent if shares else None)
         """The source of every call's seed, so that each run can be repeated."""
         told = () if is_rehearsal else callbacks.get()
         self.trace: RunTrace | None = self._trace_for(told, parent) if told else None
@@ -276,7 +277,9 @@ class Scope(RunContext):
         """That of a run which has none yet."""
         from lmprog.lang.branches.checkpointed_calls import progress_of
 
-        return progress_of(record, self.settings.checkpoint, self.settings.answer)
+        settings = self.settings
+        path, answer = settings.checkpoint, settings.answer
+        return progress_of(record, path if self._is_written else None, answer)
 
     @property
     def checkpointed(self) -> CheckpointedCalls:
