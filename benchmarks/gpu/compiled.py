@@ -4,7 +4,7 @@ registers, shared memory, occupancy.
     python -m benchmarks.gpu.compiled [--by nvrtc] [--write]
 
 Fails where a kernel spills registers, needs a stack, or does not fit a multiprocessor. `--write`
-renews the compiler's table beside this file, which is checked in. Five minutes of processor time.
+renews the compiler's table in tests/cuda, which is checked in. Five minutes of processor time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from lmprog.runtime.engine.device.driver import MODULES, PRODUCT_MODULES, Kernel
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES
 
-TABLES = {
-    "nvcc": Path(__file__).with_name("compiled.csv"),
-    "nvrtc": Path(__file__).with_name("compiled_nvrtc.csv"),
-}
-"""Made by nvcc 13.0 and NVRTC 13.5."""
+_TESTS = Path(__file__).parents[2] / "tests" / "cuda"
+TABLES = {"nvcc": _TESTS / "compiled.csv", "nvrtc": _TESTS / "compiled_nvrtc.csv"}
+"""Made by nvcc 13.0 and NVRTC 13.5; a test holds the kernels to them."""
 RECORDED: tuple[KernelsKey, ...] = (*MODULES, *PRODUCT_MODULES)
 
 

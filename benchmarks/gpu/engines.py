@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import make_comparable
 from benchmarks.peers.compare import Side
-from benchmarks.peers.models import make
 from benchmarks.peers.side_loop import Case
 from benchmarks.workloads.text import Pieces, Writer
 from lmprog.runtime.engine.device.flashinfer_reader import is_installed
@@ -263,7 +263,7 @@ def measure_engines(device: str, rounds: int, seconds: float) -> EnginesFound:
     missing: dict[str, str] = {}
     number = 0
     with tempfile.TemporaryDirectory() as scratch:
-        make(Path(scratch), model)
+        make_comparable(Path(scratch), model)
         texts = Texts(Path(scratch))
         all_sides = sides(Path(scratch), device, missing)
         try:

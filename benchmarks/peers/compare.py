@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import make_comparable, make_gguf
 from benchmarks.peers.cases import ABOUT, Cases
-from benchmarks.peers.models import make, make_gguf
 from benchmarks.peers.side_loop import Case
 
 GGUF_TYPES = {"f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}
@@ -230,7 +230,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        make(folder, asked.model)
+        make_comparable(folder, asked.model)
         try:
             make_gguf(folder, asked.peers, GGUF_TYPES)
         except subprocess.CalledProcessError as error:  # the sides that need it will be missing

@@ -54,20 +54,8 @@ class JsonDecode(Workload):
         return by_row(steps)
 
 
-KEYS = [
-    "name",
-    "house",
-    "blood",
-    "occupation",
-    "status",
-    "wand_wood",
-    "wand_core",
-    "length",
-    "patronus",
-    "born",
-    "in",
-    "pet",
-]
+KEY_NAMES = "name house blood occupation status wand_wood wand_core length patronus born in pet"
+KEYS = KEY_NAMES.split()
 PATTERN = r"\{\n" + r",\n".join(f'  "{key}": "[a-z]{{4,8}}"' for key in KEYS) + r"\n\}"
 
 
