@@ -7,15 +7,17 @@ its help. Knows nothing of what is measured.
 from __future__ import annotations
 
 import argparse
+import cProfile
 import inspect
 import json
 import os
+import pstats
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -153,6 +155,21 @@ def percentile(values: Iterable[float], part: float) -> float:
 def processor_time(*pids: int) -> float:
     """Seconds that all threads of these processes have computed, those that ended too."""
     return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
+
+
+Profiled = AbstractContextManager[Any]
+UNPROFILED: Profiled = nullcontext()
+
+
+@contextmanager
+def profiled(is_asked: bool, most: int) -> Iterator[Profiled]:
+    """What to run under the profiler, of which the costliest functions are printed in the end."""
+    if not is_asked:
+        yield UNPROFILED
+        return
+    profile = cProfile.Profile()
+    yield profile
+    pstats.Stats(profile).sort_stats("tottime").print_stats(most)
 
 
 # -- processes
