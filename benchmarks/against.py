@@ -48,7 +48,7 @@ THERE_NAME, HERE_NAME, PEER_NAME = "checkout", "here", "transformers"
 MOST_BUSY = 0.7
 WORKLOADS = ("chats", "prompts")
 THREADS = 1
-OPTIONS = {"threads": THREADS, "dtype": "float32"}
+OPTIONS: dict[str, Any] = {"threads": THREADS, "dtype": "float32"}
 
 Task = dict[str, Any]
 Found = dict[str, Any]

@@ -58,7 +58,7 @@ def ops_of(
                 sampling = wire.SamplingParams(**drawn, max_tokens=lengths[call], ignore_eos=True)
                 yield wire.Generate(branch, call, sampling, heal=False)
             else:
-                jump = "canonical" if way == "jump-forward" else "exact"
+                jump: Any = "canonical" if way == "jump-forward" else "exact"
                 sampling = wire.SamplingParams(**drawn, max_tokens=most, jump=jump)
                 yield wire.Generate(branch, call, sampling, wire.Regex(pattern), heal=False)
             call += 1

@@ -20,12 +20,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 from benchmarks import runner
 from benchmarks.constraint_engines import TEKKEN, Engine, Llguidance, Ours, Refused, Walk
 from benchmarks.constraint_suites import of_folder, spelled
-from benchmarks.runner import median, percentile
+from benchmarks.runner import percentile
 from benchmarks.schema_generator import generated
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer

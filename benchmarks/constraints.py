@@ -24,6 +24,7 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -33,7 +34,7 @@ from benchmarks.constraint_corpus import BOMBS, CASES, COSTLY
 from benchmarks.constraint_engines import ENGINES, TEKKEN, Engine, Refused
 from benchmarks.constraint_suites import Verdicts, judge, of_suite
 from benchmarks.constraint_walks import Encode, Figures, run_case, run_case_in_child
-from benchmarks.runner import median, percentile
+from benchmarks.runner import percentile
 from lmprog import wire
 from lmprog.constraints.compiler import compile_constraint
 from lmprog.constraints.forced import forced_tokens

@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any, cast
 
 import numpy as np
@@ -101,4 +102,4 @@ def main(
     columns = (*STEPS, IN_A_ROW)
     runner.head(model, *columns)
     for side, each in taken.items():
-        runner.say(side, *(f"{runner.median(each[name]):.2f}" for name in columns))
+        runner.say(side, *(f"{median(each[name]):.2f}" for name in columns))

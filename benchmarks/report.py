@@ -90,9 +90,10 @@ def time_table(lines: Sequence[Line]) -> str:
             "cpu on (s)": f"{on.cpu:.2f}" if on else "",
         }
         for name, other in (("off", off), ("transformers", peer)):
-            has_both = other is not None and on is not None
-            cells[f"{name} / on wall"] = f"{other.wall / on.wall:.2f}" if has_both else ""
-            cells[f"{name} / on cpu"] = f"{other.cpu / max(on.cpu, 0.01):.2f}" if has_both else ""
+            ratios = ["", ""]
+            if other is not None and on is not None:
+                ratios = [f"{other.wall / on.wall:.2f}", f"{other.cpu / max(on.cpu, 0.01):.2f}"]
+            cells[f"{name} / on wall"], cells[f"{name} / on cpu"] = ratios
         for name, other in (("off", off), ("transformers", peer)):
             share = equal_share(on, other)
             cells[f"equal on = {name}"] = "" if share is None else f"{share:.1%}"

@@ -62,6 +62,7 @@ def in_lockstep(peer: Peer, items: list[Serial]) -> list[str]:
 
 class React(Workload):
     program = take_turns
+    items: list[Serial]
     name = "react"
     about = (
         "constant 1,750 + question 40; 2-5 serial steps of gen 100 and an observation of "
@@ -155,6 +156,7 @@ class _Chat(Workload):
     """Chats of several turns that share nothing, in a memory that does not hold all of them."""
 
     program = take_turns
+    items: list[Serial]
     held = 0.5  # of all tokens
     num_tokens: int
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import lmprog
 from benchmarks.workloads.shape import Peer, Workload, forced
 from benchmarks.workloads.text import Writer
+from lmprog.backends import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ class _Grouped(Workload):
     program = answer
     groups: list[list[Question]]
 
-    @property
-    def items(self) -> list[Question]:
-        return [question for group in self.groups for question in group]
+    def run(self, backend: Backend) -> list[str]:
+        self.items = [question for group in self.groups for question in group]
+        return super().run(backend)
 
     def peer(self, peer: Peer) -> list[str]:
         found = []
