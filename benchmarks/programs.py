@@ -50,7 +50,7 @@ OF_PROGRAMS: dict[str, Any] = {
     "cache": "both",
     "peer": None,
     "threads": 1,
-    "set_": (),
+    "set_": [],
     "json_": None,
     "seed": 1,
 }

@@ -93,6 +93,8 @@ def _add(parser: argparse.ArgumentParser, one: inspect.Parameter, hint: Any) -> 
         given |= {"default": one.default} | (
             {} if is_option else {"nargs": given.get("nargs", "?")}
         )
+    if given.get("action") == "append":
+        given["default"] = list(one.default or ())  # what is given is added to a copy of it
     name = one.name.removesuffix("_")  # of a parameter that would hide a name of Python's
     flags = [f"--{name.replace('_', '-')}"] if is_option else []
     parser.add_argument(*flags, dest=one.name, **given)

@@ -30,6 +30,7 @@ def measures(
     what: Literal["one", "two"] = "one",
     json_: Annotated[Path | None, "also write here"] = None,
     is_small: bool = False,
+    field: Annotated[Sequence[str], {"type": str, "action": "append", "nargs": None}] = (),
 ) -> int:
     SEEN.append(dict(locals()))
     if model == "nowhere":
@@ -39,13 +40,17 @@ def measures(
 
 def test_parameters_are_the_options() -> None:
     usual = {"model": "nano", "times": 3, "memory": (0.5, 0.25), "rows": (1, 16), "what": "one"}
-    usual |= {"json_": None, "is_small": False}
+    usual |= {"json_": None, "is_small": False, "field": []}
     assert runner.run(measures, ["nano"]) == 7
     assert SEEN.pop() == usual
-    given = "nano 5 --memory 1,0.25 --rows 4 8 --what two --json a.json --is-small"
+    given = "nano 5 --memory 1,0.25 --rows 4 8 --what two --json a.json --is-small --field a=1 --field b=2"
     runner.run(measures, given.split())
     asked = {"times": 5, "memory": [1.0, 0.25], "rows": [4, 8], "what": "two"}
-    assert SEEN.pop() == usual | asked | {"json_": Path("a.json"), "is_small": True}
+    assert SEEN.pop() == usual | asked | {
+        "json_": Path("a.json"),
+        "is_small": True,
+        "field": ["a=1", "b=2"],
+    }
 
 
 @pytest.mark.parametrize(
