@@ -43,6 +43,8 @@ class Verdicts:
     valid_taken: int = 0
     invalid: int = 0
     invalid_taken: int = 0
+    never: int = 0
+    """Instances of schemas that are refused as unsatisfiable; they are not among the invalid."""
     seconds: list[float] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -75,7 +77,7 @@ def judge(engine: Engine, group: Group, vocabulary: Vocabulary, out: Verdicts) -
         if "nothing at all" in str(error) and not any(test["valid"] for test in tests):
             out.compiled += 1
             out.right += 1
-            out.invalid += len(tests)
+            out.never += len(tests)
             return
         out.refusals[re.sub(r" at #\S*", "", str(error))[:90]] += 1
         out.notes.append(f"refused: {name}: {str(error)[:160]}")

@@ -149,10 +149,11 @@ def suites(names: Sequence[str], folder: Path, vocabulary: Vocabulary) -> None:
         engine, out = ENGINES[name](vocabulary), Verdicts()
         for group in of_suite(folder):
             judge(engine, group, vocabulary, out)
+        num_invalid = out.invalid + out.never
         print(
             f"{name:14s} groups {out.groups}, compiled {out.compiled}, valid taken "
-            f"{out.valid_taken} of {out.valid}, invalid refused {out.invalid - out.invalid_taken} "
-            f"of {out.invalid}, groups all right {out.right}"
+            f"{out.valid_taken} of {out.valid}, invalid refused {num_invalid - out.invalid_taken} "
+            f"of {num_invalid}, groups all right {out.right}"
         )
 
 
