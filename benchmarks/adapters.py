@@ -20,12 +20,13 @@ from benchmarks import runner
 from benchmarks.engine import CONTEXT, batch, milliseconds
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank, Raised
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.adapters.packed_adapters import packed_adapters
 from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native import recipe
 from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.scheduling.batch import Batch
 
 ROWS = 16
 
@@ -38,7 +39,7 @@ def random_adapter(name: str, shape: ModelShape, rank: int) -> Adapter:
         return draw.standard_normal((rows, columns), np.float32) * np.float32(0.01)
 
     def low_rank(layer: int, product: str) -> LowRank:
-        found = recipe.products(shape, layer)[product]
+        found = weight_table.products(shape, layer)[product]
         raised = []
         for place, part in enumerate(found.parts):
             first = part.offset * shape.inner if product == "gate_up" else part.first
@@ -73,7 +74,7 @@ def main(
     assert isinstance(engine, NativeEngine)
     shape = dummy_shape(model)
     adapters = [random_adapter("x" * (n + 1), shape, rank) for n in range(16)]
-    engine.take_adapters(adapters)
+    engine.take_adapters(packed_adapters(adapters, shape.inner))
     print(
         f"{model}, {dtype}: {engine.num_weights / 1e6:.0f} million weights; "
         f"rank {rank}: {adapters[0].num_bytes / 1e6:.1f} MB an adapter"

@@ -34,7 +34,7 @@ from lmprog.runtime.engine.attention import (
     NativeAttention,
     ReferenceAttention,
 )
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 PAGE = 16
 HEADS = {"S": (12, 4, 64), "M": (14, 2, 64), "8B": (32, 8, 128)}

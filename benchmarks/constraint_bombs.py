@@ -22,7 +22,7 @@ from benchmarks import runner
 from benchmarks.constraint_engines import TEKKEN
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected

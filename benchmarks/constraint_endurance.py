@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from benchmarks import runner
 from benchmarks.constraint_engines import TEKKEN
 from lmprog import wire
-from lmprog.constraints.compiler import DEFAULT_LIMITS, compile_constraint
+from lmprog.constraints.compiling.compiler import DEFAULT_LIMITS, compile_constraint
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer

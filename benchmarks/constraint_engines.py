@@ -16,7 +16,7 @@ import mistral_common
 import numpy as np
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
@@ -137,7 +137,7 @@ class Llguidance:
     name = "llguidance"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from lmprog.constraints.llguidance_engine import _Tokenizer
+        from lmprog.constraints.compiling.llguidance_engine import _Tokenizer
 
         self._library = importlib.import_module("llguidance")
         wrapper = self._library.TokenizerWrapper(_Tokenizer(vocabulary))

@@ -36,7 +36,7 @@ from benchmarks.constraint_suites import Verdicts, judge, of_suite
 from benchmarks.constraint_walks import Encode, Figures, run_case, run_case_in_child
 from benchmarks.runner import percentile
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.inspect import byte_vocabulary, example
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer

@@ -36,7 +36,7 @@ from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.model.weights import random_weights
+from lmprog.runtime.engine.torch_engine.weights import random_weights
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.steps import PlainSteps
 from lmprog.transport import LocalRuntimeChannel

@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks import runner
 from benchmarks.models import prepared
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.engine.batch import Batch, build_batch
 from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 
 PAGE = 16

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from benchmarks import runner
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model.locate import NANO
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
 PAGE = 16

@@ -30,8 +30,7 @@ import lmprog
 from benchmarks import fleet_simulation, runner
 from lmprog.backends import Backend
 from lmprog.fleet.local_members import LocalMembers
-from lmprog.fleet.placement import choose, mark_of
-from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
+from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, keys_of, mark_of
 
 FAMILIES, PROMPTS = 16, 20
 PREFIX, OWN = 330, 30

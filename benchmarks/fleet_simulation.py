@@ -4,7 +4,7 @@ waits.
     python -m benchmarks.fleet simulation
 
 Real are the decision (`lmprog.fleet.placement`) and what it remembers
-(`lmprog.fleet.prefix_memory`). Simple is the rest: a replica computes one prompt after the other,
+(`lmprog.fleet.placement`). Simple is the rest: a replica computes one prompt after the other,
 writes at a constant speed in each of its slots, and keeps the least recently used blocks. Sessions
 come at random times; their prompts begin with one of many prefixes, some far more frequent than
 others, and end with text of their own.
@@ -22,8 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks import runner
-from lmprog.fleet.placement import choose, mark_of
-from lmprog.fleet.prefix_memory import PrefixMemory
+from lmprog.fleet.placement import PrefixMemory, choose, mark_of
 
 BLOCK = 64  # tokens
 PREFILL = 20_000.0  # tokens a second

@@ -19,13 +19,13 @@ from benchmarks import runner
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
-from lmprog.runtime.engine.batch import Batch, build_batch
-from lmprog.runtime.engine.device.item_plans import ItemPlans
 from lmprog.runtime.engine.device.items import Tiling, plan_items
+from lmprog.runtime.engine.device.step_arrays import ItemPlans
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,

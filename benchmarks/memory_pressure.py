@@ -25,7 +25,7 @@ from typing import Annotated
 from benchmarks import runner
 from benchmarks.virtual_steps import commit, submit
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.scheduling.pins import Pin
+from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey

@@ -21,7 +21,7 @@ from benchmarks import runner
 from benchmarks.virtual_steps import commit, submit
 from lmprog.config import PolicyName, SchedulerConfig
 from lmprog.radix import Node, PageAllocator, RadixTree
-from lmprog.runtime.engine.batch import build_batch
+from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.scheduler import Scheduler
 
 

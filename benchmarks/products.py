@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks import runner
 from benchmarks.models import HEAD, SIZES
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}  # int4 with a scale for 32
@@ -38,7 +39,7 @@ class Product:
 
     @classmethod
     def of(cls, outputs: int, inputs: int, kind: str) -> Product:
-        library, count = interface.opened(), interface.up32(outputs)
+        library, count = interface.opened(), up32(outputs)
         described = interface.CProduct(interface.TYPES[kind], outputs, inputs)
         size = int(library.lmprog_engine_packed_bytes(byref(described)))
         weight = np.random.default_rng(0).standard_normal((count, inputs), np.float32)
@@ -83,9 +84,9 @@ def measure(size: str, path: str, rounds: int) -> dict[str, dict[int, float]]:
     for outputs, inputs in shapes(size):
         products = {kind: Product.of(outputs, inputs, kind) for kind in BITS}
         for rows in ROWS:
-            x = np.random.default_rng(1).standard_normal((rows, interface.up32(inputs)), np.float32)
+            x = np.random.default_rng(1).standard_normal((rows, up32(inputs)), np.float32)
             x[:, inputs:] = 0
-            out = np.empty((rows, interface.up32(outputs)), np.float32)
+            out = np.empty((rows, up32(outputs)), np.float32)
             sides = {kind: partial(one.seconds, path, x, out) for kind, one in products.items()}
             for kind, seconds in runner.medians(sides, rounds).items():
                 taken[kind][rows] += seconds

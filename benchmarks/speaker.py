@@ -20,7 +20,7 @@ from lmprog import launch, wire
 from lmprog.launch import Connection
 from lmprog.server.http.http_server import HttpServer, bind, run, url_of
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.serving import serve
+from lmprog.server.service import serve
 from lmprog.transport import ClientId, Gone, ZmqRuntimeChannel
 
 WORD = "word "

@@ -30,9 +30,9 @@ from benchmarks import runner
 from benchmarks.draft_rounds import OpsOf, Round, asked, compared, head, in_turn, measured
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.model.locate import locate
 from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.text.tokenizer import load_tokenizer
 from training.document import Family
 from training.items import draw_items

@@ -26,7 +26,7 @@ import lmprog
 from benchmarks import runner
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.engine.model.shape import read_shape
-from lmprog.runtime.engine.model.weights import expected
+from lmprog.runtime.engine.model.weight_table import expected
 
 PROMPT = "abcdefgh" * 48
 ROWS, TOKENS = 8, 48

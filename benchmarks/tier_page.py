@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from benchmarks import runner
 from benchmarks.own_loop import OwnLoop
 from lmprog.config import RuntimeConfig
+from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.engine.selection import select_engine
 from lmprog.runtime.tier.page_file import PageFile
 from lmprog.runtime.tier.page_store import PageKey
 

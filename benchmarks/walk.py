@@ -1,9 +1,9 @@
-"""The way of one `gen()` through the package: which files its code is in, which values it passes.
+"""The way of one call through the package: which files its code is in, which values it passes.
 
-`python -m benchmarks.walk` runs one program on a runtime in this process, with the smallest random
-model, and lists the files of lmprog whose functions ran between the call and its result, and the
-value classes (dataclasses and messages) that those functions were given. An earlier revision is
-followed by running the same command there.
+`python -m benchmarks.walk [gen | select | json]` runs one program on a runtime in this process, with
+the smallest random model, and lists the files of lmprog whose functions ran between the call and
+its result, and the value classes (dataclasses and messages) that those functions were given. An
+earlier revision is followed by running the same command there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lmprog.runtime.assembly import assemble
 from lmprog.transport import LocalRuntimeChannel
 
 PACKAGE = Path(lmprog.__file__).parent
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
 class Walk:
@@ -49,37 +50,67 @@ class Walk:
 
 
 @lmprog.function
-def one(s: lmprog.Branch) -> str:
+def plain(s: lmprog.Branch) -> str:
     s += "The sky is"
     s += lmprog.gen("answer", max_tokens=3, temperature=0)
-    return s["answer"]
+    return str(s["answer"])
 
 
-def main() -> None:
+@lmprog.function
+def chosen(s: lmprog.Branch) -> str:
+    s += "The sky is"
+    s += lmprog.select("answer", ["red", "blue"])
+    return str(s["answer"])
+
+
+@lmprog.function
+def confined(s: lmprog.Branch) -> str:
+    s += "The sky is"
+    s += lmprog.gen("answer", max_tokens=16, temperature=0, schema=SCHEMA)
+    return str(s["answer"])
+
+
+PROGRAMS = {"gen": plain, "select": chosen, "json": confined}
+
+
+def walked(program: lmprog.Program[[], str]) -> Walk:
     """Runs the program twice, and follows the second run."""
     channel = LocalRuntimeChannel()
     config = RuntimeConfig(model="dummy:tiny", dtype="float32", threads=1, kv_memory_mb=32)
     loop, _ = assemble(config, channel)
     walk, following, ended = Walk(), threading.Event(), threading.Event()
+    followed = threading.Event()
 
     def serve() -> None:
         while not ended.is_set():
-            sys.setprofile(walk.profile if following.is_set() else None)
+            if following.is_set():
+                sys.setprofile(walk.profile)
+                followed.set()
             loop.step()
+        sys.setprofile(None)
         channel.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
     with RuntimeBackend(greet(channel.connect())) as backend:
-        one.run(backend=backend)
+        using = program.using(backend=backend)
+        using.run()
         following.set()
+        followed.wait()  # the runtime's step that waits now is not seen
+        walk.calls.clear()
+        walk.values.clear()
         threading.setprofile(walk.profile)
         sys.setprofile(walk.profile)
-        one.run(backend=backend)
+        using.run()
         sys.setprofile(None)
-        following.clear()
+        threading.setprofile(None)
         ended.set()
         thread.join()
+    return walk
+
+
+def main() -> None:
+    walk = walked(PROGRAMS[sys.argv[1] if len(sys.argv) > 1 else "gen"])
     print(f"{len(walk.calls)} files, {sum(walk.calls.values()):,} calls")
     for file, count in walk.calls.most_common():
         print(f"{count:6} {file}")

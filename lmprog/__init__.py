@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from lmprog.lang.branches.vote import race as race
     from lmprog.lang.branches.vote import vote as vote
     from lmprog.lang.decorator import function as function
-    from lmprog.lang.ops.beams import beam as beam
     from lmprog.lang.ops.best_of import Judge as Judge
+    from lmprog.lang.ops.best_of import beam as beam
     from lmprog.lang.ops.best_of import best_of as best_of
-    from lmprog.lang.ops.choices import greedy_token_selection as greedy_token_selection
-    from lmprog.lang.ops.choices import token_length_normalized as token_length_normalized
-    from lmprog.lang.ops.choices import (
+    from lmprog.lang.ops.expressions import greedy_token_selection as greedy_token_selection
+    from lmprog.lang.ops.expressions import token_length_normalized as token_length_normalized
+    from lmprog.lang.ops.expressions import (
         unconditional_likelihood_normalized as unconditional_likelihood_normalized,
     )
     from lmprog.lang.ops.meta import Selected as Selected
@@ -102,7 +102,7 @@ _CHOICES = (
 
 _HOMES = {
     **dict.fromkeys(_OPS, "lmprog.lang.ops.spelling"),
-    **dict.fromkeys(_CHOICES, "lmprog.lang.ops.choices"),
+    **dict.fromkeys(_CHOICES, "lmprog.lang.ops.expressions"),
     **dict.fromkeys(
         ("AskedAgain", "Called", "Done", "Text", "Thought", "Value"),
         "lmprog.lang.streaming.feed",
@@ -141,7 +141,7 @@ _HOMES = {
     "set_default_backend": "lmprog.backends.default",
     **dict.fromkeys(("race", "vote"), "lmprog.lang.branches.vote"),
     **dict.fromkeys(("search", "SearchPath"), "lmprog.lang.branches.branch_search"),
-    "beam": "lmprog.lang.ops.beams",
+    "beam": "lmprog.lang.ops.best_of",
     "best_of": "lmprog.lang.ops.best_of",
 }
 

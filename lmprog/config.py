@@ -1,11 +1,16 @@
-"""Small frozen configurations of a runtime; what is `auto` is resolved once, into a new value.
+"""The configuration of a runtime as a table: each option's type, default, help and range, which
+engines do not have it, and which options it needs.
 
-This module knows numbers and names only; it opens no file and imports nothing heavy.
+Small frozen values; what is left open (`None`) is decided from model and machine, once. The help is
+what `lmprog serve --help` shows. `config_check` holds configurations to the table: an option that
+would do nothing is refused. What depends on more than the configuration (a model, a machine, a
+folder) is said where it is found. Knows numbers and names only; opens no file and imports nothing
+heavy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 PolicyName = Literal["fcfs", "lpm", "dfs"]
@@ -15,44 +20,136 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 KvPoolName = Literal["fixed", "virtual"]
 KvDtypeName = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
 
+EngineKind = Literal["processor", "device", "ranks", "native pages", "torch pages", "device pages"]
+"""What computes: a processor, a device, or several processes (`tp`), whatever each of them computes
+on. Pages are those of the engine in use, which a second tier would keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What engines of some kinds do not have of an option. In `says`, {name} is its name, and {it}
+    the name with its value.
+    """
+
+    kinds: tuple[EngineKind, ...]
+    says: str
+    values: tuple[object, ...] | None = None
+    """Those that they lack; None: all but the default."""
+    allowed: str | None = None
+    unless: tuple[str, object] | None = None
+    """Another option, and the value of it with which they have this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Another option without which an option would do nothing."""
+
+    option: str
+    without: object
+    """The other's value where it is not there."""
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class OptionRules:
+    """What the table says of an option besides its type and default."""
+
+    help: str
+    least: float | None = None
+    above: float | None = None
+    """A bound that is no value itself."""
+    most: float | None = None
+    needs: tuple[Need, ...] = ()
+    lacks: tuple[Lack, ...] = ()
+
+
+def _rules(
+    help: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    needs: tuple[Need, ...] = (),
+    lacks: tuple[Lack, ...] = (),
+) -> dict[str, OptionRules]:
+    """What a field of the table has besides its type and default."""
+    return {"rules": OptionRules(help, least, above, most, needs, lacks)}
+
+
+_KEEPS_THE_CACHE = Need(
+    "share", False, "{it} keeps what the cache has, and share = False switches that off"
+)
+_OF_DEVICES = Lack(
+    ("processor",),
+    "{it} is of a device; the processor's memory for keys and values is taken when it is first "
+    "written, and kv_memory_mb bounds it",
+)
+_OF_EVENTS = Need("kv_events", None, "{name} is for kv_events, which has no address")
+_NO_TIER_OF_RANKS = Lack(
+    ("ranks",), "{it} is not possible with tp: pages of several processes have no second tier"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """What the scheduler may do in one step and how long it may let a call wait."""
 
-    page_size: int = 16
-    num_pages: int = 0
-    """Pages of key/value memory; 0: as many as `RuntimeConfig.kv_memory_mb`, or the machine's
-    memory, allows.
-    """
-    token_budget: int = 2048
-    """Most tokens computed in one step, over all rows."""
-    max_rows: int = 256
-    """Most rows in one step."""
-    max_chunk: int = 0
-    """Most tokens of one row in one step; 0: only the budget limits it."""
-    step_ms: int = 50
-    """Milliseconds that a step with decoding rows may last: prefills beside them are cut to what
-    the measured costs allow. Alone they take what is fastest. 0: no bound."""
-    policy: PolicyName = "lpm"
-    ageing: float = 60.0
-    """Seconds of waiting that a whole context of cached prefix, a level of priority, or a place in
-    memory is worth, so that waiting is bounded: see `runtime/scheduling/policy`."""
-    admission: AdmissionName = "programs"
-    """programs: as many programs at a time as fit in memory until they end. unlimited: all whose
-    next call fits; where they do not all fit, they evict each other's pages. With a second tier
-    (`RuntimeConfig.kv_disk_mb`) that gives them back for little, programs is unlimited.
-    """
-    speculation: SpeculationName = "auto"
-    """auto: where the end of a text stood before, what followed it is tried as several tokens of
-    one step, as long as that pays by measured acceptance and costs; texts are the same. always:
-    wherever it stood before. off: never."""
-    share: bool = True
-    """False switches the tree off (nothing is matched or kept): the plain twin that the cache is
-    tested against.
-    """
-    max_waiting: int = 16_384
-    """Calls waiting beyond which a new one is refused as `Overloaded`."""
+    page_size: int = field(default=16, metadata=_rules("tokens of one page", least=1))
+    num_pages: int = field(
+        default=0, metadata=_rules("pages of memory; 0: as kv_memory_mb says", least=0)
+    )
+    """0: as many as `RuntimeConfig.kv_memory_mb`, or the machine's memory, allows."""
+    token_budget: int = field(default=2048, metadata=_rules("tokens computed in one step", least=1))
+    max_rows: int = field(default=256, metadata=_rules("rows of one step", least=1))
+    max_chunk: int = field(
+        default=0,
+        metadata=_rules("tokens of one row in one step; 0: only the budget limits it", least=0),
+    )
+    step_ms: int = field(
+        default=50,
+        metadata=_rules(
+            "milliseconds that a step with decoding rows may last, longer where prompts would "
+            "have less than half of it; 0: as long as without such rows",
+            least=0,
+        ),
+    )
+    """Prefills beside decoding rows are cut to what the measured costs allow; alone they take what
+    is fastest."""
+    policy: PolicyName = field(
+        default="lpm",
+        metadata=_rules(
+            "order of the waiting queue: arrival (fcfs), longest cached prefix (lpm), depth first"
+        ),
+    )
+    ageing: float = field(
+        default=60.0,
+        metadata=_rules(
+            "seconds of waiting that a level of priority or a cached context is worth", least=0
+        ),
+    )
+    """Or a place in memory, so that waiting is bounded: see `runtime/scheduling/policy`."""
+    admission: AdmissionName = field(
+        default="programs",
+        metadata=_rules("who gets memory: as many programs as fit until they end, or all"),
+    )
+    """programs: as many at a time as fit in memory until they end. unlimited: all whose next call
+    fits; where they do not all fit, they evict each other's pages. With a second tier
+    (`RuntimeConfig.kv_disk_mb`) that gives them back for little, programs is unlimited."""
+    speculation: SpeculationName = field(
+        default="auto",
+        metadata=_rules(
+            "try text that stood before as several tokens of one step: where it pays, always, "
+            "off; the texts are the same"
+        ),
+    )
+    """auto: where the end of a text stood before, what followed it is tried, as long as that pays
+    by measured acceptance and costs. always: wherever it stood before."""
+    share: bool = field(default=True, metadata=_rules("enable prefix caching"))
+    """False: nothing is matched or kept, the plain twin that the cache is tested against."""
+    max_waiting: int = field(
+        default=16_384,
+        metadata=_rules("calls that may wait; more are refused as Overloaded", least=0),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,67 +159,268 @@ class RuntimeConfig:
     """
 
     model: str = "nano"
-    device: str = "cpu"
-    """cpu, auto (a GPU where one can be used: not the default before a GPU has been met), cuda,
-    cuda:<number>, or emulated: the kernels of a GPU on the processor, for tests."""
-    dtype: DtypeName | None = None
-    kv_dtype: KvDtypeName | None = None
-    """How keys and values are kept; int8: each token's of a head with a scale of its own, on the
-    processor only; fp8: as e4m3 floats with two scales a layer, on a device and in the reference
-    attention."""
-    engine: Literal["native", "torch"] | None = None
-    """None: native where a compiler is found and the architecture is known to it."""
-    quantize: Literal["int8", "int4"] | None = None
-    """Weights rounded to 8 bits (one scale an output) or 4 (one scale 32 inputs): by the native
-    engine, or on a device."""
-    tp: int = 1
-    """Tensor parallelism: processes (ranks) that compute each step together, with a part of every
-    layer's weights and heads each; torch engine, or a device for each. `threads` and
-    `kv_memory_mb` are of all ranks of a machine together."""
-    tp_ranks: Literal["local", "torchrun"] = "local"
-    """Who starts the ranks: the runtime, on this machine, or torchrun and its like, which say by
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT who is who; only there on several machines."""
-    attention: Literal["native", "reference", "tree", "flashinfer", "cascade"] | None = None
-    """On the processor: native, or the reference, which asks for the torch engine. On a device:
-    tree (our kernels), flashinfer, its cascade, the reference; None: the first that is right."""
-    threads: int | None = None
-    context_len: int | None = None
-    kv_memory_mb: int | None = None
-    device_memory_fraction: float | None = None
-    """Of a device's memory that is free beside the model and its largest step, what keys and values
-    may take where neither `kv_memory_mb` nor `num_pages` says; None: 0.9."""
-    kv_pool: KvPoolName = "fixed"
-    """Of a device: fixed, memory for all pages is taken at once; virtual, addresses are, and memory
-    is mapped when pages are first written and unmapped after `kv_idle_seconds`."""
-    kv_idle_seconds: int = 900
-    """Seconds without work after which cached keys and values that no branch stands on are given
-    up, and the memory of all free pages goes back to the system; 0: never."""
-    kv_host_mb: int | None = None
-    """Keys and values that a device's memory has no place for are kept in so much pinned memory of
-    the host; None: they are not."""
-    kv_disk_mb: int | None = None
-    """Keys and values that memory has no place for are kept in a file of at most this size, and
-    found again after a restart; None: they are not. The file holds prompts; its owner alone can
-    read it.
-    """
-    kv_disk_folder: str | None = None
-    """Where; None: the folder `kv` of lmprog's cache."""
-    kv_events: str | None = None
-    """Where to publish which blocks of tokens the cache has, for routers that read vLLM's events;
-    None: nowhere. Events have the tokens of prompts."""
-    kv_events_replay: str | None = None
-    """Where routers ask for events that they missed; None: nowhere."""
-    kv_events_topic: str = ""
-    kv_events_open: bool = False
-    """Whether these addresses may be reached from other machines, without keys."""
-    lora: tuple[str, ...] = ()
-    """LoRA adapters, each as "name=folder" of PEFT's layout: branches and requests name them. As a
-    keyword of `lmprog.Runtime` also a mapping of names to folders."""
-    draft_model: str | None = None
-    """A small model of the same vocabulary, which drafts what `model` may say next, in place of
-    looking it up in the text. An eighth of `kv_memory_mb` is its own. On the processor only."""
-    public_prefix: tuple[str, ...] = ()
-    """Files of texts and first messages that caches of different keys share; what follows them is
-    each key's own.
-    """
+    device: str = field(
+        default="cpu",
+        metadata=_rules(
+            "what computes: cpu, auto (a GPU where one can be used), cuda, cuda:<number>, emulated"
+        ),
+    )
+    """A GPU is not the default before one has been met."""
+    dtype: DtypeName | None = field(
+        default=None,
+        metadata=_rules(
+            "of weights and activations; default: the checkpoint's own, where this machine "
+            "supports it"
+        ),
+    )
+    kv_dtype: KvDtypeName | None = field(
+        default=None,
+        metadata=_rules(
+            "of cached keys and values (int8: each with a scale, on the processor; fp8: with a "
+            "layer's scales, on a device); default: dtype",
+            lacks=(
+                Lack(
+                    ("processor",),
+                    "{it} is of devices and of attention = 'reference'; on the processor keys and "
+                    "values of 8 bits are int8",
+                    values=("fp8",),
+                    allowed="float32, bfloat16, float16, int8",
+                    unless=("attention", "reference"),
+                ),
+            ),
+        ),
+    )
+    engine: Literal["native", "torch"] | None = field(
+        default=None,
+        metadata=_rules(
+            "what computes the model; default: native where a compiler is found and the "
+            "architecture is known",
+            lacks=(
+                Lack(("device",), "{it} is of the processor; a device has none"),
+                Lack(
+                    ("ranks",),
+                    "{it} is not possible with tp, which torch computes; leave it out",
+                    values=("native",),
+                    allowed="torch",
+                ),
+            ),
+        ),
+    )
+    quantize: Literal["int8", "int4"] | None = field(
+        default=None,
+        metadata=_rules(
+            "round weights to 8 or 4 bits (native engine, or a device)",
+            lacks=(
+                Lack(
+                    ("ranks",),
+                    "{it} is not possible with tp, which torch computes: no weights are rounded",
+                ),
+            ),
+        ),
+    )
+    """To 8 bits with one scale an output, or to 4 with one scale 32 inputs."""
+    tp: int = field(
+        default=1,
+        metadata=_rules(
+            "tensor parallelism: processes that compute the model together, each with a part of "
+            "its weights (torch engine)",
+            least=1,
+        ),
+    )
+    """`threads` and `kv_memory_mb` are of all ranks of a machine together."""
+    tp_ranks: Literal["local", "torchrun"] = field(
+        default="local",
+        metadata=_rules(
+            "who starts them: the runtime, on this machine, or torchrun (RANK, WORLD_SIZE, "
+            "MASTER_ADDR, MASTER_PORT), on several",
+            needs=(Need("tp", 1, "{it} is for tp of 2 and more"),),
+        ),
+    )
+    attention: Literal["native", "reference", "tree", "flashinfer", "cascade"] | None = field(
+        default=None,
+        metadata=_rules(
+            "processor: native, reference (asks for the torch engine); device: tree, flashinfer, "
+            "cascade, reference; default: the best that is right on this machine",
+            lacks=(
+                Lack(
+                    ("processor",),
+                    "{it} is of a device; the processor has native, reference",
+                    values=("tree", "flashinfer", "cascade"),
+                    allowed="native, reference",
+                ),
+                Lack(
+                    ("device",),
+                    "{it} is of the processor; a device has tree, flashinfer, cascade, reference",
+                    values=("native",),
+                    allowed="tree, flashinfer, cascade, reference",
+                ),
+            ),
+        ),
+    )
+    threads: int | None = field(
+        default=None,
+        metadata=_rules(
+            "processor threads, of all ranks here; default: all cores; small steps of small "
+            "models use one",
+            least=0,
+        ),
+    )
+    context_len: int | None = field(
+        default=None, metadata=_rules("most tokens of one branch; default: the model's")
+    )
+    kv_memory_mb: int | None = field(
+        default=None, metadata=_rules("memory for keys and values; default: by model and machine")
+    )
+    device_memory_fraction: float | None = field(
+        default=None,
+        metadata=_rules(
+            "on a device: the part of its memory, as far as it is free beside the model and its "
+            "largest step, that keys and values may take; default: 0.9",
+            above=0,
+            most=1,
+            lacks=(_OF_DEVICES,),
+        ),
+    )
+    kv_pool: KvPoolName = field(
+        default="fixed",
+        metadata=_rules(
+            "on a device: take memory for keys and values at once (fixed), or map it when it is "
+            "first needed and unmap it after kv_idle_seconds (virtual)",
+            lacks=(
+                _OF_DEVICES,
+                Lack(("ranks",), "{it} is of one device, not of several ranks (tp); leave it out"),
+            ),
+        ),
+    )
+    kv_idle_seconds: int = field(
+        default=900,
+        metadata=_rules(
+            "seconds without work after which cached keys and values are given up and their "
+            "memory goes back to the system; 0: never",
+            least=0,
+        ),
+    )
+    """Pages that a branch stands on are kept."""
+    kv_host_mb: int | None = field(
+        default=None,
+        metadata=_rules(
+            "on a device: pinned memory of the host for keys and values that the device has no "
+            "place for; default: none is kept",
+            needs=(_KEEPS_THE_CACHE,),
+            lacks=(
+                Lack(
+                    ("native pages", "torch pages"),
+                    "{it} is memory beside a device; on the processor there is kv_disk_mb",
+                ),
+                _NO_TIER_OF_RANKS,
+            ),
+        ),
+    )
+    kv_disk_mb: int | None = field(
+        default=None,
+        metadata=_rules(
+            "size of a file for keys and values that memory has no place for, found again after a"
+            " restart; default: none is kept",
+            needs=(_KEEPS_THE_CACHE,),
+            lacks=(
+                Lack(
+                    ("torch pages", "device pages"),
+                    "{it} needs the native engine: torch and devices keep no pages on disk",
+                ),
+                _NO_TIER_OF_RANKS,
+            ),
+        ),
+    )
+    """The file holds prompts; its owner alone can read it."""
+    kv_disk_folder: str | None = field(
+        default=None,
+        metadata=_rules(
+            "where that file is; default: the folder kv of the cache",
+            needs=(
+                Need(
+                    "kv_disk_mb",
+                    None,
+                    "kv_disk_folder is where kv_disk_mb keeps pages, and that is not given",
+                ),
+            ),
+        ),
+    )
+    kv_events: str | None = field(
+        default=None,
+        metadata=_rules(
+            "address at which vLLM's key/value events are published, as in tcp://127.0.0.1:5557, "
+            "for routers that know the cache by them; default: none",
+            needs=(
+                Need(
+                    "share",
+                    False,
+                    "kv_events tells of the cache, and share = False switches it off",
+                ),
+            ),
+        ),
+    )
+    """Events have the tokens of prompts."""
+    kv_events_replay: str | None = field(
+        default=None,
+        metadata=_rules(
+            "address at which routers ask for events that they missed; default: none",
+            needs=(_OF_EVENTS,),
+        ),
+    )
+    kv_events_topic: str = field(
+        default="",
+        metadata=_rules(
+            "their topic; llm-d wants kv@POD@MODEL; default: none", needs=(_OF_EVENTS,)
+        ),
+    )
+    kv_events_open: bool = field(
+        default=False,
+        metadata=_rules(
+            "allow addresses of events that other machines reach: whoever does reads prompts",
+            needs=(_OF_EVENTS,),
+        ),
+    )
+    lora: tuple[str, ...] = field(
+        default=(),
+        metadata=_rules(
+            "a LoRA adapter, as NAME=FOLDER of PEFT's files, which requests name as their model; "
+            "repeat it for several",
+            lacks=(
+                Lack(
+                    ("ranks",),
+                    "{it} is not possible: there are no adapters over several ranks (tp)",
+                ),
+            ),
+        ),
+    )
+    """As a keyword of `lmprog.Runtime` also a mapping of names to folders."""
+    draft_model: str | None = field(
+        default=None,
+        metadata=_rules(
+            "a small model of the same vocabulary, whose drafts the model verifies several at a "
+            "time, in place of text that stood before; it has an eighth of kv_memory_mb",
+            needs=(
+                Need(
+                    "speculation",
+                    "off",
+                    '{it} is not possible with speculation = "off": it would never be asked',
+                ),
+            ),
+            lacks=(
+                Lack(
+                    ("ranks",),
+                    "{it} is not possible with tp: a model on several processes has none",
+                ),
+            ),
+        ),
+    )
+    """On the processor only."""
+    public_prefix: tuple[str, ...] = field(
+        default=(),
+        metadata=_rules(
+            "a file whose text, or messages (.json), all keys share in the cache; repeat it for "
+            "several"
+        ),
+    )
+    """What follows them is each key's own."""
     scheduler: SchedulerConfig = SchedulerConfig()

@@ -9,22 +9,26 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint, State
 from lmprog.constraints.diagram import to_svg
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import InvalidParameter, UnsupportedSchema
+from lmprog.errors import InvalidParameter
 from lmprog.lang.ops import typed
-from lmprog.lang.ops.json_layout import JsonLayout, with_layout
+from lmprog.lang.ops.keywords import (
+    CONSTRAINT_NAMES,
+    ConstraintOptions,
+    constraint_of,
+    with_layout,
+)
 from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
 from lmprog.lang.ops.sampling import unknown_option
-from lmprog.lang.ops.tagged_text import tags_constraint
 from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS, vocabulary_of
 from lmprog.runtime.programs.compile_pool import TimeLimit, never_pause
 
@@ -192,18 +196,13 @@ class Constrained:
         return found, finals
 
 
-class ConstraintKeywords(JsonLayout, total=False):
-    """The constraint keywords, of which one is given, and the JSON layout; as in `gen`."""
+class ConstraintKeywords(ConstraintOptions, total=False):
+    """The constraint keywords of `gen`, of which one is given, or a type, and the JSON layout."""
 
-    regex: str | None
-    schema: Mapping[str, Any] | str | None
-    choices: Sequence[str] | None
-    grammar: str | None
-    structural_tag: Mapping[str, Any] | str | None
     type: object
 
 
-_KINDS = ("regex", "schema", "choices", "grammar", "structural_tag", "type")
+_NAMES = (*(one for one in CONSTRAINT_NAMES if one in ConstraintKeywords.__annotations__), "type")
 _FIRST = "the first argument"
 
 
@@ -216,64 +215,24 @@ def constraint(what: object = None, /, **options: Unpack[ConstraintKeywords]) ->
     compile than the runtime lets it.
     """
     rest: dict[str, Any] = {**options}
-    given = {_FIRST: what, **{name: rest.pop(name, None) for name in _KINDS}}
+    given = {_FIRST: what, **{name: rest.pop(name, None) for name in _NAMES}}
     said = [name for name, value in given.items() if value is not None]
     if len(said) != 1:
         raise InvalidParameter(
-            f"{' and '.join(said) or 'nothing'} was given; give one of {', '.join(_KINDS)}",
+            f"{' and '.join(said) or 'nothing'} was given; give one of {', '.join(_NAMES)}",
             name=" and ".join(said),
             allowed="exactly one",
         )
-    asked = with_layout(_asked(said[0], given[said[0]]), rest)
+    name, value = said[0], given[said[0]]
+    asked = constraint_of(name, value) if name in CONSTRAINT_NAMES else _of_type(value)
+    asked = with_layout(asked, rest)
     if rest:
         raise unknown_option(next(iter(rest)), ConstraintKeywords.__annotations__)
     return Constrained(asked or wire.Regex("(?s:.*)"))
 
 
-def _asked(name: str, value: Any) -> wire.Constraint | None:
-    if name == "regex":
-        return wire.Regex(
-            _text(
-                name,
-                value,
-                "text; of a compiled pattern give .pattern, its flags as (?i) and the like",
-            )
-        )
-    if name == "schema":
-        return wire.JsonSchema(value if isinstance(value, str) else _schema_text(value))
-    if name == "choices":
-        if isinstance(value, str) or not isinstance(value, Iterable):
-            raise _mistaken(name, value, "a list of texts")
-        return wire.Choices(tuple(_text("a choice", choice, "text") for choice in value))
-    if name == "grammar":
-        return wire.Grammar(_text(name, value, "text"))
-    if name == "structural_tag":
-        return tags_constraint(value)
+def _of_type(value: object) -> wire.Constraint | None:
     return constraint_of_term(value) if is_term(value) else typed.constraint_of(value)
-
-
-def _schema_text(schema: object) -> str:
-    if isinstance(schema, type):
-        raise _mistaken("schema", schema, "a dict or JSON text; a Python type is given as type=")
-    try:
-        return json.dumps(schema, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UnsupportedSchema(
-            f"the schema cannot be written as JSON: {error}", keyword="", path="#"
-        ) from error
-
-
-def _text(name: str, value: object, allowed: str) -> str:
-    if not isinstance(value, str):
-        raise _mistaken(name, value, allowed)
-    return value
-
-
-def _mistaken(name: str, value: object, allowed: str) -> InvalidParameter:
-    shown = repr(value)[:80]
-    return InvalidParameter(
-        f"{name} is {shown}; it must be {allowed}", name=name, value=shown, allowed=allowed
-    )
 
 
 def _drawn(constraint: Constraint, state: State, left: int, rng: random.Random) -> int:

@@ -79,6 +79,14 @@ class InvalidParameter(RequestRejected):
     allowed: str | None
 
 
+def not_allowed(name: str, value: object, allowed: str, why: str = "") -> InvalidParameter:
+    """The error for a value that `name` cannot have; `why` follows what is allowed."""
+    because = f" ({why})" if why else ""
+    message = f"{name}={value!r} is not allowed; give {allowed}{because}"
+    shown: Detail = value if isinstance(value, str | int | float | bool | None) else repr(value)
+    return InvalidParameter(message, name=name, value=shown, allowed=allowed)
+
+
 class ContextOverflow(RequestRejected):
     code = "context_overflow"
     fields = ("prompt", "max_tokens", "limit")

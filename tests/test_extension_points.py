@@ -16,8 +16,8 @@ from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.constraints.constraint import MaskRow, State
 from lmprog.runtime.engine.attention.backend import AttentionShape
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.torch_engine import TorchEngine, load_torch_engine
+from lmprog.runtime.engine.torch_engine.engine import TorchEngine, load_torch_engine
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from tests.model.driver import Driver

@@ -1,4 +1,6 @@
-"""No file reaches itself through its imports, wherever they are written."""
+"""No file reaches itself through its imports, wherever they are written, and no room of the engine
+does.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,35 @@ from tests.house import ROOT, House
 
 def file_cycles(house: House) -> list[list[str]]:
     """Files that import one another in a circle, imports in functions and for typing included."""
-    imports = {
+    return circles(imports_of(house))
+
+
+def folder_cycles(house: House) -> list[list[str]]:
+    """Folders whose files import one another in a circle; a folder within another is one of its
+    own.
+    """
+    packages = {house.module_of(path) for path in house.trees if path.stem == "__init__"}
+
+    def folder(module: str) -> str:
+        return module if module in packages else module.rpartition(".")[0]
+
+    imports: dict[str, set[str]] = {}
+    for module, names in imports_of(house).items():
+        others = imports.setdefault(folder(module), set())
+        others |= {folder(name) for name in names} - {folder(module)}
+    return circles(imports)
+
+
+def imports_of(house: House) -> dict[str, set[str]]:
+    """By each module the modules that it imports."""
+    return {
         house.module_of(path): {name for name, _ in house.imports(path) if name in house.modules}
         for path in house.trees
     }
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Those that reach themselves, each circle once."""
     reach: dict[str, set[str]] = {}
     for start in imports:
         seen: set[str] = set()
@@ -23,17 +50,24 @@ def file_cycles(house: House) -> list[list[str]]:
                 seen.add(name)
                 todo += imports[name]
         reach[start] = seen
-    circles = {
+    found = {
         frozenset(other for other in seen if start in reach[other])
         for start, seen in reach.items()
         if start in seen
     }
-    return sorted(sorted(circle) for circle in circles)
+    return sorted(sorted(circle) for circle in found)
 
 
 def test_no_file_imports_itself_through_others() -> None:
     """Also in functions and for type checking: whoever reads a file reads only what is below it."""
     assert file_cycles(House(ROOT)) == []
+
+
+def test_no_room_of_the_engine_imports_itself_through_others() -> None:
+    """What rooms share lies below them, and what chooses among them above."""
+    engine = "lmprog.runtime.engine"
+    found = folder_cycles(House(ROOT))
+    assert [circle for circle in found if any(one.startswith(engine) for one in circle)] == []
 
 
 def test_a_planted_cycle_of_files_is_found(tmp_path: Path) -> None:
@@ -44,3 +78,20 @@ def test_a_planted_cycle_of_files_is_found(tmp_path: Path) -> None:
     (folder / "c.py").write_text("from lmprog.a import y\nimport lmprog.d\n")
     (folder / "d.py").write_text("x = 1\n")
     assert file_cycles(House(tmp_path)) == [["lmprog.a", "lmprog.b", "lmprog.c"]]
+
+
+def test_a_planted_cycle_of_folders_is_found(tmp_path: Path) -> None:
+    """A folder and one within it are two."""
+    for name, text in (
+        ("", ""),
+        ("below/", ""),
+        ("below/a", "from lmprog.b import x\n"),
+        ("b", "x = 1\n"),
+        ("c", "from lmprog.below.a import x\n"),
+    ):
+        path = tmp_path / "lmprog" / f"{name or ''}"
+        path = path / "__init__.py" if not name or name.endswith("/") else path.with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert file_cycles(House(tmp_path)) == []
+    assert folder_cycles(House(tmp_path)) == [["lmprog", "lmprog.below"]]

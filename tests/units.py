@@ -19,7 +19,7 @@ class Unit:
 # tree to the tensors.
 UNITS = {
     "errors": Unit("lmprog.errors"),
-    "config": Unit("lmprog.config"),
+    "config": Unit("lmprog.config lmprog.config_check", "errors"),
     "wire": Unit("lmprog.wire"),
     "native": Unit("lmprog.native"),
     "weight_cache": Unit("lmprog.weight_cache", "native"),
@@ -32,7 +32,7 @@ UNITS = {
     "backends": Unit(
         "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray calls"
     ),
-    "threads": Unit("lmprog.lang.threads"),
+    "threads": Unit("lmprog.lang.ops.threads"),
     "ops": Unit("lmprog.lang.ops", "errors wire calls threads"),
     "streaming": Unit("lmprog.lang.streaming", "errors wire calls backends ops"),
     "checkpoints": Unit("lmprog.lang.checkpoints", "errors wire"),
@@ -64,37 +64,36 @@ UNITS = {
     # tensors: they see batches, never requests
     "engine": Unit(
         "lmprog.runtime.engine",
-        "errors config native weight_cache wire documents tier scheduling batch",
+        "errors config native weight_cache wire documents tier scheduling",
     ),
-    "batch": Unit("lmprog.runtime.engine.batch", "scheduling"),
     "loop": Unit(
-        "lmprog.runtime.loop lmprog.runtime.steps",
-        "errors wire transport scheduling programs batch",
+        "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",
+        "errors wire transport scheduling programs",
     ),
     # what puts the parts together
     "simulation": Unit(
         "lmprog.simulation",
-        "errors config wire transport radix constraints text tier scheduling programs batch loop",
+        "errors config wire transport radix constraints text tier scheduling programs loop",
     ),
     "kv_events": Unit("lmprog.runtime.kv_events", "errors config wire transport radix"),
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime.fingerprint lmprog.runtime",
-        "errors config wire calls transport launch documents text scheduling programs loop engine batch ranks "
+        "errors config wire calls transport launch documents text scheduling programs loop engine ranks "
         "kv_events",
     ),
-    "quality": Unit("lmprog.runtime.quality", "errors config text engine batch"),
+    "quality": Unit("lmprog.runtime.quality", "errors config text scheduling engine"),
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
     "http": Unit("lmprog.server.http", "errors wire options"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
-        "lmprog.server.runtime_link lmprog.server.exchange lmprog.server.request_records",
+        "lmprog.server.link",
         "errors wire transport launch fairness",
     ),
     "metrics": Unit("lmprog.server.observability", "errors wire link fairness"),
     "gateway": Unit(
-        "lmprog.server.gateway lmprog.server.guard lmprog.server.routers",
+        "lmprog.server.gateway",
         "errors wire options http link fairness metrics",
     ),
     "operations": Unit(
@@ -106,16 +105,14 @@ UNITS = {
     ),
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
-        "lmprog.server.programs lmprog.server.openapi",
+        "lmprog.server.programs",
         "errors config wire calls options http link gateway operations",
     ),
     "server": Unit(
         "lmprog.server",
         "errors launch options http link metrics gateway operations supervision dialects",
     ),
-    "gpu_report": Unit(
-        "lmprog.runtime.engine.device.report", "errors config wire scheduling engine batch"
-    ),
+    "gpu_report": Unit("lmprog.runtime.engine.gpu_report", "errors config wire scheduling engine"),
     "cli": Unit(
         "lmprog.cli",
         "errors config wire native weight_cache transport launch gpu_report quality backends ops "
@@ -137,11 +134,14 @@ DOORS = {
     "fastapi": "lmprog.server lmprog.ray.serve_gateway",
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
-    "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation",
+    "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
+    "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.logit_edits",
     "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.token_pieces "
     "lmprog.runtime.text.quoting",
     "jinja2": "lmprog.runtime.text.sandbox",
-    **dict.fromkeys(_MODEL_LIBRARIES, "lmprog.runtime.engine.model"),
+    **dict.fromkeys(
+        _MODEL_LIBRARIES, "lmprog.runtime.engine.model lmprog.runtime.engine.torch_engine"
+    ),
     "llguidance": "lmprog.constraints",
     "pydantic": "lmprog.lang lmprog.server.http",
     "pydantic_core": "lmprog.server.http",
@@ -150,7 +150,7 @@ DOORS = {
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.tracing lmprog.lang.runs.run_tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
-    "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.model lmprog.cli.batch",
+    "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",
     "rich": "lmprog.cli",
     "ray": "lmprog.ray",
     "flashinfer": "lmprog.runtime.engine.device.flashinfer_reader",

@@ -22,10 +22,10 @@ from typing import Annotated, Literal
 
 from benchmarks import runner
 from lmprog.native import kernels_folder
-from lmprog.runtime.engine.device import nvrtc
+from lmprog.runtime.engine.device import cuda_driver
+from lmprog.runtime.engine.device.cuda_driver import ARCHITECTURES
 from lmprog.runtime.engine.device.driver import MODULES, PRODUCT_MODULES, KernelsKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
-from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES
 
 _TESTS = Path(__file__).parents[2] / "tests" / "cuda"
 TABLES = {"nvcc": _TESTS / "compiled.csv", "nvrtc": _TESTS / "compiled_nvrtc.csv"}
@@ -93,7 +93,7 @@ def said_by_nvcc(key: KernelsKey, architecture: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-COMPILERS = {"nvcc": said_by_nvcc, "nvrtc": nvrtc.account}
+COMPILERS = {"nvcc": said_by_nvcc, "nvrtc": cuda_driver.account}
 """What each says of a module for an architecture, in the same words."""
 
 

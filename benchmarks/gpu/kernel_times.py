@@ -21,7 +21,6 @@ import torch
 from benchmarks.gpu.model import SHAPES, Hardware, Shape, fork, step
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.float8 import Float8Scales
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName, page_reader
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
 from lmprog.runtime.engine.device.flashinfer_reader import is_installed
@@ -31,6 +30,7 @@ from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import StepPlans, step_arrays
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.wire import SamplingParams
 

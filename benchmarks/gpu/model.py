@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.items import AttentionItems, Tiling, plan_items
+from lmprog.runtime.scheduling.batch import Batch
 
 PAGE = 16
 

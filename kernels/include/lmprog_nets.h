@@ -1,6 +1,6 @@
 /* From the parts of a net as a builder writes them to its arrays: the C interface of kernels/cpu/nets.cpp.
  *
- * lmprog/constraints/costs.py is its plain twin and explains costs and trimming. All inputs are borrowed while a build
+ * lmprog/constraints/finish.py is its plain twin and explains costs and trimming. All inputs are borrowed while a build
  * lives. A build goes on in steps of bounded work, so that its owner can stop between two of them.
  */
 #ifndef LMPROG_NETS_H

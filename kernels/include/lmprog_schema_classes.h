@@ -284,7 +284,7 @@ class SchemaClasses {
         return Class::kAnyOf;
     }
 
-    // The twin of disjoint.py, except that it compares fewer values.
+    // The twin of `plainly_disjoint` in expand.py, except that it compares fewer values.
     bool exclude_each_other(int32_t left, int32_t right, int depth) {
         if (left == kNone || right == kNone) return false;
         if (!compared(json_[left].count + json_[right].count)) return false;

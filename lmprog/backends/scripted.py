@@ -137,14 +137,13 @@ def _checked(
         return ProgramError(
             f"the script gives {len(texts)} texts, but n={op.sampling.n} were asked for"
         )
-    constraint = op.constraint
+    choices = None if op.constraint is None else op.constraint.as_choices()
+    pattern = None if op.constraint is None else op.constraint.as_pattern()
     for text in texts:
-        if isinstance(constraint, wire.Choices) and text not in constraint.texts:
+        if choices is not None and text not in choices:
             return ProgramError(
-                f"the script answers {text!r}, but the choices are {', '.join(constraint.texts)}"
+                f"the script answers {text!r}, but the choices are {', '.join(choices)}"
             )
-        if isinstance(constraint, wire.Regex) and re.fullmatch(constraint.pattern, text) is None:
-            return ProgramError(
-                f"the script answers {text!r}, which does not match {constraint.pattern}"
-            )
+        if choices is None and pattern is not None and re.fullmatch(pattern, text) is None:
+            return ProgramError(f"the script answers {text!r}, which does not match {pattern}")
     return TextAnswer(texts=texts)

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from lmprog.cli.http_endpoint import Endpoint
 from lmprog.errors import LmprogError
-from lmprog.lang import threads
+from lmprog.lang.ops import threads
 
 PERCENTS = (50, 90, 99)
 

@@ -69,7 +69,7 @@ def try_gpu(device: str) -> int:
     """Exit code 1 if the kernels cannot run on `device`, or give wrong results there."""
     if not _has_torch():
         raise NotSupported(f"a GPU needs torch, which is not installed: {_FOR_GPUS}")
-    from lmprog.runtime.engine.device.report import gpu_report
+    from lmprog.runtime.engine.gpu_report import gpu_report
 
     failed = False
     for finding in gpu_report(device):
@@ -201,7 +201,7 @@ def torch() -> Finding:
 def gpu() -> Finding:
     if not _has_torch():
         return Finding("ok", f"none is used without torch ({_FOR_GPUS})")
-    from lmprog.runtime.engine.device.report import gpu_line
+    from lmprog.runtime.engine.gpu_report import gpu_line
 
     return Finding("ok", gpu_line())
 

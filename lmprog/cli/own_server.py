@@ -15,7 +15,7 @@ from lmprog.errors import RuntimeGone
 from lmprog.launch import RuntimeProcess
 from lmprog.server.http.http_server import HttpServer, bind, url_of
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.serving import serve
+from lmprog.server.service import serve
 
 START_SECONDS = 60.0
 
@@ -23,7 +23,7 @@ START_SECONDS = 60.0
 @contextlib.contextmanager
 def own_server(model: str, requests: int) -> Iterator[tuple[str, str]]:
     """(URL, key) of a server for `requests` concurrent requests, for as long as the block runs."""
-    key = secrets.token_urlsafe(24)
+    key = secrets.token_hex(24)  # as an argument it must not look like an option
     settings = ServerSettings(port=0, api_keys=(key,), max_running=max(256, requests), drain=1.0)
     bound = bind(settings)
     ready = threading.Event()

@@ -7,8 +7,7 @@ import gc
 import logging
 from pathlib import Path
 
-from lmprog.simulation.command import main
-from lmprog.simulation.world_runs import SimulationRun
+from lmprog.simulation.world_runs import SimulationRun, main
 
 
 def run(given: argparse.Namespace) -> int:

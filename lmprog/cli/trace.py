@@ -1,6 +1,6 @@
 """`lmprog trace FILE`: a traced program in the terminal, or as one page.
 
-Draws what `trace_timeline` gives; `trace_page` makes the page.
+Draws what `trace_file` gives; `trace_page` makes the page.
 """
 
 from __future__ import annotations
@@ -14,8 +14,17 @@ from rich.text import Text
 
 from lmprog.cli.trace_page import page
 from lmprog.errors import RequestRejected
-from lmprog.lang.runs.trace_file import TracedRun, read_trace
-from lmprog.lang.runs.trace_timeline import PROGRAM, Lane, Phase, end_of, lanes, shares, stretches
+from lmprog.lang.runs.trace_file import (
+    PROGRAM,
+    Lane,
+    Phase,
+    TracedRun,
+    end_of,
+    lanes,
+    read_trace,
+    shares,
+    stretches,
+)
 
 COLORS: dict[str, str] = {
     "asked": "grey50", "queued": "dark_orange", "prefill": "cyan", "decode": "blue",

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from html import escape
 
 from lmprog import wire
-from lmprog.lang.runs.trace_file import TracedCall, TracedRun
-from lmprog.lang.runs.trace_timeline import (
+from lmprog.lang.runs.trace_file import (
     PROGRAM,
     Lane,
+    TracedCall,
+    TracedRun,
     end_of,
     lanes,
     shares,

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lmprog import wire
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.net import NetBuilder, Node
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 
@@ -16,7 +18,8 @@ _DEEPEST = 30
 _TEXTS_PER_CHECK = 512
 
 
-def choices_node(texts: Sequence[str], builder: NetBuilder) -> Node:
+def choices_node(spec: wire.Choices, builder: NetBuilder, _: CompileLimits) -> Node:
+    texts = spec.texts
     if not texts:
         raise UnsatisfiableConstraint(
             "there are no choices, so nothing at all would match; give at least one"

@@ -3,8 +3,8 @@
 A *constraint* is an automaton over token ids, compiled once per vocabulary and shared by all calls.
 A *guide* is one of its `State`s, so forking a guide copies a reference. A constraint keeps the
 states that are referenced and may discard all others, so its memory is bounded. This module knows
-no automaton, tokenizer or compiler: `compiler.py` makes constraints; `regular.py` and
-`llguidance_engine.py` implement them.
+no automaton, tokenizer or compiler: `compiling/compiler.py` makes constraints; `regular.py` and
+`compiling/llguidance_engine.py` implement them.
 """
 
 from __future__ import annotations

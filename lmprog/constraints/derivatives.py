@@ -22,8 +22,7 @@ from lmprog.constraints.expression import (
     seq,
 )
 from lmprog.constraints.native_texts import native_matches
-from lmprog.constraints.text_nodes import too_many_states
-from lmprog.constraints.text_set import MAX_STEPS
+from lmprog.constraints.text_set import MAX_STEPS, too_many_states
 
 
 def matches(expression: Expression, value: str) -> bool:

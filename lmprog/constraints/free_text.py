@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from lmprog import wire
 from lmprog.constraints import charset
+from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import ANYTHING, Chars, Expression, Repeat, alt, seq
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.lower import Lowering
@@ -18,7 +19,7 @@ from lmprog.errors import GrammarError
 _MORE = Repeat(Chars(charset.ALL), 1, None)
 
 
-def free_text_node(spec: wire.FreeText, net: NetBuilder) -> Node:
+def free_text_node(spec: wire.FreeText, net: NetBuilder, _: CompileLimits) -> Node:
     """Raises GrammarError if the texts to watch for are too many."""
     texts = Lowering(net, json_string=False)
     if spec.end is None:

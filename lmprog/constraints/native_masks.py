@@ -16,13 +16,12 @@ import numpy as np
 
 from lmprog import native
 from lmprog.constraints.automaton import MemoryFull
-from lmprog.constraints.buckets import NUM_GROUPS, group_bytes
 from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, too_large
 from lmprog.constraints.exclusion import any_text
 from lmprog.constraints.leaves import UNREACHABLE, Leaf
 from lmprog.constraints.lower import any_json_character
 from lmprog.constraints.net_arrays import Net
-from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.constraints.vocabulary import NUM_GROUPS, Vocabulary, group_bytes
 from lmprog.constraints.walk import RawMask
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32

@@ -20,8 +20,14 @@ from lmprog.constraints.charset import CharSet
 from lmprog.constraints.constraint import Check
 from lmprog.constraints.exclusion import CharTrie
 from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Repeat, Seq, alt
-from lmprog.constraints.text_nodes import MAX_STATES, TextAutomaton, too_many_states
-from lmprog.constraints.text_set import MAX_STEPS, Lower, TextSet
+from lmprog.constraints.text_set import (
+    MAX_STATES,
+    MAX_STEPS,
+    Lower,
+    TextAutomaton,
+    TextSet,
+    too_many_states,
+)
 from lmprog.errors import GrammarError
 
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32

@@ -22,8 +22,15 @@ from lmprog.constraints.expression import ANYTHING, Alt, Chars, Expression, Repe
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.native_texts import native_automaton
 from lmprog.constraints.net import FAIL, NetBuilder, Node
-from lmprog.constraints.text_nodes import MAX_STATES, TextAutomaton, table_node, too_many_states
-from lmprog.constraints.text_set import MAX_STEPS, Lower, TextSet
+from lmprog.constraints.text_set import (
+    MAX_STATES,
+    MAX_STEPS,
+    Lower,
+    TextAutomaton,
+    TextSet,
+    table_node,
+    too_many_states,
+)
 
 _Terms = frozenset[int]
 """Numbers of expressions, one of which has to match the rest."""

@@ -1,7 +1,14 @@
-"""A vocabulary as constraints use it: token bytes, end-of-sequence ids, and the mask index.
+"""A vocabulary as constraints use it: token bytes, end-of-sequence ids, and the mask index, which
+depends on the token bytes alone and is cached on disk under their hash.
 
-The index (`buckets.py`) depends on the token bytes alone and is cached on disk under their hash.
-Knows bytes and ids; does not know tokenizer files (`token_bytes.py`) or automata.
+The index has the tokens in buckets of similar ones, each with a trie and a mask. A *group* is a set
+of characters that patterns mostly accept or reject together (lower-case letters, for instance). A
+bucket holds the tokens whose characters come from exactly the same groups, with or without one
+leading space. Whether an automaton accepts all or none of them can then be decided without looking
+at single tokens; the tries are for all other cases. Tokens that are not whole characters, are very
+long, or have characters of no group are in a bucket without groups.
+
+Knows bytes, ids and characters; does not know tokenizer files (`token_bytes.py`) or automata.
 """
 
 from __future__ import annotations
@@ -11,13 +18,22 @@ import hashlib
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lmprog.constraints.buckets import FORMAT, Index, arrays_of, build_index, index_of
+from lmprog.constraints import charset, tables
+from lmprog.constraints.charset import CharSet
+from lmprog.constraints.constraint import bit_row
+from lmprog.constraints.leaves import Leaf
+from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.net_arrays import Alphabet
+from lmprog.constraints.trie import NODE, Trie, build_trie
 from lmprog.native import cache_folder
 
 log = logging.getLogger("lmprog")
@@ -142,3 +158,209 @@ def _store(path: Path, index: Index) -> Index:
     except OSError as error:
         log.warning("the vocabulary index could not be written to %s: %s", path.parent, error)
     return index
+
+
+# --- the index
+
+FORMAT = f"9-{unicodedata.unidata_version}"
+"""Part of the file's name: raised whenever the index changes. The groups depend on Python's
+Unicode.
+"""
+NUM_GROUPS = 8
+LONGEST = 32
+"""Characters of a token in a bucket whose groups are known."""
+_MANY = 512
+"""Tokens beyond which a bucket has its mask ready."""
+_LEAD = " "
+
+
+@functools.cache
+def groups() -> tuple[CharSet, ...]:
+    """The characters of each group, disjoint. A set of groups is a bit mask in this order."""
+    ascii_groups = [
+        charset.charset([(97, 122)]),
+        charset.charset([(65, 90)]),
+        charset.charset([(48, 57), (95, 95)]),
+        charset.charset([(32, 32)]),
+        charset.charset([(9, 13)]),
+    ]
+    # Neither `"` nor `\`: inside JSON strings they have a special meaning.
+    other = charset.subtract(
+        charset.charset([(33, 33), (35, 91), (93, 126)]), charset.union(*ascii_groups)
+    )
+    beyond = charset.charset([(128, charset.MAX_CODE)])
+    words = charset.intersect(charset.python_class("w"), beyond)
+    return (*ascii_groups, other, words, charset.subtract(beyond, words))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupBytes:
+    """The groups as one byte automaton: state q has the edges edge_start[q]..edge_start[q + 1]."""
+
+    start: tuple[int, ...]  # by group
+    edge_start: NDArray[np.int32]
+    edges: NDArray[
+        np.int32
+    ]  # [edges, 3]: first byte, last byte, target, or -1 where the character ends
+
+
+@functools.cache
+def group_bytes() -> GroupBytes:
+    flat = tables.kept("groups", _made_group_bytes)
+    num_states = int(flat[NUM_GROUPS])
+    starts, edge_start, edges = np.split(flat, [NUM_GROUPS, NUM_GROUPS + num_states + 2])
+    return GroupBytes(tuple(starts.tolist()), edge_start[1:].copy(), edges.reshape(-1, 3).copy())
+
+
+def _made_group_bytes() -> NDArray[np.int32]:
+    """The start states, the number of states, their `edge_start`, the edges, in one flat array."""
+    net = NetBuilder()
+    for ranges in groups():
+        strings = [item for low, high in ranges for item in charset.utf8_ranges(low, high)]
+        net.byte_strings(tuple(tuple((pair,) for pair in item) for item in strings))
+    found = [made for made in net.leaves if isinstance(made, Leaf)]
+    assert len(found) == NUM_GROUPS, "groups are distinct, so each has a leaf"
+    begins = [0, *accumulate(made.num_states for made in found)]
+    states = [
+        (final, [(low, high, first + to) for low, high, to in edges])
+        for first, made in zip(begins, found, strict=False)
+        for final, edges in made.states()
+    ]
+    starts = np.zeros(len(states) + 1, np.int32)
+    np.cumsum([len(edges) for _, edges in states], out=starts[1:])
+    flat = [
+        (low, high, -1 if states[to][0] else to) for _, edges in states for low, high, to in edges
+    ]
+    numbers = np.array([*begins[:-1], len(states)])
+    parts = [numbers, starts, np.array(flat).ravel()]
+    return np.array(np.concatenate(parts), np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """`groups` 0: nothing is known about the tokens, not even their lengths."""
+
+    groups: int
+    lead: bool  # the tokens have one space before the texts of the trie
+    trie: Trie
+    by_length: NDArray[np.int32]  # token ids, those with few characters first
+    length_start: NDArray[np.int32]  # [longest + 1] tokens with at most so many characters
+    bits: NDArray[np.uint32] | None  # [words] the mask of all of them, if they are many
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Index:
+    buckets: tuple[Bucket, ...]
+    in_order: NDArray[np.int32]
+    """The tokens that have bytes, sorted by these; of equal ones the lowest id first."""
+
+
+def build_index(tokens: Sequence[bytes | None]) -> Index:
+    sorted_in: dict[tuple[int, bool], list[tuple[bytes, int]]] = {}
+    lengths = np.zeros(len(tokens), np.int64)
+    group_of: dict[str, int] = {}
+    for i, token in enumerate(tokens):
+        if not token:
+            continue
+        key, length = _kind(token, group_of)
+        lengths[i] = length
+        sorted_in.setdefault(key, []).append((token[1:] if key[1] else token, i))
+    made = []
+    for (mask, lead), pairs in sorted(sorted_in.items()):
+        ids = np.array([i for _, i in pairs], np.int32)
+        made.append(
+            _bucket(
+                mask, lead, build_trie(pairs), ids[np.argsort(lengths[ids], kind="stable")], lengths
+            )
+        )
+    texts = sorted((token, i) for i, token in enumerate(tokens) if token)
+    in_order = np.array([i for _, i in texts], np.int32)
+    return Index(tuple(_with_bits(bucket, (len(tokens) + 31) // 32) for bucket in made), in_order)
+
+
+def _kind(token: bytes, group_of: dict[str, int]) -> tuple[tuple[int, bool], int]:
+    """The bucket of a token, and the token's length in characters there."""
+    try:
+        text = token.decode()
+    except UnicodeDecodeError:
+        return (0, False), 0
+    lead = len(text) > 1 and text[0] == _LEAD
+    text = text[lead:]
+    mask = 0
+    for char in text if len(text) <= LONGEST else "":
+        group = group_of.get(char)
+        if group is None:
+            group = group_of[char] = _group_of(char)
+        if not group:
+            return (0, False), 0
+        mask |= group
+    return ((mask, lead), len(text)) if mask else ((0, False), 0)
+
+
+def _group_of(char: str) -> int:
+    return next(
+        (1 << i for i, ranges in enumerate(groups()) if charset.contains(ranges, ord(char))), 0
+    )
+
+
+def _bucket(
+    mask: int, lead: bool, trie: Trie, by_length: NDArray[np.int32], lengths: NDArray[np.int64]
+) -> Bucket:
+    counts = np.bincount(lengths[by_length]) if mask else np.zeros(1, np.int64)
+    return Bucket(mask, lead, trie, by_length, np.cumsum(counts).astype(np.int32), None)
+
+
+def _with_bits(bucket: Bucket, num_words: int) -> Bucket:
+    if not bucket.groups or len(bucket.by_length) < _MANY:
+        return bucket
+    bits = bit_row(bucket.by_length, num_words)
+    return Bucket(
+        bucket.groups, bucket.lead, bucket.trie, bucket.by_length, bucket.length_start, bits
+    )
+
+
+_SIZES = ("groups", "lead", "deepest", "nodes", "order", "lengths")
+
+
+def arrays_of(index: Index) -> dict[str, NDArray[np.generic]]:
+    """The cached form: everything in a few long arrays, with the length of each bucket's part."""
+    buckets = index.buckets
+    table = [
+        (
+            b.groups,
+            b.lead,
+            b.trie.deepest,
+            len(b.trie.nodes),
+            len(b.trie.order),
+            len(b.length_start),
+        )
+        for b in buckets
+    ]
+    return {
+        "table": np.array(table, np.int64).reshape(-1, len(_SIZES)),
+        "nodes": np.concatenate([np.zeros(0, NODE), *(b.trie.nodes for b in buckets)]).view(
+            np.uint8
+        ),
+        "order": np.concatenate([np.zeros(0, np.int32), *(b.trie.order for b in buckets)]),
+        "by_length": np.concatenate([np.zeros(0, np.int32), *(b.by_length for b in buckets)]),
+        "length_start": np.concatenate([np.zeros(0, np.int32), *(b.length_start for b in buckets)]),
+        "in_order": index.in_order,
+    }
+
+
+def index_of(arrays: Mapping[str, NDArray[np.generic]], num_words: int) -> Index:
+    """Restores the index. Raises ValueError or KeyError if the arrays are malformed."""
+    nodes, order = arrays["nodes"].view(NODE), arrays["order"].astype(np.int32)
+    by_length, starts = (
+        arrays["by_length"].astype(np.int32),
+        arrays["length_start"].astype(np.int32),
+    )
+    found = []
+    at = np.zeros(3, np.int64)
+    for mask, lead, deepest, *sizes in arrays["table"].astype(np.int64).tolist():
+        (n, o, s), (n_end, o_end, s_end) = at.tolist(), (at + sizes).tolist()
+        at += sizes
+        trie = Trie(nodes[n:n_end], order[o:o_end], deepest)
+        bucket = Bucket(mask, bool(lead), trie, by_length[o:o_end], starts[s:s_end], None)
+        found.append(_with_bits(bucket, num_words))
+    return Index(tuple(found), arrays["in_order"].astype(np.int32))

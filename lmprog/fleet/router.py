@@ -12,13 +12,13 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
-from lmprog.fleet.placement import choose, choose_for_session, mark_of
-from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
+from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, choose_for_session, keys_of, mark_of
 from lmprog.fleet.program_log import (
     Diverged,
     ProgramCall,
@@ -27,7 +27,6 @@ from lmprog.fleet.program_log import (
     first_text,
 )
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
-from lmprog.fleet.routed_program import Replica, RoutedProgram
 
 CHARACTERS_PER_TOKEN = 4
 """How many blocks a replica's pages hold is only guessed at."""
@@ -405,3 +404,37 @@ def _seeded(op: wire.Op, draw: random.Random) -> wire.Op:
     if isinstance(op, wire.Select) and op.seed is None:
         return msgspec.structs.replace(op, seed=draw.getrandbits(63))
     return op
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One runtime as the router sees it. `load` counts its open programs of this client."""
+
+    name: str
+    number: int
+    slots: int
+    load: int = 0
+    draining: bool = False
+    mark: int = 0
+    """Of its name: see `placement.mark_of`."""
+
+
+@dataclass(eq=False, slots=True)
+class RoutedProgram:
+    """A program and where it runs. `home` is None before its first call, and where there is no
+    replica for it.
+    """
+
+    log: ProgramLog
+    salt: str
+    """Names the cache that it uses: its salt, and its adapter."""
+    session: str = ""
+    home: Replica | None = None
+    was_sent: bool = False
+    homeless_since: float | None = None
+    failure: LmprogError | None = None
+    """Why it cannot go on: all its later calls fail with this."""
+    branches: set[int] = field(default_factory=set)
+    calls: set[int] = field(default_factory=set)
+    held: deque[wire.Op] = field(default_factory=deque)
+    """Ops behind one that refers to another program's result, which is not known yet."""

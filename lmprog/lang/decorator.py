@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from lmprog.lang.branches.branch import Branch
+from lmprog.lang.branches.scope import RunSettings
 from lmprog.lang.program import AsyncProgram, Program
-from lmprog.lang.runs.executor import RunSettings
 
 P = ParamSpec("P")
 R = TypeVar("R")

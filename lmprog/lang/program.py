@@ -8,9 +8,22 @@ start runs; `executor` does them.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+import json
+import os
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import replace
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -20,26 +33,36 @@ from typing import (
     Self,
     TypeAlias,
     TypeVar,
+    cast,
     overload,
 )
 
 from lmprog import wire
-from lmprog.errors import ProgramError
-from lmprog.lang import threads
+from lmprog.backends import Backend
+from lmprog.backends.default import backend_at
+from lmprog.errors import InvalidParameter, ProgramError, not_allowed
 from lmprog.lang.branches.branch import Branch
-from lmprog.lang.runs.event_stream import Stream
-from lmprog.lang.runs.executor import Job, RunSettings, awaiting, blocking, in_thread, open_run
-from lmprog.lang.runs.results import Results, Run
-from lmprog.lang.runs.run_batch import OnBatchError, ProgramBatch, in_order, progress_bar
-from lmprog.lang.runs.run_options import RunOptions, is_setting, with_options
-from lmprog.lang.streaming.feed import Feed
+from lmprog.lang.branches.scope import RunSettings
+from lmprog.lang.ops import threads
+from lmprog.lang.ops.sampling import (
+    Sampling,
+    SamplingOptions,
+    check_lora,
+    is_sampling,
+    sampling_of,
+)
+from lmprog.lang.runs.executor import Job, awaiting, blocking, in_thread, open_run
+from lmprog.lang.runs.results import Results, Run, stop_runs
+from lmprog.lang.streaming.feed import Done, Event, Feed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from lmprog.lang.checkpoints.run_progress import Answer
     from lmprog.lang.rehearsal.cost import Explanation
     from lmprog.lang.rehearsal.graph import Graph
     from lmprog.lang.rehearsal.preview import Preview
+    from lmprog.lang.runs.run_batch import OnBatchError, ProgramBatch
 
 
 P = ParamSpec("P")
@@ -106,7 +129,7 @@ class Program(Generic[P, R]):
         return type(self)(self.function, settings=settings, bound=bound)
 
     def _with(self, options: Mapping[str, Any]) -> RunSettings:
-        return with_options(self.settings, options)
+        return with_options(self.settings, options) if options else self.settings
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Job, RunSettings]:
         """The arguments apart: the program's own, and the settings of the run."""
@@ -252,6 +275,8 @@ class Program(Generic[P, R]):
         """The same without blocking the event loop. Cancelling the task ends all runs."""
         calls: list[Call] = [((item,), {}) for item in items]
         batch = self._batch(calls, concurrency, on_error, options)
+        from lmprog.lang.runs.run_batch import progress_bar
+
         with progress_bar(len(calls), self.function.__name__, shown=progress) as step:
             await batch.perform_async(step)
         return Results(batch.runs)
@@ -290,6 +315,8 @@ class Program(Generic[P, R]):
         )
         if not generator:
             return self._perform(batch, progress)
+        from lmprog.lang.runs.run_batch import in_order
+
         done = threads.start("lmprog-batch", self._do, batch, progress)
         return in_order(batch, done, raises=on_error == "raise")
 
@@ -300,6 +327,8 @@ class Program(Generic[P, R]):
         on_error: OnBatchError,
         options: Mapping[str, Any],
     ) -> ProgramBatch:
+        from lmprog.lang.runs.run_batch import ProgramBatch
+
         settings = self._with(options)
         jobs = [self._job(args, kwargs)[0] for args, kwargs in calls]
         return ProgramBatch(jobs, settings, concurrency, on_error)
@@ -309,6 +338,8 @@ class Program(Generic[P, R]):
         return batch.runs
 
     def _do(self, batch: ProgramBatch, progress: bool) -> None:
+        from lmprog.lang.runs.run_batch import progress_bar
+
         with progress_bar(len(batch.runs), self.function.__name__, shown=progress) as step:
             batch.perform(step)
 
@@ -344,3 +375,131 @@ class AsyncProgram(Program[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]
         return super().__call__(*args, **kwargs)
+
+
+class RunOptions(SamplingOptions, total=False):
+    """What a run can be told besides the program's own arguments."""
+
+    backend: Backend | str | None
+    backends: Mapping[str, Backend | str]
+    sampling: Sampling
+    timeout: float | None
+    max_total_tokens: int | None
+    cache_salt: str
+    lora: str | None
+    heal: bool
+    num_api_spec_tokens: int | None
+    cache: str | Path | None
+    checkpoint: str | Path | None
+    answer: Any
+
+
+def is_setting(name: str) -> bool:
+    """Whether `name` is a setting of a run, and no argument of a program."""
+    return is_sampling(name) or name in RunOptions.__annotations__
+
+
+def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettings:
+    """`settings` with `options` over them. Raises `InvalidParameter` for an unknown one."""
+    rest = dict(options)
+    for name in ("backend", "timeout", "max_total_tokens", "num_api_spec_tokens", "heal"):
+        if name in rest:
+            settings = replace(settings, **{name: rest.pop(name)})
+    if isinstance(settings.backend, str):
+        settings = replace(settings, backend=backend_at(settings.backend))
+    if "backends" in rest:
+        named = rest.pop("backends").items()
+        others = {name: backend_at(one) if isinstance(one, str) else one for name, one in named}
+        settings = replace(settings, backends={**settings.backends, **others})
+    if "cache" in rest:
+        settings = replace(settings, cache=_folder(rest.pop("cache")))
+    if "checkpoint" in rest:
+        settings = replace(settings, checkpoint=_file(rest.pop("checkpoint")))
+    if "answer" in rest:
+        settings = replace(settings, answer=_answer(rest.pop("answer")))
+    if "cache_salt" in rest:
+        settings = replace(settings, salt=rest.pop("cache_salt"))
+    if "lora" in rest:
+        settings = replace(settings, lora=check_lora(rest.pop("lora")))
+    given = rest.pop("sampling", None) or Sampling()
+    own = sampling_of(rest, RunOptions.__annotations__)
+    return replace(settings, sampling=own.over(given).over(settings.sampling))
+
+
+def _file(given: object) -> Path | None:
+    """A file in a folder that is there."""
+    if given is None:
+        return None
+    allowed = "the path of a file in a folder that is there"
+    try:
+        path = Path(given).expanduser().absolute()  # type: ignore[arg-type]
+        if path.parent.is_dir() and not path.is_dir():
+            return path
+    except TypeError:
+        pass
+    raise not_allowed("checkpoint", given, allowed)
+
+
+def _answer(given: object) -> Answer:
+    """As the program sees it, which is as JSON has it."""
+    from lmprog.lang.checkpoints.run_progress import Answer
+
+    try:
+        return Answer(json.loads(json.dumps(given)))
+    except (TypeError, ValueError) as error:
+        allowed = "a value that JSON has"
+        raise not_allowed("answer", given, allowed, str(error)) from None
+
+
+def _folder(given: object) -> Path | None:
+    """A folder that can be written to, made if it is not there."""
+    if given is None:
+        return None
+    allowed = "the path of a folder that can be written to"
+    try:
+        folder = Path(given).expanduser().absolute()  # type: ignore[arg-type]
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(folder, os.W_OK) else " (it cannot be written to)"
+    except (TypeError, OSError) as error:
+        problem = f" ({error})"
+    if not problem:
+        return folder
+    raise InvalidParameter(
+        f"cache={given!r} is not allowed; give {allowed}{problem}",
+        name="cache",
+        value=repr(given),
+        allowed=allowed,
+    )
+
+
+class Stream(Generic[R]):
+    """A run that goes on while its events are read. Leaving the loop early ends the run."""
+
+    def __init__(self, job: Job, settings: RunSettings) -> None:
+        self._job = job
+        self._settings = settings
+
+    def __iter__(self) -> Iterator[Event | Done[R]]:
+        feed = Feed()
+        run = open_run(self._settings, feed)
+        thread = in_thread(self._job, run)
+        try:
+            yield from feed.follow(feed.unseen())
+            threads.wait([thread])
+            yield Done(cast(R, run.value), run.usage)
+        finally:
+            stop_runs([run], "nobody reads the stream any more")
+
+    async def __aiter__(self) -> AsyncIterator[Event | Done[R]]:
+        feed = Feed()
+        run = open_run(self._settings, feed)
+        task = asyncio.ensure_future(awaiting(self._job, run))
+        try:
+            async for event in feed.follow_async(feed.unseen()):
+                yield event
+            await task
+            yield Done(cast(R, run.value), run.usage)
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])

@@ -15,7 +15,7 @@ from lmprog.backends.runtime_backend import flush
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.meta_info import meta_info
+from lmprog.lang.branches.text_followers import meta_info
 from lmprog.lang.decorator import function
 from lmprog.lang.service_calls import get_server_info
 from lmprog.lang.streaming.feed import Done, Text

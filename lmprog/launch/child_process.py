@@ -1,4 +1,5 @@
-"""A child process with its two pipes, its folder and its log: started, waited for, ended.
+"""A child process with its two pipes, its folder and its log: started, waited for, ended; and how
+the signals that end the parent are seen meanwhile.
 
 Knows processes. Knows neither channels nor configurations: it is given the command.
 """
@@ -15,13 +16,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmprog.errors import Detail, LmprogError, RuntimeGone, from_wire
 from lmprog.launch.parent_pipe import FOLDER_VARIABLE
-from lmprog.launch.signal_watch import SignalWatch
 
 _WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 """Environment variables that set how OpenMP threads wait for each other."""
@@ -45,6 +46,7 @@ class Child:
         self._log = folder / "runtime.log"
         self._owner = os.getpid()
         self._buffer = b""
+        self._closing = threading.Lock()
         self._ready_fd, ready_write = os.pipe()
         parent_read, self._life_fd = os.pipe()
         try:
@@ -143,7 +145,8 @@ class Child:
             time.sleep(0.01)
 
     def stop(self, grace: float) -> None:
-        """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Safe to repeat.
+        """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Safe to repeat,
+        also at the same time in several threads.
 
         Does nothing in a process that was forked from the one that started the child.
         """
@@ -154,10 +157,12 @@ class Child:
             if self.wait(grace) is None:
                 self._process.kill()
                 self._process.wait()
-        for descriptor in (self._ready_fd, self._life_fd):
+        with self._closing:  # a descriptor that is closed twice may be somebody else's by then
+            descriptors = self._ready_fd, self._life_fd
+            self._ready_fd = self._life_fd = -1
+        for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)
-        self._ready_fd = self._life_fd = -1
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def last_lines(self) -> str:
@@ -256,3 +261,35 @@ def python(module: str) -> list[str]:
     module.
     """
     return [sys.executable, "-P", "-m", module]
+
+
+class SignalWatch:
+    """Made before the signal is sent. Threads that blocked it before (those of ZeroMQ do) tell
+    nothing.
+    """
+
+    def __init__(self, pid: int, number: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+        self._bit = 1 << (number - 1)
+        self.can_tell = (self._folder / "status").exists()
+        self._blocked_before = self._blocked()
+
+    def is_handled(self) -> bool:
+        """Also where the process has ended."""
+        return not self._is_in(self._folder, "ShdPnd") and self._blocked() <= self._blocked_before
+
+    def _blocked(self) -> set[str]:
+        """Threads that block the signal."""
+        try:
+            threads = list((self._folder / "task").iterdir())
+        except OSError:
+            return set()
+        return {thread.name for thread in threads if self._is_in(thread, "SigBlk")}
+
+    def _is_in(self, folder: Path, name: str) -> bool:
+        try:
+            lines = (folder / "status").read_text().splitlines()
+        except OSError:  # it has ended
+            return False
+        masks = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
+        return any(int(mask, 16) & self._bit for mask in masks)

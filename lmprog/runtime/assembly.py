@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lmprog import wire
 from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
@@ -25,10 +26,9 @@ from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
-from lmprog.runtime.scheduling.adapter_names import AdapterNames
-from lmprog.runtime.scheduling.growing_drafts import DraftModel
+from lmprog.runtime.scheduling.drafts import DraftModel
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
-from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.steps import StepEngine
 from lmprog.runtime.text.call_derivation import tool_support
@@ -39,7 +39,7 @@ from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load
 from lmprog.transport import RuntimeChannel
 
 if TYPE_CHECKING:
-    from lmprog.runtime.engine.selection import SelectedEngine
+    from lmprog.runtime.engine.engine import SelectedEngine
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
     from lmprog.runtime.ranks.leading import Led
 
@@ -60,9 +60,9 @@ def assemble(
     `ranks` are those that compute the model together with this process, which leads them.
     """
     stage("imports its libraries")
-    from lmprog.runtime.engine.draft_loading import without_draft_memory
+    from lmprog.runtime.engine.draft_model import without_draft_memory
+    from lmprog.runtime.engine.engine import select_engine
     from lmprog.runtime.engine.kept_pages import open_store, page_release
-    from lmprog.runtime.engine.selection import select_engine
     from lmprog.runtime.fingerprint import ModelIdentity
 
     stage("loads the model")
@@ -76,7 +76,9 @@ def assemble(
     fingerprint = identity.fingerprint(engine, tokenizer.eos_ids)
     store = open_store(config, engine, fingerprint)
     scheduler = Scheduler(scheduling, engine.context_len, clock=clock, store=store)
-    scheduler.drafting.model = _draft_model(config, selected, tokenizer)
+    draft_model = _draft_model(config, selected, tokenizer)
+    if scheduler.drafting is not None:
+        scheduler.drafting.model = draft_model
     # loaded when it is first asked for: a model without a template serves plain text all the same
     chat_template = functools.cache(lambda: load_template(engine.location))
     tools = _tool_support(chat_template, tokenizer)
@@ -113,8 +115,10 @@ def assemble(
     interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
     stepping: StepEngine[Any] = engine
     give_back = page_release(engine) if config.kv_idle_seconds else None
-    idle = give_back and IdleMemory(scheduler, give_back, config.kv_idle_seconds)
-    return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock, idle), welcome
+    if give_back is not None:
+        idle_memory = IdleMemory(scheduler, give_back, config.kv_idle_seconds)
+        scheduler.hooks.idle.append(idle_memory.turn)
+    return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock), welcome
 
 
 def _draft_model(
@@ -123,8 +127,7 @@ def _draft_model(
     """What drafts for the engine that was selected, where that is asked for. Raises
     InvalidParameter where tokens of the draft model mean something else.
     """
-    from lmprog.runtime.engine.draft_loading import load_draft_engine
-    from lmprog.runtime.engine.draft_model import EngineDraftModel
+    from lmprog.runtime.engine.draft_model import EngineDraftModel, load_draft_engine
 
     drafting = load_draft_engine(config, selected)
     if drafting is None:
@@ -149,7 +152,7 @@ def _publishing(
     fingerprint: wire.Fingerprint,
 ) -> RuntimeChannel:
     """The channel, which also tells routers of the cache where that is asked for."""
-    if not _asks_for_events(config):
+    if config.kv_events is None:
         return channel
     from lmprog.runtime.kv_events.block_record import BlockRecord
     from lmprog.runtime.kv_events.kv_publisher import publishing
@@ -160,23 +163,17 @@ def _publishing(
     )
 
 
-def _asks_for_events(config: RuntimeConfig) -> bool:
-    """Also where what was asked for cannot be, which is then said."""
-    return bool(config.kv_events or config.kv_events_replay) or bool(
-        config.kv_events_topic or config.kv_events_open
-    )
-
-
 def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | None:
     """The ranks that `config` asks for, joined and watched; None where this process computes alone.
     Raises InvalidParameter for what they cannot do.
     """
+    if config.tp == 1:
+        check_options(config)
+        return None
     from lmprog.runtime.engine.model.locate import locate
     from lmprog.runtime.engine.sharded.shard import check_ranks, shardable_shape
 
     check_ranks(config)
-    if config.tp == 1:
-        return None
     shardable_shape(config, locate(config.model))  # raises before anything is started
     from lmprog.runtime.ranks.leading import lead
 

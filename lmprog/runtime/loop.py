@@ -9,11 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from lmprog.runtime.programs.inbox import Inbox
+from lmprog.runtime.programs.clients import Inbox
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.steps import BatchMaker, Logits, StepEngine, StepSampler, steps_of
+from lmprog.runtime.steps import (
+    AheadEngine,
+    AheadSampler,
+    BatchMaker,
+    Logits,
+    PlainSteps,
+    StepEngine,
+    Steps,
+    StepSampler,
+)
 from lmprog.transport import RuntimeChannel
 
 log = logging.getLogger("lmprog")
@@ -33,10 +41,8 @@ MAX_CHECKED_PAGES = 2_048
 """With more nodes or pages only so many nodes are checked in an idle turn, each by itself: a check
 takes some 7 us a node and 0.1 us a page, and the next request would wait for it.
 """
-MAX_STORE_SECONDS = 0.002
-"""Seconds that storing pages in the second tier may take in a turn without other work."""
 STOP_SECONDS = 3.0
-"""The same at the end."""
+"""Seconds that storing pages in the second tier may take at the end."""
 
 
 class Loop:
@@ -52,7 +58,6 @@ class Loop:
         engine: StepEngine[Logits],
         sampler: StepSampler[Logits],
         clock: Callable[[], float],
-        idle_memory: IdleMemory | None = None,
     ) -> None:
         self.channel = channel
         self.interpreter = interpreter
@@ -61,9 +66,7 @@ class Loop:
         batches = BatchMaker(scheduler.config.page_size, bool(interpreter.welcome.adapters))
         self._steps = steps_of(scheduler, engine, sampler, batches)
         self._clock = clock
-        self._idle_memory = idle_memory
         self._checked_at = 0
-        self._stored_at = 0
 
     def step(self) -> None:
         """One turn."""
@@ -73,9 +76,8 @@ class Loop:
         self.channel.send(self.interpreter.deliver(progress, began))
         if self.scheduler.idle:
             self._check_invariants()
-            self._store_recent()
-            if self._idle_memory is not None:
-                self._idle_memory.turn(self._clock())
+            for rest in self.scheduler.hooks.idle:
+                rest(self._clock())
 
     def stop(self) -> None:
         """After the last step: what was computed goes to the second tier, if there is one."""
@@ -83,15 +85,6 @@ class Loop:
         if tier is not None:
             ends = self._clock() + STOP_SECONDS
             tier.close(lambda: self._clock() < ends)
-
-    def _store_recent(self) -> None:
-        """A little while after each stretch of work, until there is nothing new to store."""
-        tier, steps = self.scheduler.tier, self.scheduler.stats.steps
-        if tier is None or steps == self._stored_at:
-            return
-        ends = self._clock() + MAX_STORE_SECONDS
-        if not tier.storing.save_recent(lambda: self._clock() < ends):
-            self._stored_at = steps
 
     def _receive(self) -> None:
         """Takes in what has come; with nothing to do, waits for it."""
@@ -142,3 +135,17 @@ class Loop:
         deadline = self.interpreter.next_deadline
         wait = THREAD_WAIT if self.interpreter.awaits_thread else IDLE_WAIT
         return wait if deadline is None else min(wait, max(0.0, deadline - self._clock()))
+
+
+def steps_of(
+    scheduler: Scheduler,
+    engine: StepEngine[Logits],
+    sampler: StepSampler[Logits],
+    batches: BatchMaker,
+) -> Steps:
+    """One ahead where engine and sampler can."""
+    if isinstance(engine, AheadEngine) and isinstance(sampler, AheadSampler):
+        from lmprog.runtime.steps_ahead import StepsAhead
+
+        return StepsAhead(scheduler, engine, sampler, batches)
+    return PlainSteps(scheduler, engine, sampler, batches)

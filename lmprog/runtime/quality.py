@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.engine import InferenceEngine, load_engine
 from lmprog.runtime.engine.model.locate import locate
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
 TYPES: dict[str, dict[str, Any]] = {

@@ -1,9 +1,6 @@
-"""How steps are computed: one after the other, or one ahead.
+"""How steps are computed: one after the other, and what failed ones mean.
 
-Where forward pass and samples are only begun by a call and awaited by another, as on a device, the
-next step is planned and begun while one is being computed, and what that one brought is delivered
-meanwhile. Its masks are made when the tokens before it are known. The texts are the same. Knows the
-order of things; what is planned ahead is `scheduling.ahead_planner`'s matter.
+Knows the order of things. `steps_ahead` has those that are begun while another one is computed.
 """
 
 from __future__ import annotations
@@ -15,11 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from lmprog.errors import ModelError, Overloaded
-from lmprog.runtime.engine.batch import Batch, PagesFull, build_batch
-from lmprog.runtime.scheduling.ahead_planner import AheadPlan, CurrentRows
-from lmprog.runtime.scheduling.logits_requests import LogitsRequests, collect_requests
+from lmprog.runtime.scheduling.batch import Batch, PagesFull, build_batch
+from lmprog.runtime.scheduling.logits_requests import Progress, collect_requests
 from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.progress import Progress
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.wire import SamplingParams
@@ -123,18 +118,6 @@ class BatchMaker:
         return build_batch(plan, self.page_size, self.has_adapters)
 
 
-def steps_of(
-    scheduler: Scheduler,
-    engine: StepEngine[Logits],
-    sampler: StepSampler[Logits],
-    batches: BatchMaker,
-) -> Steps:
-    """One ahead where engine and sampler can."""
-    if isinstance(engine, AheadEngine) and isinstance(sampler, AheadSampler):
-        return StepsAhead(scheduler, engine, sampler, batches)
-    return PlainSteps(scheduler, engine, sampler, batches)
-
-
 class PlainSteps:
     """A turn is a step."""
 
@@ -172,109 +155,6 @@ class PlainSteps:
     def _try(self, batch: Batch) -> None:
         """A step outside of the schedule."""
         self._sampler.sample(self._engine.forward(batch), TRIED, ())
-
-
-@dataclass(frozen=True, slots=True)
-class BegunStep:
-    """A step whose results are awaited."""
-
-    rows: CurrentRows
-    requests: LogitsRequests
-    results: AwaitedResults
-
-
-class StepsAhead:
-    """A turn ends a step when the next one has begun."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        engine: AheadEngine,
-        sampler: AheadSampler,
-        batches: BatchMaker,
-    ) -> None:
-        self._scheduler = scheduler
-        self.batches = batches
-        self._engine = engine
-        self._sampler = sampler
-        self._begun: BegunStep | None = None
-        self._failures = StepFailures(scheduler, engine, self._try)
-        self.is_busy = False
-        self.num_ahead = 0
-        """Steps that were begun before the tokens of the step before were known."""
-
-    def turn(self) -> list[Progress]:
-        step, self._begun = self._begun, None
-        current = [] if step is None else step.rows.current()
-        if step is None or not current:  # what is computed for nobody is not awaited
-            plan = self._scheduler.plan()
-            self.is_busy = bool(plan.rows)
-            if not plan.rows:
-                return []
-            current = list(range(len(plan.rows)))
-            try:
-                logits = forward_known(self._scheduler, self._engine, self.batches.of(plan))
-                step = self._sampled(CurrentRows.of(plan), logits)
-            except PagesFull as error:
-                return step_without_memory(self._scheduler, plan, error)
-            except Exception as error:  # one step may fail; the runtime goes on
-                log.exception(FAILED)
-                return self._failures.take(plan, error)
-        plan, requests, logits = step.rows.plan, step.requests, None
-        try:
-            ahead = self._scheduler.plan_ahead(plan, current, requests)
-            if ahead is not None:
-                try:
-                    logits = self._forward_ahead(ahead, step)
-                except PagesFull:  # the next step is planned when this one's tokens are known
-                    ahead = None
-            results = step.results.wait()
-        except Exception as error:
-            log.exception(FAILED)
-            return self._failures.take(step.rows.only(current).plan, error)
-        self._failures.end()
-        if len(current) < len(plan.rows):
-            plan, requests = step.rows.only(current).plan, requests.only(current)
-        progress = self._scheduler.commit(plan, requests, results)
-        if ahead is not None:
-            progress += self._go_on(ahead.rows, logits)
-        return progress
-
-    def _forward_ahead(self, ahead: AheadPlan, before: BegunStep) -> Any:
-        batch = self.batches.of(ahead.rows.plan)
-        logits = self._engine.forward_after(batch, before.results, ahead.picks)
-        self.num_ahead += 1
-        return logits
-
-    def _go_on(self, rows: CurrentRows, logits: Any) -> list[Progress]:
-        """What is sampled next is asked for, now that all tokens before it are known."""
-        current, logit_of = rows.current(), None
-        if not current:
-            return []
-        if len(current) < len(rows.plan.rows):
-            logit_of, rows = rows.logits_of(current), rows.only(current)
-        try:
-            self._begun = self._sampled(rows, logits, logit_of)
-        except Exception as error:
-            log.exception(FAILED)
-            return self._failures.take(rows.plan, error)
-        return []
-
-    def _sampled(
-        self, rows: CurrentRows, logits: Any, logit_of: Sequence[int] | None = None
-    ) -> BegunStep:
-        """`logit_of`: where the logits of these rows are among those of the step; None: in order,
-        and there are no others.
-        """
-        requests = collect_requests(rows.plan)
-        if logit_of is not None:
-            requests = requests.moved(logit_of)
-        results = self._sampler.begin(logits, requests.samples, requests.scores)
-        return BegunStep(rows, requests, results)
-
-    def _try(self, batch: Batch) -> None:
-        """A step outside of the schedule."""
-        self._sampler.begin(self._engine.forward(batch), TRIED, ()).wait()
 
 
 def forward_known(scheduler: Scheduler, engine: StepEngine[Any], batch: Batch) -> Any:

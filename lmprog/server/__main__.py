@@ -19,7 +19,7 @@ from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.launch import RuntimeProcess
 from lmprog.server.http.http_server import HttpServer, bind, run, url_of
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.serving import serve
+from lmprog.server.service import serve
 
 
 def main() -> int:

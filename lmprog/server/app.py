@@ -17,18 +17,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 from starlette.types import Lifespan
 
-from lmprog.server import anthropic, openapi, page, programs, responses
-from lmprog.server.gateway import Gateway
-from lmprog.server.guard import Guard
+from lmprog.server import page
+from lmprog.server.anthropic import messages
+from lmprog.server.gateway.gateway import Gateway, version
+from lmprog.server.gateway.routes import GatewayRouter, Guard
 from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, Problem, response_of
 from lmprog.server.http.middleware import RequestMiddleware, request_id_headers
 from lmprog.server.openai import chat_completions, completions, models
-from lmprog.server.operations import fleet_routes, health, metrics_route
-from lmprog.server.operations.health import version
-from lmprog.server.routers import GatewayRouter
+from lmprog.server.operations import docs_page, operator_routes
+from lmprog.server.programs import running_program
+from lmprog.server.responses import responses_routes
 from lmprog.server.sglang import generate, server_info, tokenize
-from lmprog.server.short_way import own_routes
 
 
 class RouteModule(Protocol):
@@ -42,14 +42,14 @@ def route_modules() -> tuple[RouteModule, ...]:
     dialects = (
         chat_completions,
         completions,
-        responses,
-        anthropic,
+        responses_routes,
+        messages,
         generate,
         models,
         server_info,
         tokenize,
     )
-    return (*dialects, programs, health, metrics_route, fleet_routes, openapi, page)
+    return (*dialects, running_program, operator_routes, docs_page, page)
 
 
 def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
@@ -70,7 +70,7 @@ def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> Fa
         exception_handlers={HTTPException: _NoRoute(gateway), Exception: _broke},
     )
     for module in route_modules():
-        app.router.routes += own_routes(module.router(gateway))
+        app.router.routes += module.router(gateway).routes
     app.router.routes.sort(key=_is_for_head)  # routes are tried one after the other
     return app
 

@@ -18,10 +18,10 @@ from fastapi import FastAPI
 
 from lmprog.launch import RuntimeProcess
 from lmprog.server.app import build_app, route_modules
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.options.configuration import configured
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.routers import GatewayRouter
 from lmprog.server.service import RUNTIME_GRACE, ServerService, Supervise, one_runtime
 
 

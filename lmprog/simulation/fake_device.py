@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.simulation.fake_engine import Floats
 from lmprog.simulation.plain_sampler import PlainSampler

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 _MASK = 2**64 - 1
 _MIX, _STEP, _SEED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 7

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import MaskRow
-from lmprog.runtime.scheduling.randomness import uniform
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
     SampleRequest,
@@ -20,6 +19,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
     ScoreRequest,
     ScoreResult,
     StepResults,
+    uniform,
 )
 
 Floats = NDArray[np.float32]

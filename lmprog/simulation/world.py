@@ -16,11 +16,11 @@ from typing import Any
 from lmprog import wire
 from lmprog.config import SchedulerConfig, SpeculationName
 from lmprog.errors import NotSupported
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling.adapter_names import AdapterNames
+from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.namespaces import AdapterNames
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
@@ -31,9 +31,8 @@ from lmprog.simulation.fake_store import FakeStore
 from lmprog.simulation.guessing import GuessingSource
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
-from lmprog.simulation.reply_checks import ReplyChecks
+from lmprog.simulation.reply_checks import ReplyChecks, check_running
 from lmprog.simulation.sim_client import ADAPTERS, SimClient
-from lmprog.simulation.step_checks import check_running
 from lmprog.transport.channel import ClientId, Gone
 
 CONTEXT = 120
@@ -153,9 +152,10 @@ class World:
         self.scheduler = Scheduler(
             config, CONTEXT, clock=self.clock, store=self.store if num_handles else None
         )
-        self.scheduler.drafting.source = GuessingSource(
-            tokenizer.vocab_size, guessing, self.scenario.right_drafts
-        )
+        if self.scheduler.drafting is not None:
+            self.scheduler.drafting.source = GuessingSource(
+                tokenizer.vocab_size, guessing, self.scenario.right_drafts
+            )
         adapting = random.Random(f"adapters of {seed}")  # likewise
         self._adapting = adapting if adapting.random() < 0.4 else None
         adapters = ADAPTERS if self._adapting else {}

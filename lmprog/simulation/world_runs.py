@@ -1,6 +1,7 @@
-"""Runs worlds, one after the other or in several processes, and counts what they did.
+"""Runs worlds, one after the other or in several processes, counts what they did, and says so for
+`lmprog sim`.
 
-Knows no output. Worlds share nothing, so their order does not matter; a seed replays its world.
+Worlds share nothing, so their order does not matter; a seed replays its world.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import gc
 import json
 import logging
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -174,3 +176,30 @@ def _parts(asked: SimulationRun) -> Iterator[tuple[int, int]]:
         if is_over or (end is not None and seed >= end):
             return
         yield seed, WORLDS_PER_TALLY if end is None else min(WORLDS_PER_TALLY, end - seed)
+
+
+def main(asked: SimulationRun, say: Callable[[str], object] = sys.stdout.write) -> int:
+    """Runs the worlds, says every violation at once and the sums at the end. Exit code 1 where
+    there was one.
+    """
+    total = WorldTally(asked.seed)
+    for tally in tallies(asked):
+        for violation in tally.violations:
+            say(f"VIOLATION  {violation}\n")
+        total.add(tally)
+        if asked.record is not None:
+            with asked.record.open("a") as record:
+                record.write(tally.as_json() + "\n")
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{total.worlds:,} worlds, {total.steps:,} steps\r")
+    found = f"{len(total.violations)} violations" if total.violations else "no violation"
+    say(
+        f"{total.worlds:,} worlds from seed {asked.seed}: {total.steps:,} checked steps, "
+        f"{total.passes:,} of them with a forward pass, {total.calls:,} calls, "
+        f"{total.computed_tokens:,} tokens computed, "
+        f"{total.accepted_tokens:,} drafted ones accepted, {total.preemptions:,} preemptions "
+        f"(a sequence lost its pages to others at most {total.most_preempted} times), {found}; "
+        f"{total.steps / max(total.processor_seconds, 0.01):,.0f} steps per second of processor "
+        f"time; last trace {total.last_trace}\n"
+    )
+    return 1 if total.violations else 0

@@ -7,21 +7,26 @@ process, so that what works locally works over ZeroMQ.
 
 from __future__ import annotations
 
-from lmprog.transport.address import CurveClient, CurveServer
+from lmprog.transport.address import (
+    CurveClient,
+    CurveServer,
+    client_keys,
+    keys_of_runtime,
+    write_keys,
+)
 from lmprog.transport.channel import (
     ClientChannel,
     ClientId,
     Gone,
     GreetedChannel,
     Received,
+    ReplyReader,
     RuntimeChannel,
     Unreadable,
 )
 from lmprog.transport.client_channel import ZmqClientChannel
 from lmprog.transport.event_socket import EventSocket
-from lmprog.transport.key_folder import client_keys, keys_of_runtime, write_keys
 from lmprog.transport.local_channel import LocalClientChannel, LocalRuntimeChannel, local_pair
-from lmprog.transport.reply_reader import ReplyReader
 from lmprog.transport.runtime_channel import ZmqRuntimeChannel
 
 __all__ = [

@@ -40,7 +40,6 @@ from lmprog.wire.call_form import (
 from lmprog.wire.constraints import (
     AnyOf,
     Choices,
-    Composed,
     Constraint,
     FreeText,
     Grammar,
@@ -170,7 +169,6 @@ __all__ = [
     "Choices",
     "Chosen",
     "Close",
-    "Composed",
     "Constraint",
     "Contest",
     "ContestRule",

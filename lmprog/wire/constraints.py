@@ -1,19 +1,63 @@
-"""What a text can be constrained to. Knows no branches and no calls."""
+"""The kinds of constraints: what a text can be constrained to, and what others may take it as.
+
+Who needs to know of a constraint whether it lists texts, is a regular expression, a schema or a
+grammar asks `as_choices`, `as_pattern`, `as_schema` or `as_grammar`, never for its class: so a new
+kind is known to foreign services, to checks of texts and to the client's types as far as it answers
+these. How kinds are compiled is in `constraints.compiling`. Knows no branches and no calls.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+import re
+from typing import Annotated, ClassVar, Self, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from lmprog.wire.message import Message, Whitespace
 
 
-class Regex(Message, frozen=True):
+class ConstraintKind(Message, frozen=True):
+    """A kind that is none of these, which only lmprog's runtime can enforce."""
+
+    is_whole: ClassVar[bool] = False
+    """Whether it says the whole text, so that it cannot be a part of another constraint."""
+
+    def as_choices(self) -> tuple[str, ...] | None:
+        """All texts that it takes, in order, where they are listed."""
+        return None
+
+    def as_pattern(self) -> str | None:
+        """The same as a regular expression."""
+        return None
+
+    def as_schema(self) -> JsonSchema | None:
+        """The same as a JSON schema, where the text is JSON."""
+        return None
+
+    def as_grammar(self) -> str | None:
+        """The same as a context-free grammar."""
+        return None
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether it is any of these: the services that confine texts know nothing else."""
+        views = (self.as_choices, self.as_pattern, self.as_schema, self.as_grammar)
+        return any(view() is not None for view in views)
+
+    def without(self, text: str | None) -> Self:
+        """The same but for a text that was written and refused, where it lists others."""
+        return self
+
+
+class Regex(ConstraintKind, frozen=True):
     pattern: Annotated[str, Meta(max_length=65_536)]
 
+    def as_pattern(self) -> str:
+        return self.pattern
 
-class JsonSchema(Message, frozen=True):
+
+class JsonSchema(ConstraintKind, frozen=True):
     """`schema` is JSON text, so that the order of its properties is kept. `whitespace_pattern`: a
     regular expression of what stands wherever JSON may have white space, instead of `whitespace`.
     `strict` false: what of the schema cannot be enforced exactly is left out, so that fewer valid
@@ -26,28 +70,51 @@ class JsonSchema(Message, frozen=True):
     whitespace_pattern: Annotated[str, Meta(max_length=1024)] | None = None
     strict: bool = True
 
+    def as_schema(self) -> JsonSchema:
+        return self
 
-class Choices(Message, frozen=True):
+    @property
+    def has_layout(self) -> bool:
+        """Whether it says how JSON is laid out."""
+        return self != JsonSchema(self.schema, strict=self.strict)
+
+
+class Choices(ConstraintKind, frozen=True):
     texts: Annotated[tuple[str, ...], Meta(min_length=1, max_length=65_536)]
 
+    def as_choices(self) -> tuple[str, ...]:
+        return self.texts
 
-class Grammar(Message, frozen=True):
+    def as_pattern(self) -> str:
+        return f"({'|'.join(map(re.escape, self.texts))})"
+
+    def without(self, text: str | None) -> Self:
+        rest = tuple(one for one in self.texts if one != text)
+        return msgspec.structs.replace(self, texts=rest) if rest else self
+
+
+class Grammar(ConstraintKind, frozen=True):
     """A context-free grammar as text (Lark or GBNF)."""
+
+    is_whole = True
 
     text: Annotated[str, Meta(max_length=1_048_576)]
 
+    def as_grammar(self) -> str:
+        return self.text
 
-class InOrder(Message, frozen=True):
+
+class InOrder(ConstraintKind, frozen=True):
     """One after the other."""
 
     parts: Annotated[tuple[Constraint, ...], Meta(max_length=65_536)]
 
 
-class AnyOf(Message, frozen=True):
+class AnyOf(ConstraintKind, frozen=True):
     options: Annotated[tuple[Constraint, ...], Meta(min_length=1, max_length=65_536)]
 
 
-class Repeated(Message, frozen=True):
+class Repeated(ConstraintKind, frozen=True):
     """`item` at least `low` and at most `high` times; None means unbounded."""
 
     item: Constraint
@@ -55,7 +122,7 @@ class Repeated(Message, frozen=True):
     high: Annotated[int, Meta(ge=0, le=1_000_000)] | None
 
 
-class FreeText(Message, frozen=True):
+class FreeText(ConstraintKind, frozen=True):
     """Any text in which none of `avoided` occurs. With `end`: up to and with it, where it, and all
     of `avoided`, occur nowhere before.
     """
@@ -66,6 +133,6 @@ class FreeText(Message, frozen=True):
     end: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
 
-Composed: TypeAlias = InOrder | AnyOf | Repeated | FreeText
-"""Constraints made of others, and the text between these; a grammar cannot be a part."""
-Constraint: TypeAlias = Regex | JsonSchema | Choices | Grammar | Composed
+Constraint: TypeAlias = (
+    Regex | JsonSchema | Choices | Grammar | InOrder | AnyOf | Repeated | FreeText
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate, chain
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -186,14 +187,16 @@ class Delta(Message, frozen=True):
     """As in `Output`, counted from the beginning of this text."""
 
 
-def joined_deltas(first: Delta, second: Delta) -> Delta:
-    """Two deltas of one output, the second right behind the first, as one."""
-    tags = first.tags
-    if second.tags:
-        begin = len(first.text)
-        tags += tuple(begin + at for at in second.tags)
-    text, num_tokens = first.text + second.text, first.num_tokens + second.num_tokens
-    logprobs = first.logprobs + second.logprobs
+def joined_deltas(run: Sequence[Delta]) -> Delta:
+    """Deltas of one output, each right behind the one before, as one."""
+    first = run[0]
+    if len(run) == 1:
+        return first
+    text = "".join([delta.text for delta in run])
+    begins = accumulate([len(delta.text) for delta in run[:-1]], initial=0)
+    tags = tuple([begin + at for begin, one in zip(begins, run, strict=True) for at in one.tags])
+    num_tokens = sum([delta.num_tokens for delta in run])
+    logprobs = tuple(chain.from_iterable([delta.logprobs for delta in run]))
     return Delta(first.call, first.index, text, num_tokens, logprobs, tags)
 
 

@@ -11,7 +11,7 @@ import lmprog
 from lmprog import wire
 from lmprog.backends.runtime_backend import flush
 from lmprog.errors import CheckpointMismatch, InvalidParameter, NotSupported, UnknownName
-from lmprog.lang.branches.resumed_ops import Step, needed
+from lmprog.lang.branches.checkpointed_calls import Step, needed
 from lmprog.runtime.engine.model.locate import NANO
 from tests.adapters.conftest import Adapted, runtime
 from tests.backends.programs import on

@@ -7,7 +7,7 @@ from ragged import shape_of
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import NativeAttention
-from lmprog.runtime.engine.native.attention_interface import PATHS
+from lmprog.runtime.engine.native.interface import PATHS
 
 
 def available(path: str) -> bool:

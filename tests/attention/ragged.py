@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lmprog.launch import Connection
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_server import HttpServer, bind, url_of
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
-from lmprog.server.serving import serve_gateway
+from lmprog.server.service import serve_gateway
 from tests.server.fake_runtime import Fake
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from lmprog.calls.constraining import (
 )
 from lmprog.calls.reading import ParsedCall
 from lmprog.calls.writing import WrittenCall, written
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from tests.calls.test_call_stream import EVERY, form_of

@@ -20,7 +20,7 @@ from lmprog.calls.harmony import (
     harmony_answer,
 )
 from lmprog.calls.reading import ParsedCall
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.lang.ops.reasoning import Marks
 from tests.calls.test_constraining import VOCABULARY
 

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 from lmprog import wire
-from lmprog.constraints.compiler import DEFAULT_LIMITS, compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import DEFAULT_LIMITS, compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong, MaskRow
 from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.native_masks import native_engine

@@ -10,7 +10,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary, example, forced_share
 
 SCHEMA = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.vocabulary import Vocabulary

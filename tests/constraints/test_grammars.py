@@ -12,8 +12,8 @@ import time
 import pytest
 
 from lmprog import wire
-from lmprog.constraints import llguidance_engine
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling import llguidance_engine
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance
@@ -128,7 +128,7 @@ def test_our_reader_means_what_is_written(
 )
 def test_what_our_reader_does_not_take_says_why(text: str, word: str) -> None:
     with pytest.raises(NeedsLlguidance, match=word):
-        grammar_node(text, NetBuilder(), CompileLimits())
+        grammar_node(wire.Grammar(text), NetBuilder(), CompileLimits())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import re
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsupportedSchema

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.constraint_endurance import endure, sentences
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, Constraint, State
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary

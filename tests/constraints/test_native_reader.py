@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.schema_generator import generated
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.net import EMPTY, NetBuilder
@@ -24,8 +24,7 @@ from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema import entry
 from lmprog.constraints.schema.build import SchemaBuilder
 from lmprog.constraints.schema.entry import schema_node
-from lmprog.constraints.schema.frequent import FrequentSchemas
-from lmprog.constraints.schema.native_reader import NativeReader
+from lmprog.constraints.schema.frequent import FrequentSchemas, NativeReader
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, RequestRejected
 from tests.constraints.schema_cases import KEYWORDS
@@ -410,6 +409,9 @@ def test_white_space_and_escapes_in_the_text_say_nothing(small: Vocabulary) -> N
         ({"type": "object", "properties": {"d": 3}}, "#/properties/d"),
         ({"type": "object", "properties": {"e": {"anyOf": []}}}, "#/properties/e/anyOf"),
         ({"anyOf": [{"$ref": "#"}]}, "refers to itself"),
+        ({"$id": "http://]a/", "$ref": "b"}, r"\$id 'http://\]a/' is no URI"),
+        ({"properties": {"a": {"$id": "//[a"}}}, r"\$id '//\[a' is no URI"),
+        ({"$ref": "http://a\u2100b/"}, r"\$ref 'http://a\u2100b/' is no URI"),
     ],
 )
 def test_what_is_refused_is_named_by_its_place(schema: Any, place: str, small: Vocabulary) -> None:

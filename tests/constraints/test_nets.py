@@ -14,12 +14,11 @@ import pytest
 
 from benchmarks.schema_generator import generated
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.costs import plain_net
 from lmprog.constraints.exclusion import all_but
+from lmprog.constraints.finish import native_net, plain_net
 from lmprog.constraints.inspect import accepts
-from lmprog.constraints.native_net import native_net
 from lmprog.constraints.net import EMPTY, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE, Alphabet, Net
 from lmprog.constraints.schema.build import SchemaBuilder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.vocabulary import Vocabulary
 

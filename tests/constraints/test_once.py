@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, State
 from lmprog.constraints.finish import finish
 from lmprog.constraints.inspect import accepts

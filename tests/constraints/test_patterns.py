@@ -13,11 +13,10 @@ import pytest
 from lmprog import wire
 from lmprog.constraints import charset
 from lmprog.constraints.automaton import LazyAutomaton
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Seq, whole
-from lmprog.constraints.lower import plain_class_leaf
-from lmprog.constraints.native_classes import native_class_leaf
+from lmprog.constraints.lower import native_class_leaf, plain_class_leaf
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint

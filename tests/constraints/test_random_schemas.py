@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected, UnsatisfiableConstraint

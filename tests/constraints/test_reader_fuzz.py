@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
 from tests.conftest import EXAMPLES, SEED

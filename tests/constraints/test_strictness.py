@@ -14,7 +14,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong, never_stop
 from lmprog.constraints.inspect import accepts, byte_vocabulary, example
 from lmprog.constraints.schema.contradiction import why_nothing_fits

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import NARROW, CompileLimits, State
 from lmprog.constraints.native_masks import NativeMaskEngine, native_engine
 from lmprog.constraints.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.constraints import charset
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, never_stop
 from lmprog.constraints.derivatives import plain_matches
 from lmprog.constraints.inspect import accepts
@@ -20,8 +20,7 @@ from lmprog.constraints.net import Node
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.flat import Sourced
 from lmprog.constraints.schema.strings import search_pattern
-from lmprog.constraints.text_nodes import TextAutomaton
-from lmprog.constraints.text_set import Lower, TextSet
+from lmprog.constraints.text_set import Lower, TextAutomaton, TextSet
 from lmprog.constraints.textset import contains, plain_automaton
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.grammar import trial
 from lmprog.constraints.grammar.lark import read_lark

@@ -18,7 +18,7 @@ import pydantic
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsupportedSchema, ValidationFailed
 from lmprog.lang.ops.type_schemas import schema_of, value_of

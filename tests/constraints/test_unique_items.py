@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, Constraint, State
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.regular import RegularConstraint

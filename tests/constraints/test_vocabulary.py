@@ -15,13 +15,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lmprog.constraints import tables
 from lmprog.constraints import vocabulary as module
-from lmprog.constraints.buckets import Bucket, groups
 from lmprog.constraints.charset import contains, union
 from lmprog.constraints.constraint import bit_row
 from lmprog.constraints.pieces import Pieces
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.trie import Trie, build_trie
-from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.constraints.vocabulary import Bucket, Vocabulary, groups
 from lmprog.errors import ModelError
 
 

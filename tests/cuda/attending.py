@@ -9,10 +9,10 @@ import torch
 from lmprog.runtime.engine.attention import LayerAttention
 from lmprog.runtime.engine.attention.float8 import e4m3
 from lmprog.runtime.engine.attention.reference import attend
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.driver import Driver
 from lmprog.runtime.engine.device.items import AttentionItems, Tiling, plan_items
 from lmprog.runtime.engine.device.kernels import Count, Kernels, MergeArgs, TreeArgs, address
+from lmprog.runtime.scheduling.batch import Batch
 
 TYPES = {"float": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 KEY_SCALE, VALUE_SCALE = 1 / 128, 0.3

@@ -18,8 +18,7 @@ import torch
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.device import cuda_driver, loading
-from lmprog.runtime.engine.device.cuda_driver import CudaDriver, why_not
-from lmprog.runtime.engine.device.cuda_memory import CudaMemory
+from lmprog.runtime.engine.device.cuda_driver import CudaDriver, CudaMemory, why_not
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull, VirtualMemory
 from lmprog.runtime.engine.device.driver import Launch, ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import (

@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device import flashinfer_reader
 from lmprog.runtime.engine.device.attention_choice import page_reader
-from lmprog.runtime.engine.device.flashinfer_cascade import FlashInferCascadeReader, cascade_levels
-from lmprog.runtime.engine.device.flashinfer_reader import PagedRows
+from lmprog.runtime.engine.device.flashinfer_reader import (
+    FlashInferCascadeReader,
+    PagedRows,
+    cascade_levels,
+)
+from lmprog.runtime.scheduling.batch import Batch
 from tests.cuda.flashinfer_double import flashinfer_double
 from tests.cuda.trees import Row, batch_of, random_rows
 

@@ -22,14 +22,14 @@ from lmprog.runtime.engine.device import loading
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
-from lmprog.runtime.engine.device.pool_sizing import StepSizes, largest_steps
+from lmprog.runtime.engine.device.loading import StepSizes, largest_steps
 from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
+from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
-from lmprog.runtime.engine.model.decoder import Weights
-from lmprog.runtime.engine.model.fusing import fused
 from lmprog.runtime.engine.model.shape import ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import load_weights, weight_source
-from lmprog.runtime.engine.selection import select_engine
+from lmprog.runtime.engine.model.stored_weights import weight_source
+from lmprog.runtime.engine.torch_engine.decoder import Weights
+from lmprog.runtime.engine.torch_engine.weights import fused, load_weights
 from tests.model.checkpoints import Recipe
 from tests.model.quantized_layouts import FORMATS, rewrite
 
@@ -118,8 +118,9 @@ def tensors(weights: Weights) -> Iterator[torch.Tensor]:
     for layer in weights.layers:
         for name in layer.__slots__:
             found = getattr(layer, name)
-            if found is not None:
+            if found is not None and name != "norms":
                 yield found
+        yield from layer.norms.values()
     yield from (weights.embedding, weights.norm, weights.head)
 
 
@@ -255,7 +256,7 @@ def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotSupported, match=r"beside the model and its largest step .64 tokens, 6"):
         loaded(monkeypatch, LIMIT, device_memory_fraction=0.001)
     for fraction in (0.0, 1.5):
-        with pytest.raises(InvalidParameter, match="no part of a device's memory"):
+        with pytest.raises(InvalidParameter, match="must be more than 0 and at most 1"):
             loaded(monkeypatch, LIMIT, device_memory_fraction=fraction)
 
 

@@ -16,7 +16,8 @@ from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, KernelF
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.steps import BatchMaker, EngineLost, PlainSteps, StepsAhead
+from lmprog.runtime.steps import BatchMaker, EngineLost, PlainSteps
+from lmprog.runtime.steps_ahead import StepsAhead
 from tests.cuda.test_emulated_engine import NEW_TOKENS, alone, fresh, prompts, rig_for
 from tests.cuda.trees import Row, batch_of
 from tests.runtime.rig import Rig

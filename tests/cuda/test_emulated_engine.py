@@ -16,14 +16,14 @@ import torch
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device import device_engine
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.items import AttentionItems
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
-from lmprog.runtime.engine.selection import SelectedEngine, select_engine
+from lmprog.runtime.engine.engine import SelectedEngine, select_engine
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.wire import SamplingParams
 from tests.cuda.trees import Row, batch_of
@@ -95,7 +95,8 @@ CASES = {
 def test_the_answer_is_that_of_the_processor(case: str) -> None:
     changes, at_once, preempt_every = CASES[case]
     rig = rig_for("emulated", preempt_every, **changes)
-    rig.scheduler.drafting.source = knowing(alone(), 0.8)
+    if rig.scheduler.drafting is not None:
+        rig.scheduler.drafting.source = knowing(alone(), 0.8)
     before = engine_of("emulated", rig.config.page_size).num_replays
     assert answers(rig, at_once) == alone()
     num_replays = engine_of("emulated", rig.config.page_size).num_replays

@@ -13,7 +13,8 @@ from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.native import compiler, kernels_folder
 from lmprog.runtime.assembly import assemble
-from lmprog.runtime.steps import PlainSteps, StepsAhead
+from lmprog.runtime.steps import PlainSteps
+from lmprog.runtime.steps_ahead import StepsAhead
 from lmprog.transport import LocalRuntimeChannel
 from tests.runtime.runtime_thread import serving
 

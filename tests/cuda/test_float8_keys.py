@@ -12,7 +12,6 @@ import torch
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
-from lmprog.runtime.engine import torch_engine
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.float8 import Float8Scales, e4m3, in_float8
 from lmprog.runtime.engine.device import loading
@@ -20,8 +19,9 @@ from lmprog.runtime.engine.device.attention_choice import page_reader
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.items import plan_items
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
-from lmprog.runtime.engine.selection import SelectedEngine, select_engine
+from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.engine.sharded.shard import check_ranks
+from lmprog.runtime.engine.torch_engine.engine import engine as torch_engine
 from lmprog.runtime.scheduling.scoring import Scoring
 from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error
 from tests.cuda.conftest import MakeKernels

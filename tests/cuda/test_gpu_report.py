@@ -8,7 +8,8 @@ import pytest
 
 from lmprog.cli import main
 from lmprog.native import compiler
-from lmprog.runtime.engine.device import evidence, report
+from lmprog.runtime.engine import gpu_report
+from lmprog.runtime.engine.device import evidence
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 
@@ -33,7 +34,7 @@ def test_a_name_that_is_no_device_is_refused(capsys: pytest.CaptureFixture[str])
 
 @needs_compiler
 def test_the_tokens_of_the_device_are_those_of_the_processor() -> None:
-    found = report._tokens("emulated")
+    found = gpu_report._tokens("emulated")
     assert found.state == "ok", found
 
 

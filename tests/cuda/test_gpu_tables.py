@@ -16,10 +16,10 @@ from benchmarks.gpu import model
 from benchmarks.gpu.compiled import RECORDED, TABLES, Compiled, compiled, resident
 from lmprog.errors import NotSupported
 from lmprog.native import compiler as host_compiler
-from lmprog.runtime.engine.device import nvrtc
+from lmprog.runtime.engine.device import cuda_driver
+from lmprog.runtime.engine.device.cuda_driver import ARCHITECTURES, architecture_of
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
-from lmprog.runtime.engine.device.nvrtc import ARCHITECTURES, architecture_of
 
 NUMBERS = ("registers", "stack", "spills", "shared", "threads", "blocks")
 
@@ -161,13 +161,13 @@ class FakeNvrtc:
 
 def test_a_cubin_is_compiled_once(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNvrtc(fails=False)
-    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: fake)
+    monkeypatch.setattr(cuda_driver, "_nvrtc", lambda: fake)
     monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     key = ModuleKey("bf16", 64)
-    first = nvrtc.compiled(key, "90a")
-    assert nvrtc.compiled(key, "90a") == first
+    first = cuda_driver.compiled(key, "90a")
+    assert cuda_driver.compiled(key, "90a") == first
     assert len(fake.compilations) == 1
-    nvrtc.compiled(key, "80")
+    cuda_driver.compiled(key, "80")
     assert len(fake.compilations) == 2
     assert b"-arch=sm_90a" in fake.compilations[0]
     assert b"-DLM_TYPE=bf16" in fake.compilations[0]
@@ -177,7 +177,7 @@ def test_a_cubin_is_compiled_once(tmp_path: object, monkeypatch: pytest.MonkeyPa
 def test_what_the_compiler_refuses_is_said(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvrtc, "_nvrtc", lambda: FakeNvrtc(fails=True))
+    monkeypatch.setattr(cuda_driver, "_nvrtc", lambda: FakeNvrtc(fails=True))
     monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     with pytest.raises(NotSupported, match="the kernels cannot be compiled"):
-        nvrtc.compiled(ModuleKey("bf16", 64), "90a")
+        cuda_driver.compiled(ModuleKey("bf16", 64), "90a")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lmprog.runtime.engine.device.item_plans import ItemPlans
 from lmprog.runtime.engine.device.items import CHUNK, AttentionItems, Tiling, plan_items
+from lmprog.runtime.engine.device.step_arrays import ItemPlans
 from tests.cuda.test_items import TILINGS, read_once
 from tests.cuda.trees import Row, batch_of, fork, random_rows
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.items import CHUNK, AttentionItems, Tiling, plan_items
+from lmprog.runtime.scheduling.batch import Batch
 from tests.cuda.trees import Row, batch_of, fork, random_rows
 
 TILINGS = [

@@ -14,12 +14,12 @@ import torch
 
 from lmprog.runtime.engine.device.pick_arrays import pick_arrays
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
-from lmprog.runtime.engine.sampler import TorchSampler
-from lmprog.runtime.scheduling.randomness import uniform
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,
     SampleResult,
     ScoreRequest,
+    uniform,
 )
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import placed

@@ -18,7 +18,7 @@ from lmprog.runtime.engine.device import (
     attention_choice,
     evidence,
     flashinfer_reader,
-    item_plans,
+    step_arrays,
 )
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
@@ -198,7 +198,7 @@ def test_where_something_else_reads_the_pages_nothing_is_planned_for_our_kernels
     def planned(*given: object) -> object:
         raise AssertionError("a plan that nobody reads")
 
-    monkeypatch.setattr(item_plans, "plan_items", planned)
+    monkeypatch.setattr(step_arrays, "plan_items", planned)
     rows = [Row(0, 5, (0,)), Row(0, 3, (1,))]
     batch = replace(batch_of(rows, 16), tokens=np.arange(8, dtype=np.int32))
     engine = load_device_engine(config("reference"), "emulated")

@@ -33,7 +33,7 @@ from lmprog.runtime.engine.device.emulated_driver import (
 from lmprog.runtime.engine.device.items import Tiling
 from lmprog.runtime.engine.device.kernels import WEIGHT_KINDS, Kernels
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error, placed

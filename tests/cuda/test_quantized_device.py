@@ -13,11 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.native import compiler
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.quantized_weight import QuantizedWeight, rounded, unpacked
-from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.selection import select_engine
+from lmprog.runtime.engine.engine import load_engine, select_engine
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.text.tokenizer import load_tokenizer
 from tests.model.checkpoints import Recipe
 from tests.model.driver import AnyEngine, Driver

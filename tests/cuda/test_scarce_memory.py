@@ -15,14 +15,14 @@ from lmprog.errors import Overloaded
 from lmprog.native import compiler
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
-from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver
-from lmprog.runtime.engine.device.emulated_memory import EmulatedMemory
+from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, EmulatedMemory
 from lmprog.runtime.engine.device.host_store import HostStore
-from lmprog.runtime.engine.selection import select_engine
-from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.engine.engine import select_engine
+from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.steps import BatchMaker, PlainSteps, StepsAhead
+from lmprog.runtime.steps import BatchMaker, PlainSteps
+from lmprog.runtime.steps_ahead import StepsAhead
 from tests.runtime.rig import Rig
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")

@@ -14,22 +14,24 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import PagesFull
 from lmprog.runtime.engine.device import loading
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import (
     EmulatedDriver,
+    EmulatedMemory,
     KernelFault,
+    MemoryCount,
+    MemoryFault,
     emulated_kernels,
 )
-from lmprog.runtime.engine.device.emulated_memory import EmulatedMemory, MemoryCount, MemoryFault
 from lmprog.runtime.engine.device.host_store import HostStore
 from lmprog.runtime.engine.device.page_pool import VirtualPages
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
+from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.kept_pages import page_release
-from lmprog.runtime.engine.selection import select_engine
+from lmprog.runtime.scheduling.batch import PagesFull
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from tests.cuda.conftest import MakeKernels

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ import subprocess
 import sys
 
 from lmprog import wire
-from lmprog.fleet.placement import choose, load_bound, mark_of
-from lmprog.fleet.prefix_memory import BLOCK, PrefixMemory, keys_of
+from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, keys_of, load_bound, mark_of
 from lmprog.fleet.questions import Questions
 
 
@@ -133,7 +132,7 @@ def test_the_memory_is_bounded_and_forgets_the_oldest() -> None:
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    code = "from lmprog.fleet.prefix_memory import keys_of; print(keys_of('né' * 64, 'salt'))"
+    code = "from lmprog.fleet.placement import keys_of; print(keys_of('né' * 64, 'salt'))"
     said = {
         subprocess.run(
             [sys.executable, "-c", code],

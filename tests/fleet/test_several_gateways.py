@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 
 from lmprog import wire
-from lmprog.fleet.prefix_memory import BLOCK, keys_of
+from lmprog.fleet.placement import BLOCK, keys_of
 from lmprog.fleet.router import Router
-from lmprog.runtime.programs.prefix_news import PrefixNews
+from lmprog.runtime.programs.clients import PrefixNews
 
 REPLICAS = ("replica-0", "replica-1", "replica-2")
 WELCOME = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, 64, 16, 1200, 1)

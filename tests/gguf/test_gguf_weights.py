@@ -18,11 +18,10 @@ from lmprog.native import compiler
 from lmprog.runtime.documents.gguf_file import BLOCKS
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
-from lmprog.runtime.engine.model.gguf_blocks import block_numbers
-from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint
+from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint, block_numbers
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import read_config, read_shape
-from lmprog.runtime.engine.native.recipe import expected
+from lmprog.runtime.engine.model.weight_table import expected
 from tests.gguf import plain_blocks, writer
 from tests.model.checkpoints import FURTHER as FURTHER_MODELS
 from tests.model.checkpoints import NATIVE, VARIANTS, Recipe

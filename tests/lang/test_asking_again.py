@@ -13,7 +13,7 @@ from pydantic import BaseModel, field_validator
 import lmprog
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported, ProgramError, ValidationFailed
-from lmprog.lang.ops.checks import Check
+from lmprog.lang.ops.keywords import Check
 from lmprog.testing import Scripted
 from tests.backends.programs import chat, on
 from tests.backends.scripted_api import ScriptedApi

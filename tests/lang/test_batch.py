@@ -10,7 +10,7 @@ import pytest
 
 import lmprog
 from lmprog.errors import InvalidParameter, ModelError
-from lmprog.lang import threads
+from lmprog.lang.ops import threads
 from lmprog.lang.runs.run_batch import ProgramBatch
 from lmprog.testing import Hold, Scripted, Scripting
 from tests.backends.scripted_api import until

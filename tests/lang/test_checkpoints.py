@@ -24,6 +24,7 @@ from lmprog.errors import (
     ProtocolError,
     RequestRejected,
 )
+from lmprog.lang.branches.checkpointed_calls import BegunCall
 from lmprog.lang.checkpoints import checkpoint_file
 from lmprog.launch import greet
 from lmprog.testing import Hold, Scripted
@@ -379,10 +380,11 @@ def test_the_checkpoint_is_believed_and_a_choice_is_not_computed_again(
     outcome = select.call.wait()
     assert isinstance(outcome, wire.Chosen)
     other = wire.Chosen(outcome.call, 1 - outcome.index, outcome.options, outcome.usage)
-    begun = run.scope.progress
-    kept = [begun._calls[gen.key].kept(other if gen is select else None) for gen in run.scope.gens]
-    assert begun._origin is not None
-    checkpoint_file.write(path, begun._origin(), [one for one in kept[:1] if one is not None])
+    kept = BegunCall(select).kept(other)
+    origin = run.scope.record.origin
+    assert kept is not None
+    assert origin is not None
+    checkpoint_file.write(path, origin(), [kept])
     before = describe(two[1])
     again = lmprog.resume(path, selecting, backend=two[1])
     assert again.value[0] == "xy"[other.index]

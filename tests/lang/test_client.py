@@ -18,7 +18,7 @@ from lmprog.errors import (
     ModelError,
     RuntimeGone,
 )
-from lmprog.lang.branches.variables import Variable
+from lmprog.lang.branches.gen import Variable
 from lmprog.launch import greet
 from lmprog.transport import ClientId, LocalRuntimeChannel
 

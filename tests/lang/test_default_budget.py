@@ -14,7 +14,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.lang.ops.type_lengths import GENERAL, MOST, default_tokens, longest_json
 from lmprog.lang.ops.type_schemas import schema_of

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 import lmprog
 from lmprog.lang.ops.type_schemas import value_of
-from lmprog.lang.streaming.growing_json import GrowingJson, plain
-from lmprog.lang.streaming.partial import Partial, PartialText
+from lmprog.lang.streaming.partial import GrowingJson, Partial, PartialText, plain
 from lmprog.testing import Scripted
 
 

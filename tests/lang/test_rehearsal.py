@@ -17,7 +17,7 @@ from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.errors import ProgramError
 from lmprog.lang.ops.type_schemas import schema_of, value_of
-from lmprog.lang.rehearsal.instances import placeholder
+from lmprog.lang.rehearsal.double import placeholder
 from lmprog.lang.rehearsal.op_graph import Planned
 from lmprog.lang.rehearsal.prompts import split
 from lmprog.testing import Scripted

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION
 
 import pytest
 
-from lmprog.lang import threads
+from lmprog.lang.ops import threads
 
 who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
 

@@ -10,8 +10,17 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.errors import InvalidParameter, ProtocolError, RequestRejected
-from lmprog.lang.runs.trace_file import TracedCall, TracedRun, read_trace
-from lmprog.lang.runs.trace_timeline import PROGRAM, Stretch, end_of, lanes, shares, stretches
+from lmprog.lang.runs.trace_file import (
+    PROGRAM,
+    Stretch,
+    TracedCall,
+    TracedRun,
+    end_of,
+    lanes,
+    read_trace,
+    shares,
+    stretches,
+)
 from lmprog.testing import Scripted
 from tests.lang.test_tracing import outer
 

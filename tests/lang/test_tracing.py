@@ -93,7 +93,8 @@ def test_a_callback_that_fails_ends_no_run(caplog: pytest.LogCaptureFixture) -> 
     def broken(event: lmprog.TraceEvent) -> None:
         raise LookupError("mine")
 
-    with Scripted(["a"]) as backend, lmprog.tracing(broken), caplog.at_level(logging.ERROR):
+    told = caplog.at_level(logging.ERROR, "lmprog")
+    with Scripted(["a"]) as backend, lmprog.tracing(broken), told:
         assert inner.using(backend=backend).run().value == "a"
     assert "a callback of lmprog.tracing failed" in caplog.text
 

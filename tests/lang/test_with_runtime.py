@@ -13,7 +13,7 @@ import lmprog
 from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.errors import ContextOverflow, DeadlineExceeded, InvalidParameter, RuntimeGone
-from lmprog.lang.ops.choices import ChoiceMethod
+from lmprog.lang.ops.expressions import ChoiceMethod
 from lmprog.launch import greet
 from tests.lang.small_runtime import Small
 

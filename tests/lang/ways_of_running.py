@@ -36,9 +36,8 @@ from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import LmprogError
 from lmprog.fleet.router import Router
 from lmprog.runtime.text.tokenizer import HfTokenizer
-from lmprog.server.programs.program_body import ProgramBody
-from lmprog.server.programs.program_results import result_of
-from lmprog.server.programs.translation import Translator
+from lmprog.server.programs.program_body import ProgramBody, Translator
+from lmprog.server.programs.running_program import result_of
 from tests.runtime.talk import Talk
 
 NANO = Path(lmprog.__file__).parent / "nano"

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.engine.batch import build_batch
 from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 
 WAYS = (

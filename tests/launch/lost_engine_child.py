@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from lmprog.runtime import main, steps
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 _computed = steps.forward_known
 _left = [3]

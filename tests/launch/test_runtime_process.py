@@ -331,3 +331,38 @@ def test_runtimes_leave_no_descriptor_behind() -> None:
         except ContextOverflow:
             continue
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_child_can_be_stopped_by_several_threads_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each descriptor is closed once: a second time it may be somebody else's."""
+    child = Child([sys.executable, "-c", "pass"], tmp_path)
+    child.wait(30)
+    together = threading.Barrier(8)
+    closed: list[int] = []
+    descriptors = child._ready_fd, child._life_fd
+    plain = os.close
+
+    def close(descriptor: int) -> None:
+        if descriptor in descriptors:
+            closed.append(descriptor)
+            time.sleep(0.01)  # another thread's turn
+        else:
+            plain(descriptor)
+
+    monkeypatch.setattr(os, "close", close)
+
+    def stop() -> None:
+        together.wait()
+        child.stop(0.0)
+
+    threads = [threading.Thread(target=stop) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.undo()
+    assert sorted(closed) == sorted(descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)

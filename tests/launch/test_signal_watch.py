@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lmprog.launch.signal_watch import SignalWatch
+from lmprog.launch.child_process import SignalWatch
 
 NUMBER = signal.SIGUSR1
 CHILD = """

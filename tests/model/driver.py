@@ -15,9 +15,9 @@ from typing import cast
 
 import torch
 
-from lmprog.runtime.engine.batch import Batch, build_batch
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.engine.torch_engine import TorchEngine
+from lmprog.runtime.engine.torch_engine.engine import TorchEngine
+from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sequence import Sequence
 

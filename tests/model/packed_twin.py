@@ -8,9 +8,10 @@ from ctypes import byref
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.runtime.engine.machine.region import Bytes, Region
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.packing import narrowed, widened
-from lmprog.runtime.engine.region import Bytes, Region
 
 Floats = NDArray[np.float32]
 TYPES = ("float32", "bfloat16", "int8", "int4")
@@ -38,9 +39,9 @@ def unpack(product: interface.CProduct, packed: Bytes) -> Floats:
 
 def multiply(path: str, product: interface.CProduct, packed: Bytes, x: Floats) -> Floats | None:
     """x @ weight.T by the kernels of `path`; None where this processor lacks it."""
-    filled = np.zeros((len(x), interface.up32(product.inputs)), np.float32)
+    filled = np.zeros((len(x), up32(product.inputs)), np.float32)
     filled[:, : product.inputs] = x
-    out = np.full((len(x), interface.up32(product.outputs)), np.nan, np.float32)
+    out = np.full((len(x), up32(product.outputs)), np.nan, np.float32)
     lacks = interface.opened().lmprog_engine_multiply(
         *(path.encode(), byref(product), packed.ctypes.data, filled.ctypes.data),
         *(len(x), out.ctypes.data, out.shape[1]),
@@ -75,6 +76,6 @@ def rounded_input(x: Floats, kind: str, path: str) -> Floats:
 
 
 def _grouped(weight: Floats) -> Floats:
-    filled = np.zeros((len(weight), interface.up32(weight.shape[1])), np.float32)
+    filled = np.zeros((len(weight), up32(weight.shape[1])), np.float32)
     filled[:, : weight.shape[1]] = weight
     return filled.reshape(len(weight), -1, 32)

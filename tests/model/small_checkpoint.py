@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmprog.runtime.engine.model.families import read_native_shape
-from lmprog.runtime.engine.native.recipe import expected
+from lmprog.runtime.engine.model.weight_table import expected
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
 _CONFIG = {

@@ -10,7 +10,7 @@ from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
-from lmprog.runtime.engine.draft_loading import without_draft_memory
+from lmprog.runtime.engine.draft_model import without_draft_memory
 from lmprog.runtime.text.tokenizer import ByteTokenizer, first_difference
 
 SCHEMA = wire.JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}')

@@ -14,11 +14,11 @@ import torch
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.machine import default_threads
+from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.locate import NANO, locate
 from lmprog.runtime.engine.model.shape import read_config, read_shape
-from lmprog.runtime.engine.model.weights import load_weights
-from lmprog.runtime.engine.torch_engine import Threads, TorchEngine
+from lmprog.runtime.engine.torch_engine.engine import Threads, TorchEngine
+from lmprog.runtime.engine.torch_engine.weights import load_weights
 from tests.model.checkpoints import CONTEXT, NATIVE
 from tests.model.conftest import Judge
 from tests.model.driver import Driver

@@ -13,10 +13,10 @@ from torch import Tensor
 from lmprog.config import RuntimeConfig
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.model.selfcheck import check
-from lmprog.runtime.engine.torch_engine import TorchEngine
+from lmprog.runtime.engine.torch_engine.engine import TorchEngine
+from lmprog.runtime.engine.torch_engine.fallback import check
+from lmprog.runtime.scheduling.batch import Batch
 from tests.model.checkpoints import FOREIGN, Recipe
 from tests.model.conftest import Judge
 from tests.model.driver import Driver

@@ -14,8 +14,8 @@ import torch
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.model.shape import read_config, read_shape
-from lmprog.runtime.engine.native.attention_interface import PATHS
 from lmprog.runtime.engine.native.engine import NativeEngine, page_bytes
+from lmprog.runtime.engine.native.interface import PATHS
 from tests.model.checkpoints import MIXTURES, NATIVE
 from tests.model.conftest import Judge, Judged
 from tests.model.driver import Driver
@@ -160,8 +160,8 @@ def test_loading_and_computing_import_no_torch() -> None:
     code = (
         "import sys; import numpy as np\n"
         "from lmprog.config import RuntimeConfig\n"
-        "from lmprog.runtime.engine.batch import Batch\n"
-        "from lmprog.runtime.engine.selection import select_engine\n"
+        "from lmprog.runtime.scheduling.batch import Batch\n"
+        "from lmprog.runtime.engine.engine import select_engine\n"
         "config = RuntimeConfig(model='nano', kv_memory_mb=16, engine='native', device='cpu')\n"
         "engine = select_engine(config).engine\n"
         "ints = lambda *numbers: np.array(numbers, np.int32)\n"

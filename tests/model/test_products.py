@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmprog.native import compiler
-from lmprog.runtime.engine.native.attention_interface import PATHS
+from lmprog.runtime.engine.native.interface import PATHS
 from tests.model.packed_twin import (
     TYPES,
     Floats,

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.shape import ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import load_weights
+from lmprog.runtime.engine.torch_engine.decoder import Weights
+from lmprog.runtime.engine.torch_engine.weights import load_weights
 from tests.model.checkpoints import NATIVE
 from tests.model.conftest import Judge
 

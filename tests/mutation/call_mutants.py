@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _PROGRAMS, _SCHEDULING, _TEXT = "runtime/programs/", "runtime/scheduling/", "runtime/text/"
-_ENGINE, _TRANSPORT, _CONSTRAINTS = "runtime/engine/", "transport/", "constraints/"
+_ENGINE, _TRANSPORT, _CONSTRAINTS = "runtime/engine/torch_engine/", "transport/", "constraints/"
 
 CALL_MUTANTS = [
     # --- interpreter and branches
@@ -68,9 +68,9 @@ CALL_MUTANTS = [
     Mutant(
         "deadlines are looked at one late",
         "programs",
-        _PROGRAMS + "deadlines.py",
-        "        while self._heap and self._heap[0][0] <= now:",
-        "        while len(self._heap) > 1 and self._heap[0][0] <= now:",
+        _PROGRAMS + "completion.py",
+        "        while self.under_way and self.under_way[0][0] <= now:",
+        "        while len(self.under_way) > 1 and self.under_way[0][0] <= now:",
     ),
     Mutant(
         "a refused call spoils its branch",
@@ -103,14 +103,14 @@ CALL_MUTANTS = [
     Mutant(
         "one client's ops go before all others'",
         "inbox",
-        _PROGRAMS + "inbox.py",
+        _PROGRAMS + "clients.py",
         "        one.spent += seconds\n",
         "",
     ),
     Mutant(
         "a newcomer in the inbox is served all it missed",
         "inbox",
-        _PROGRAMS + "inbox.py",
+        _PROGRAMS + "clients.py",
         "                one.spent = max(one.spent, self._least_spent)\n",
         "",
     ),
@@ -233,42 +233,42 @@ CALL_MUTANTS = [
     Mutant(
         "penalties count the prompt",
         "sampler",
-        _ENGINE + "edits.py",
+        _SCHEDULING + "logit_edits.py",
         "seen, counts = np.unique(np.asarray(pick.generated, np.int64), return_counts=True)",
         "seen, counts = np.unique(np.asarray([*pick.prompt, *pick.generated], np.int64), return_counts=True)",
     ),
     Mutant(
         "the repetition penalty forgets the prompt",
         "sampler",
-        _ENGINE + "edits.py",
+        _SCHEDULING + "logit_edits.py",
         "seen = np.asarray([*pick.prompt, *pick.generated], np.int64)",
         "seen = np.asarray([*pick.generated], np.int64)",
     ),
     Mutant(
         "presence counts each time",
         "sampler",
-        _ENGINE + "edits.py",
+        _SCHEDULING + "logit_edits.py",
         "sampling.presence_penalty + sampling.frequency_penalty * counts",
         "(sampling.presence_penalty + sampling.frequency_penalty) * counts",
     ),
     Mutant(
         "a negative logit is divided by the penalty",
         "sampler",
-        _ENGINE + "penalties.py",
+        _ENGINE + "sampler.py",
         "torch.where(old > 0, old / amounts, old * amounts)",
         "old / amounts",
     ),
     Mutant(
         "a bias is subtracted",
         "sampler",
-        _ENGINE + "penalties.py",
+        _ENGINE + "sampler.py",
         "        values[rows, tokens] += amounts\n",
         "        values[rows, tokens] -= amounts\n",
     ),
     Mutant(
         "bans are given up too early",
         "sampler",
-        _ENGINE + "edits.py",
+        _SCHEDULING + "logit_edits.py",
         "    return [token for token in banned if token < size] if left > 0 else []",
         "    return [token for token in banned if token < size] if left > 1 else []",
     ),

@@ -52,7 +52,7 @@ DRAFT_MUTANTS = [
     Mutant(
         "what follows a wrong draft is believed",
         "scheduling",
-        _SCHEDULING + "progress.py",
+        _SCHEDULING + "logits_requests.py",
         "        if progress.ended or sequence.tokens[begin + first_of_piece :] != piece:",
         "        if progress.ended:",
     ),
@@ -73,14 +73,14 @@ DRAFT_MUTANTS = [
     Mutant(
         "drafts that are wrong are tried for ever",
         "scheduling",
-        _SCHEDULING + "draft_chances.py",
+        _SCHEDULING + "draft_worth.py",
         "(1.0 - (1.0 - self.value) * kept**num_right) * kept**num_wrong",
         "1.0 - (1.0 - self.value) * kept**num_right",
     ),
     Mutant(
         "what a draft costs does not matter",
         "scheduling",
-        _SCHEDULING + "draft_chances.py",
+        _SCHEDULING + "draft_worth.py",
         "most = int(log(least / gain) / log(chance)) if gain > least else 0",
         "most = count",
     ),

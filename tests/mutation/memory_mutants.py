@@ -174,14 +174,14 @@ MEMORY_MUTANTS = [
     Mutant(
         "pins of the oldest program are dropped first",
         "scheduling",
-        _SCHEDULING + "pins.py",
+        _SCHEDULING + "active_programs.py",
         "heapq.heappush(self._youngest, -program)",
         "heapq.heappush(self._youngest, program)",
     ),
     Mutant(
         "a dropped pin is counted for ever",
         "scheduling",
-        _SCHEDULING + "pins.py",
+        _SCHEDULING + "active_programs.py",
         "            self._num_active[pin.program] -= 1\n",
         "",
     ),
@@ -203,7 +203,7 @@ MEMORY_MUTANTS = [
     Mutant(
         "a mirror is off by one",
         "scheduling",
-        _SCHEDULING + "step_copies.py",
+        _SCHEDULING + "page_tables.py",
         "origin = Mirror(row, begin + offset - first, target)",
         "origin = Mirror(row, max(0, begin + offset - first - 1), target)",
     ),
@@ -281,28 +281,28 @@ MEMORY_MUTANTS = [
     Mutant(
         "a place in memory goes before everything",
         "scheduling",
-        _SCHEDULING + "program_admission.py",
+        _SCHEDULING + "admission.py",
         "        return queue.others.least_rank + self._waiting.order.margin < queue.active.least_rank",
         "        return False",
     ),
     Mutant(
         "the most served client is first",
         "scheduling",
-        _SCHEDULING + "client_shares.py",
+        _SCHEDULING + "waiting_queue.py",
         "        found = sorted(waiting, key=self.served)",
         "        found = sorted(waiting, key=self.served, reverse=True)",
     ),
     Mutant(
         "a newcomer owes nothing",
         "scheduling",
-        _SCHEDULING + "client_shares.py",
+        _SCHEDULING + "waiting_queue.py",
         "        account.served = max(account.served, self._virtual_time)\n",
         "",
     ),
     Mutant(
         "who leaves owes nothing any more",
         "scheduling",
-        _SCHEDULING + "client_shares.py",
+        _SCHEDULING + "waiting_queue.py",
         "        account.served = max(account.served, self._virtual_time)\n",
         "        account.served = self._virtual_time\n",
     ),
@@ -358,14 +358,14 @@ MEMORY_MUTANTS = [
     Mutant(
         "the oldest running sequence is preempted",
         "scheduling",
-        _SCHEDULING + "running_sequences.py",
+        _SCHEDULING + "admission.py",
         "            victim = max(later, key=preemption_order)",
         "            victim = min(later, key=preemption_order)",
     ),
     Mutant(
         "a preempted sequence is forgotten by its program",
         "scheduling",
-        _SCHEDULING + "running_sequences.py",
+        _SCHEDULING + "admission.py",
         "        self._programs.preempt(number)\n",
         "",
     ),
@@ -386,7 +386,7 @@ MEMORY_MUTANTS = [
     Mutant(
         "the reserve does not grow with preemptions",
         "scheduling",
-        _SCHEDULING + "program_admission.py",
+        _SCHEDULING + "admission.py",
         "        reserve = max(\n"
         "            len(running) << sequence.num_memory_preemptions,\n"
         "            sum(1 << other.num_memory_preemptions for other in running),\n"

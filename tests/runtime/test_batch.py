@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from lmprog.runtime.engine.batch import Batch, build_batch
+from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.namespaces import Namespace
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Plan, Row
 from lmprog.runtime.scheduling.scoring import Scoring

@@ -18,13 +18,12 @@ import torch
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import NotSupported
-from lmprog.lang.ops.beams import beam_options
+from lmprog.lang.ops.best_of import beam_options
 from lmprog.native import compiler
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native.sampler import NativeSampler
-from lmprog.runtime.engine.sampler import TorchSampler
-from lmprog.runtime.programs.active_call import BeamRun
-from lmprog.runtime.programs.beam_search import Beam, BeamSearch, check_beams
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+from lmprog.runtime.programs.beam_search import Beam, BeamRun, BeamSearch, check_beams
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.text.tokenizer import HfTokenizer
 from lmprog.simulation import oracle

@@ -9,10 +9,11 @@ import pytest
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import Overloaded
-from lmprog.runtime.scheduling.client_shares import MOST_IDLE, ClientShares
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.waiting_queue import MOST_IDLE, ClientShares
+from lmprog.runtime.steps_ahead import AheadPlanner
 from tests.runtime.rig import Rig
 from tests.runtime.talk import ME, Talk, done, failed, text
 
@@ -167,9 +168,10 @@ def test_what_is_computed_for_a_call_that_is_cancelled_counts() -> None:
 
 def test_what_is_computed_ahead_for_a_call_that_ends_meanwhile_counts() -> None:
     rig = Rig(SchedulerConfig(num_pages=64))
+    planner = AheadPlanner(rig.scheduler)
     sequence = rig.gen([1, 2, 3], 8, client="a")
     plan = rig.scheduler.plan()
-    assert rig.scheduler.plan_ahead(plan, [0], collect_requests(plan)) is not None
+    assert planner.after(plan, [0], collect_requests(plan)) is not None
     rig.scheduler.end(sequence)
     assert rig.scheduler.shares.served("a") == 4, "both were begun, and nobody took their results"
 

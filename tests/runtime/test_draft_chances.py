@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lmprog.runtime.scheduling.draft_chances import (
+from lmprog.runtime.scheduling.draft_worth import (
     ASKED,
     AT_FIRST,
     EVIDENCE,

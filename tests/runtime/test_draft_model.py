@@ -11,10 +11,10 @@ import pytest
 
 from lmprog import wire
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.draft_model import MOST_READ, EngineDraftModel
-from lmprog.runtime.engine.sampler import TorchSampler
-from lmprog.runtime.scheduling.growing_drafts import GrowingDraft
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.drafts import GrowingDraft
 from lmprog.simulation import plain_sampler
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.plain_sampler import PlainSampler
@@ -58,7 +58,8 @@ def drafting(rig: Any, engine: SmallEngine, sampler: Any = None) -> EngineDraftM
         model.check()
 
     model.extend = checked  # type: ignore[method-assign]
-    rig.scheduler.drafting.model = model
+    if rig.scheduler.drafting is not None:
+        rig.scheduler.drafting.model = model
     return model
 
 

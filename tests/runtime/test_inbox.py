@@ -6,7 +6,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.runtime.programs import clients, interpreter
-from lmprog.runtime.programs.inbox import Inbox
+from lmprog.runtime.programs.clients import Inbox
 from lmprog.transport import Gone
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.steps import MAX_FAILED_STEPS, EngineLost
 from lmprog.simulation.fake_device import FakeDevice

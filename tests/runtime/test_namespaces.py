@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.scheduling.adapter_names import BASE_ALONE, NamedAdapter
-from lmprog.runtime.scheduling.namespaces import Namespace, Namespaces
+from lmprog.runtime.scheduling.namespaces import BASE_ALONE, NamedAdapter, Namespace, Namespaces
 from lmprog.wire import SHARES_PUBLIC
 from tests.runtime.rig import VOCAB, Rig, expected
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmprog import wire
-from lmprog.runtime.programs.prefix_news import MOST_UNTOLD, PrefixNews
+from lmprog.runtime.programs.clients import MOST_UNTOLD, PrefixNews
 from lmprog.transport import ClientId
 
 ONE, TWO, THREE = b"1", b"2", b"3"

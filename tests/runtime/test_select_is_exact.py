@@ -17,8 +17,8 @@ from tokenizers.processors import TemplateProcessing
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.sampler import TorchSampler
-from lmprog.runtime.engine.torch_engine import TorchEngine
+from lmprog.runtime.engine.torch_engine.engine import TorchEngine
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.programs.select_scoring import make_ballot, read_scores
 from lmprog.runtime.scheduling.generation import ScoredToken
 from lmprog.runtime.text.tokenizer import HfTokenizer

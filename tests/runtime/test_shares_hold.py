@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.plan import Plan
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.letters import LetterTokenizer

@@ -7,10 +7,8 @@ from array import array
 
 from lmprog import wire
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import ActivePrograms
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins, ProgramSizes
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
-from lmprog.runtime.scheduling.pins import Pins
-from lmprog.runtime.scheduling.program_sizes import ProgramSizes
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.scheduling.step_costs import FIRST_CHUNK, StepCosts
 from tests.runtime.talk import GREEDY, Talk, done, text

@@ -15,7 +15,7 @@ from lmprog.native import compiler
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.sampler import NativeSampler
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 
 JUDGED = ("avx512bf16", "avx2", "neon", "generic")

@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from lmprog.runtime.engine.sampler import TorchSampler
-from lmprog.runtime.scheduling.randomness import uniform
-from lmprog.runtime.scheduling.sampling_requests import SampleRequest, SampleResult, ScoreRequest
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+from lmprog.runtime.scheduling.sampling_requests import (
+    SampleRequest,
+    SampleResult,
+    ScoreRequest,
+    uniform,
+)
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.wire import SamplingParams
 from tests.sampler.conftest import sampler

@@ -28,15 +28,14 @@ from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
-from lmprog.runtime.scheduling.adapter_names import AdapterNames
-from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.tokenizer import ByteTokenizer
 from lmprog.server.app import build_app
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.transport import LocalRuntimeChannel

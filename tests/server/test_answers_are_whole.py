@@ -18,9 +18,9 @@ import pytest
 from lmprog import wire
 from lmprog.launch import greet
 from lmprog.server.app import build_app
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
 
 Json = dict[str, Any]

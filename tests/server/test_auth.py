@@ -15,7 +15,7 @@ from fastapi.routing import RouteContext, iter_route_contexts
 
 from lmprog.errors import InvalidParameter
 from lmprog.server.app import build_app
-from lmprog.server.guard import Guard, KeyGuard
+from lmprog.server.gateway.routes import Guard, KeyGuard
 from lmprog.server.http.auth import Access, Keyring
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.page import STATIC

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from lmprog.server.http.bodies import parse, parse_json
+from lmprog.server.http.bodies import MAX_CONTAINERS, MAX_VALUES, parse, parse_json, size_problem
 from lmprog.server.http.http_errors import HttpError
-from lmprog.server.http.json_size import MAX_CONTAINERS, MAX_VALUES, size_problem
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.sglang.generate_body import GenerateRequest
 from tests.server.fake_runtime import Fake, asking

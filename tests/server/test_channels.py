@@ -18,9 +18,9 @@ from lmprog.calls.harmony import FINAL, HARMONY, MARKS
 from lmprog.launch import greet
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.server.app import build_app
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
 from tests.calls.call_templates import CHANNELS
 

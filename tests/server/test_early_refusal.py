@@ -1,4 +1,4 @@
-"""A full server refuses in the turn in which a request's head comes, without parser and application."""
+"""A full server refuses in the turn in which a request's head has come, without the application."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from starlette.routing import Route
 
-from lmprog.server.gateway import Gateway
-from lmprog.server.http.early_refusal import read_head
-from lmprog.server.http.http_server import HttpServer, bind, url_of
-from lmprog.server.http.listener import HttpConnection
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.http.http_server import HttpConnection, HttpServer, bind, url_of
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
-from lmprog.server.serving import http_server
+from lmprog.server.service import http_server
 from tests.server.fake_runtime import Fake, asking
 
 BODY = b'{"prompt": "x", "max_tokens": 2}'
@@ -27,7 +24,6 @@ HEAD = (
     b"Content-Length: %d\r\n"
 )
 PLAIN = HEAD % len(BODY) + b"\r\n" + BODY
-ROUTES = {b"/v1/completions": Route("/v1/completions", lambda request: None)}
 
 
 class Calls:
@@ -94,7 +90,7 @@ async def full(fake: Fake, **settings: Any) -> AsyncIterator[FullServer]:
         gateway.link.close()
 
 
-def test_a_flood_is_refused_without_parser_and_application(fake: Fake) -> None:
+def test_a_flood_is_refused_without_the_application(fake: Fake) -> None:
     async def run() -> None:
         async with full(fake) as server:
             found = await asyncio.gather(*(server.answers(PLAIN) for _ in range(50)))
@@ -107,25 +103,15 @@ def test_a_flood_is_refused_without_parser_and_application(fake: Fake) -> None:
     asyncio.run(run())
 
 
-def test_a_refused_connection_gets_no_parser_until_it_needs_one(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-    begin = HttpConnection.connection_made
-
-    def counted(self: HttpConnection, transport: asyncio.Transport) -> None:
-        made.append(self)
-        begin(self, transport)
-
-    monkeypatch.setattr(HttpConnection, "connection_made", counted)
-
+def test_a_refused_request_gets_no_task_and_an_older_kind_of_request_does(fake: Fake) -> None:
     async def run() -> None:
         async with full(fake) as server:
             for _ in range(3):
                 await server.answers(PLAIN)
-            assert not made
+            assert server.server.server_state.total_requests == 0
             await server.answers(PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0"))
-            assert len(made) == 1
+            assert server.server.server_state.total_requests == 1
+            assert server.calls.count == 1
 
     asyncio.run(run())
 
@@ -240,7 +226,7 @@ def test_a_body_that_is_still_coming_is_read_before_the_connection_ends(fake: Fa
 def test_a_refused_client_that_goes_on_writing_is_cut_off(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmprog.server.http.early_refusal.LINGER_SECONDS", 0.05)
+    monkeypatch.setattr("lmprog.server.http.http_server.LINGER_SECONDS", 0.05)
 
     async def run() -> None:
         async with full(fake) as server:
@@ -254,7 +240,7 @@ def test_a_refused_client_that_goes_on_writing_is_cut_off(
     asyncio.run(run())
 
 
-def test_what_comes_in_pieces_or_needs_the_parser_is_refused_by_the_application(
+def test_what_comes_in_pieces_is_refused_early_and_what_has_no_length_by_the_application(
     fake: Fake,
 ) -> None:
     async def run() -> None:
@@ -269,9 +255,10 @@ def test_what_comes_in_pieces_or_needs_the_parser_is_refused_by_the_application(
             writer.write(PLAIN[40:])
             assert b" 429 " in await reader.readuntil(b"\r\n")
             writer.close()
-            assert server.calls.count == 2
+            assert server.calls.count == 1
             for two in (await server.answers(PLAIN + PLAIN, count=2),):
                 assert [one[0] for one in two] == [429, 429]
+            assert server.calls.count == 1
 
     asyncio.run(run())
 
@@ -289,26 +276,27 @@ def test_pages_that_may_use_the_server_read_why_they_are_refused(fake: Fake) -> 
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "status"),
     [
-        b"",
-        PLAIN[:30],
-        PLAIN.replace(b"POST", b"GET"),
-        PLAIN.replace(b"HTTP/1.1", b"HTTP/1.0"),
-        PLAIN.replace(b"/v1/completions", b"/v1/models"),
-        PLAIN.replace(b"Host: localhost\r\n", b""),
-        PLAIN.replace(b"Host:", b"Host: x\r\nHost:"),
-        PLAIN.replace(b"Content-Length: 32", b"Content-Length: 32\r\nContent-Length: 31"),
-        PLAIN.replace(b"Content-Length: 32", b"Content-Length: 32, 32"),
-        PLAIN.replace(b"Content-Length: 32", b"Content-Length: +32"),
-        PLAIN.replace(b"Content-Length: 32", b"Content-Length : 32"),
-        PLAIN.replace(b"Content-Length: 32", b"Content-Length: 32\r\nTransfer-Encoding: chunked"),
-        PLAIN.replace(b"Content-Length: 32", b"Content-Length: 32\r\nExpect: 100-continue"),
-        PLAIN.replace(b"Content-Length: 32", b"Content-Length: 32\r\n folded"),
-        PLAIN.replace(b"Content-Length: 32", b"Content-Length: 31"),
-        PLAIN.replace(b"Host:", b"X: " + b"y" * 20_000 + b"\r\nHost:"),
+        (PLAIN, 429),
+        (PLAIN.replace(b"Content-Length: 32", b"Content-Length: 32, 32"), 429),
+        (PLAIN.replace(b"Host:", b"X: " + b"y" * 20_000 + b"\r\nHost:"), 429),
+        (PLAIN.replace(b"Content-Length: 32", b"Content-Length: 32\r\nExpect: 100-continue"), 429),
+        (PLAIN.replace(b"POST", b"GET"), 405),
+        (PLAIN.replace(b"/v1/completions", b"/v1/models"), 405),
+        (PLAIN.replace(b"Host: localhost\r\n", b""), 400),
+        (PLAIN.replace(b"Host:", b"Host: x\r\nHost:"), 400),
+        (PLAIN.replace(b"Content-Length: 32", b"Content-Length: 32\r\nContent-Length: 31"), 400),
+        (PLAIN.replace(b"Content-Length: 32", b"Content-Length: +32"), 400),
+        (PLAIN.replace(b"Content-Length: 32", b"Content-Length : 32"), 400),
+        (PLAIN.replace(b"Content-Length: 32", b"Content-Length: 31"), 429),
     ],
 )
-def test_only_plain_whole_requests_are_read_without_the_parser(data: bytes) -> None:
-    assert read_head(PLAIN, ROUTES) is not None
-    assert read_head(data, ROUTES) is None
+def test_a_full_server_reads_heads_as_strictly_as_an_empty_one(
+    fake: Fake, data: bytes, status: int
+) -> None:
+    async def run() -> None:
+        async with full(fake) as server:
+            assert (await server.answers(data))[0][0] == status
+
+    asyncio.run(run())

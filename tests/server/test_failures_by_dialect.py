@@ -19,13 +19,13 @@ import pytest
 
 from lmprog import errors, wire
 from lmprog.launch import greet
-from lmprog.server.exchange import Exchange
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError, Problem, problem_of
 from lmprog.server.http.http_server import HttpServer, bind, url_of
+from lmprog.server.link.exchange import Exchange
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
-from lmprog.server.serving import serve_gateway
+from lmprog.server.service import serve_gateway
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
 
 anthropic = pytest.importorskip("anthropic")

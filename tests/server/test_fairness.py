@@ -18,8 +18,7 @@ import pytest
 from lmprog import wire
 from lmprog.errors import InvalidParameter
 from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
-from lmprog.server.fairness.dispatch import PIECE, Dispatcher, cost_of
-from lmprog.server.fairness.fair_queue import FairQueue
+from lmprog.server.fairness.dispatch import PIECE, Dispatcher, FairQueue, cost_of
 from lmprog.server.options.api_keys import ApiKey, digest, keys_of
 from lmprog.server.options.server_settings import ServerSettings
 from tests.server.fake_runtime import Fake, asking

@@ -15,10 +15,10 @@ from fastapi import Depends, FastAPI, Header, HTTPException
 
 from lmprog.server import ModelServer, create_app
 from lmprog.server.app import build_app, route_modules
-from lmprog.server.gateway import Gateway
-from lmprog.server.guard import Guards
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import Guards
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
 from tests.server.fake_runtime import Asgi, Fake
 
 KEY = {"authorization": "Bearer key"}

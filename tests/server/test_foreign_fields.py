@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from lmprog import wire
-from lmprog.server.anthropic import messages_body
-from lmprog.server.gateway import Gateway
+from lmprog.server.anthropic import messages
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http import foreign_fields
 from lmprog.server.http.foreign_fields import FOREIGN_FIELDS
 from lmprog.server.openai import chat_completions
@@ -173,8 +173,8 @@ def test_llama_cpps_grammar_is_a_constraint(runtime: Fake) -> None:
     ],
 )
 def test_anthropics_schema_is_enforced(runtime: Fake, fields: Json) -> None:
-    body = msgspec.convert({**CHAT, **fields}, messages_body.MessagesBody)
-    constraint = understood(runtime, messages_body.chat_of(body)).prompt.constraint
+    body = msgspec.convert({**CHAT, **fields}, messages.MessagesBody)
+    constraint = understood(runtime, messages.chat_of(body)).prompt.constraint
     assert isinstance(constraint, wire.JsonSchema)
     assert json.loads(constraint.schema) == SCHEMA
 

@@ -21,12 +21,11 @@ from starlette.datastructures import Headers
 
 from lmprog.backends.blackbox import http_client
 from lmprog.errors import InvalidParameter
-from lmprog.server.anthropic.messages_body import MessagesBody
-from lmprog.server.http import json_size
-from lmprog.server.http.auth import given_key
+from lmprog.server.anthropic.messages import MessagesBody
+from lmprog.server.http import bodies
+from lmprog.server.http.auth import ServedSites, given_key
 from lmprog.server.http.bodies import parse, parse_json
 from lmprog.server.http.http_errors import HttpError
-from lmprog.server.http.site_guard import ServedSites
 from lmprog.server.http.sse import event
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.completions import CompletionBody
@@ -116,9 +115,9 @@ def test_the_size_of_a_text_is_that_of_its_value(
     found = count(value)
     limits = pytest.MonkeyPatch()
     with limits.context() as patch:
-        patch.setattr(json_size, "MAX_CONTAINERS", containers)
-        patch.setattr(json_size, "MAX_VALUES", values)
-        is_refused = json_size.size_problem(text) is not None
+        patch.setattr(bodies, "MAX_CONTAINERS", containers)
+        patch.setattr(bodies, "MAX_VALUES", values)
+        is_refused = bodies.size_problem(text) is not None
     is_short = len(text) <= containers
     assert is_refused == (not is_short and (found[0] > containers or found[1] > values))
 
@@ -127,8 +126,8 @@ def test_the_size_of_a_text_is_that_of_its_value(
 def test_counting_the_values_of_any_bytes_ends(body: bytes) -> None:
     limits = pytest.MonkeyPatch()
     with limits.context() as patch:
-        patch.setattr(json_size, "MAX_CONTAINERS", 0)
-        json_size.size_problem(body)
+        patch.setattr(bodies, "MAX_CONTAINERS", 0)
+        bodies.size_problem(body)
 
 
 @given(st.text(max_size=40), st.sampled_from(["", ":80", ":", ".:8000", "]"]))

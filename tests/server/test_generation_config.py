@@ -17,7 +17,7 @@ import lmprog
 from lmprog import wire
 from lmprog.errors import ModelError
 from lmprog.runtime.text.generation_config import suggested_sampling
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.openai import chat_completions, completions
 from tests.server.fake_runtime import Fake, asking
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.server.exchange import Exchange
 from lmprog.server.fairness.accounts import KeyAccounts
+from lmprog.server.link.exchange import Exchange, nobodys
 from lmprog.server.options.api_keys import ApiKey, digest
-from lmprog.server.request_records import nobodys
 
 
 class Runtime:

@@ -20,15 +20,15 @@ import pytest
 from lmprog import wire
 from lmprog.errors import Cancelled
 from lmprog.launch import greet
-from lmprog.server import exchange as exchanges
 from lmprog.server.app import build_app
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http import large_answers
 from lmprog.server.http.large_answers import IN_LOOP, ROWS, cut_to_entries, in_pieces
 from lmprog.server.http.limits import LIMITS
+from lmprog.server.link import exchange as exchanges
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
-from lmprog.server.sglang.generate_answers import GenerateStream
+from lmprog.server.sglang.generate import GenerateStream
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
 from tests.server.fake_runtime import Asgi
 

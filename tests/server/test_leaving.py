@@ -17,7 +17,7 @@ import pytest
 from lmprog import wire
 from lmprog.launch import Connection, connect
 from lmprog.server.app import build_app
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from tests.server.conftest import Served
 from tests.server.fake_runtime import Asgi, Fake, asking
 

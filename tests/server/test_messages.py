@@ -14,8 +14,7 @@ from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.messages import ChatMessage, pieces_of
-from lmprog.server.openai.tool_calls import shortened
-from lmprog.server.openai.tools import ChatTool, Toolbox, toolbox
+from lmprog.server.openai.tools import ChatTool, Toolbox, shortened, toolbox
 from tests.calls.call_templates import FAMILIES, native
 
 SHOWING = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"

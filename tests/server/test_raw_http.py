@@ -12,10 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lmprog.server.http.http_server import HttpServer, bind
-from lmprog.server.http.listener import HttpConnection
+from lmprog.server.http.http_server import HttpConnection, HttpServer, bind
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.serving import serve
+from lmprog.server.service import serve
 from tests.server.conftest import Served
 from tests.server.fake_runtime import Fake
 

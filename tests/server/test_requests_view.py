@@ -14,9 +14,9 @@ import httpx2
 import pytest
 
 from lmprog import wire
-from lmprog.server.gateway import Gateway
-from lmprog.server.observability.figure_history import EVERY, SPAN, FigureHistory
-from lmprog.server.request_records import KEPT, KEPT_SECONDS, RecordKeeper, RequestOrigin
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.link.exchange import KEPT, KEPT_SECONDS, RecordKeeper, RequestOrigin
+from lmprog.server.observability.runtime_metrics import HISTORY_EVERY, HISTORY_SPAN, FigureHistory
 from tests.server.fake_runtime import Asgi, Fake, asking
 from tests.server.test_page import app_of, first, viewer
 
@@ -321,7 +321,7 @@ def test_the_history_is_thinned_and_ends_after_an_hour() -> None:
         history.see({"generated_tokens": now})
         now += 2.0
     rows = history.rows()
-    assert SPAN / EVERY - 2 <= len(rows) <= SPAN / EVERY
-    assert all(ago <= SPAN for ago, *_ in rows)
+    assert HISTORY_SPAN / HISTORY_EVERY - 2 <= len(rows) <= HISTORY_SPAN / HISTORY_EVERY
+    assert all(ago <= HISTORY_SPAN for ago, *_ in rows)
     gaps = {round(a[0] - b[0], 3) for a, b in itertools.pairwise(rows)}
-    assert gaps == {EVERY}
+    assert gaps == {HISTORY_EVERY}

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from lmprog.errors import InvalidParameter
-from lmprog.server.http.site_guard import ServedSites
+from lmprog.server.http.auth import ServedSites
 from lmprog.server.options.server_settings import ServerSettings
 from tests.server.fake_runtime import Fake, asking
 

@@ -13,13 +13,13 @@ from starlette.requests import Request
 
 from lmprog import wire
 from lmprog.errors import Cancelled, ModelError
-from lmprog.server import exchange as exchanges
 from lmprog.server.app import build_app
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.http.sse import KEEP_ALIVE, EventStream, event
+from lmprog.server.link import exchange as exchanges
+from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.runtime_link import RuntimeLink
 from tests.server.fake_runtime import Asgi, Fake, asking
 
 ENDLESS: dict[str, Any] = {

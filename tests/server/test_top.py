@@ -11,8 +11,7 @@ from rich.console import Console
 
 from lmprog import wire
 from lmprog.cli import main
-from lmprog.cli.top import drawn
-from lmprog.cli.watched import pictures
+from lmprog.cli.top import drawn, pictures
 from lmprog.wire.snapshot_json import as_json
 from tests.runtime.talk import Talk, text
 from tests.server.conftest import Served

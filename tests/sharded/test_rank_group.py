@@ -17,10 +17,9 @@ from torch._C._distributed_c10d import FakeProcessGroup
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.batch import Batch, build_batch
-from lmprog.runtime.engine.sharded.place import Place
-from lmprog.runtime.engine.sharded.rank_group import TRANSPORTS, RankGroup
+from lmprog.runtime.engine.sharded.rank_group import TRANSPORTS, Place, RankGroup
 from lmprog.runtime.engine.sharded.sharded_engine import ShardedEngine, load_shard
+from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 
 

@@ -14,7 +14,7 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.engine.device import choice
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native.recipe import expected
+from lmprog.runtime.engine.model.weight_table import expected
 from lmprog.runtime.engine.sharded.shard import Shard, ShardSource, check_heads, check_ranks
 
 

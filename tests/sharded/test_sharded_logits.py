@@ -14,11 +14,11 @@ import safetensors.torch
 import torch
 
 from lmprog.config import SchedulerConfig, SpeculationName
-from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.rope import Rope
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native.recipe import expected
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.model.stored_weights import RandomSource
+from lmprog.runtime.engine.model.weight_table import expected
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from tests.model.driver import Driver
 from tests.runtime.guesses import knowing
 from tests.runtime.rig import Rig
@@ -115,7 +115,8 @@ def test_ranks_compute_drafted_tokens_as_one_process_does() -> None:
         mode: SpeculationName = "always" if texts else "off"
         config = SchedulerConfig(page_size=PAGE_SIZE, num_pages=NUM_PAGES, speculation=mode)
         rig = Rig(config, 256, engine=engine, sampler=TorchSampler())
-        rig.scheduler.drafting.source = knowing(texts[0] if texts else (), 0.8)
+        if rig.scheduler.drafting is not None:
+            rig.scheduler.drafting.source = knowing(texts[0] if texts else (), 0.8)
         sequences = [rig.gen(prompt, 12) for prompt in prompts()]
         rig.run()
         texts.append([list(one.tokens) for one in sequences])

@@ -14,16 +14,14 @@ import torch
 from torch import Tensor
 
 from lmprog.runtime.engine.attention import AttentionBackend, make_attention
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.model.decoder import Decoder
-from lmprog.runtime.engine.model.joined_weights import WeightSource
-from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.model.stored_weights import stored_weights
-from lmprog.runtime.engine.model.weights import load_weights, random_weights
-from lmprog.runtime.engine.native.recipe import expected
+from lmprog.runtime.engine.model.stored_weights import RandomSource, WeightSource, weight_source
+from lmprog.runtime.engine.model.weight_table import expected
 from lmprog.runtime.engine.sharded.shard import Shard
-from lmprog.runtime.engine.sharded.sharded_decoder import ShardedDecoder, shard_weights
+from lmprog.runtime.engine.sharded.sharded_engine import ShardedDecoder, shard_weights
+from lmprog.runtime.engine.torch_engine.decoder import Decoder
+from lmprog.runtime.engine.torch_engine.weights import load_weights, random_weights
+from lmprog.runtime.scheduling.batch import Batch
 
 SEED = 3
 PAGE_SIZE = 16
@@ -83,7 +81,7 @@ class ThreadedRanks:
         shard = Shard(shape, self.ranks.index(rank), len(self.ranks))
         source: WeightSource = RandomSource(expected(shape), SEED)
         if self._folder is not None:
-            source = stored_weights(self._folder, shape)
+            source = weight_source(self._folder, shape)
         weights = shard_weights(shard, dtype, source)
         model = ShardedDecoder(shard, weights, shape.context_len, rank)
         return _forward(model, dtype)

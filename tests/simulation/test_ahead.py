@@ -4,21 +4,20 @@ over random programs with stops, constraints, forced text, forks, cancels and pr
 
 from __future__ import annotations
 
-import logging
 import random
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.scheduling import ahead_planner, logits_requests
-from lmprog.runtime.scheduling.ahead_planner import CurrentRows
+from lmprog.runtime.scheduling import logits_requests
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.scoring import Scoring
-from lmprog.runtime.steps import EngineLost, StepsAhead
+from lmprog.runtime.steps import EngineLost
+from lmprog.runtime.steps_ahead import AheadPlanner, CurrentRows, StepsAhead
 from lmprog.simulation.fake_device import FakeDevice
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.letters import LetterTokenizer
@@ -30,15 +29,6 @@ TURNS = 60
 PAGE_SIZE, NUM_PAGES = 4, 40
 Patch = pytest.MonkeyPatch
 Script = dict[int, list[wire.Op]]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    log = logging.getLogger("lmprog")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    yield
-    log.setLevel(before)
 
 
 class Device(FakeDevice):
@@ -165,7 +155,7 @@ class SeenPlans:
 
     def __init__(self, patch: Patch) -> None:
         self.num_steps = self.num_chunks = self.num_scored = self.num_beside = 0
-        original = ahead_planner.AheadPlanner.after
+        original = AheadPlanner.after
 
         def after(planner: Any, plan: Any, current: Any, requests: Any) -> Any:
             ahead = original(planner, plan, current, requests)
@@ -173,7 +163,7 @@ class SeenPlans:
                 self._see(ahead.rows.plan.rows, requests)
             return ahead
 
-        patch.setattr(ahead_planner.AheadPlanner, "after", after)
+        patch.setattr(AheadPlanner, "after", after)
 
     def _see(self, rows: Any, before: LogitsRequests) -> None:
         chunks = [row for row in rows if row.end < row.sequence.num_tokens_at_enqueue]
@@ -335,7 +325,7 @@ def samples_are_asked_for_before_the_tokens_are_known(patch: Patch) -> None:
 
 def next_tokens(patch: Patch, changed: Callable[[Any], dict[str, int]]) -> None:
     """Has the planner see other figures of a sequence."""
-    original = ahead_planner.AheadPlanner._next_tokens
+    original = AheadPlanner._next_tokens
 
     def planned(self: Any, rows: Any, current: list[int], requests: Any) -> Any:
         found = []
@@ -349,17 +339,17 @@ def next_tokens(patch: Patch, changed: Callable[[Any], dict[str, int]]) -> None:
                 setattr(sequence, name, value)
         return found
 
-    patch.setattr(ahead_planner.AheadPlanner, "_next_tokens", planned)
+    patch.setattr(AheadPlanner, "_next_tokens", planned)
 
 
 def forced_text_is_not_looked_at(patch: Patch) -> None:
-    original = ahead_planner.AheadPlanner._next_tokens
+    original = AheadPlanner._next_tokens
 
     def planned(self: Any, rows: Any, current: list[int], requests: Any) -> Any:
         found = original(self, rows, current, requests)
         return [(row, array("i", [0]), max(0, pick)) for row, _, pick in found]
 
-    patch.setattr(ahead_planner.AheadPlanner, "_next_tokens", planned)
+    patch.setattr(AheadPlanner, "_next_tokens", planned)
 
 
 def a_shared_page_is_written(patch: Patch) -> None:
@@ -367,7 +357,7 @@ def a_shared_page_is_written(patch: Patch) -> None:
 
 
 def a_chunk_is_taken_twice(patch: Patch) -> None:
-    original = ahead_planner.AheadPlanner._cut
+    original = AheadPlanner._cut
 
     def cut(self: Any, steps: Any) -> Any:
         found = original(self, steps)
@@ -380,7 +370,7 @@ def a_chunk_is_taken_twice(patch: Patch) -> None:
             for one in found[0]
         ], found[1]
 
-    patch.setattr(ahead_planner.AheadPlanner, "_cut", cut)
+    patch.setattr(AheadPlanner, "_cut", cut)
 
 
 def logits_of_options_are_taken_for_read(patch: Patch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,15 +15,14 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling import logits_requests, progress
+from lmprog.runtime.scheduling import logits_requests
+from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequences
 from lmprog.runtime.scheduling.drafting import Drafting
 from lmprog.runtime.scheduling.generation import Generation
+from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.policy import AdmissionOrder
-from lmprog.runtime.scheduling.program_admission import ProgramAdmission
-from lmprog.runtime.scheduling.progress import Progress
-from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
@@ -192,8 +190,8 @@ def wrong_drafts_are_followed(patch: Patch) -> None:
             sequence.tokens.extend(drafted.tokens)
         return original(first, row, drafted, asked, step)
 
-    original = progress._follow
-    patch.setattr(progress, "_follow", follow)
+    original = logits_requests._follow
+    patch.setattr(logits_requests, "_follow", follow)
 
 
 def drafted_tokens_share_a_random_number(patch: Patch) -> None:
@@ -241,7 +239,6 @@ def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) 
     """Everything is checked after every 16th step, as in other runs. To check it after every step
     finds no less: the worlds are the same (`test_how_often_everything_is_checked_changes_nothing`).
     """
-    logging.getLogger("lmprog").setLevel(logging.CRITICAL)
     bug(monkeypatch)
     found: list[str] = []
     for seed in range(WORLDS):
@@ -255,6 +252,5 @@ def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) 
 
 
 def test_without_a_bug_the_same_worlds_hold() -> None:
-    logging.getLogger("lmprog").setLevel(logging.CRITICAL)
     for seed in range(10):
         run_world(seed, 200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -11,18 +10,18 @@ import pytest
 
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.simulation import world
-from lmprog.simulation.command import main
-from lmprog.simulation.world_runs import SimulationRun, WorldTally, run_world, run_worlds, tallies
+from lmprog.simulation.world_runs import (
+    SimulationRun,
+    WorldTally,
+    main,
+    run_world,
+    run_worlds,
+    tallies,
+)
 
 SHARDS = 16
 STEPS = int(os.environ.get("LMPROG_SIM_STEPS", "100000"))
 """Checked steps over all shards; millions more are run at night (`lmprog sim --hours`)."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    """Injected faults are logged with their traces; thousands of them help nobody."""
-    logging.getLogger("lmprog").setLevel(logging.CRITICAL)
 
 
 @pytest.mark.slow

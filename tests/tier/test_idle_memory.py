@@ -13,16 +13,16 @@ import pytest
 
 from lmprog.config import RuntimeConfig
 from lmprog.radix import PageAllocator
-from lmprog.runtime.engine.batch import build_batch
 from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.machine.region import Region
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.engine.native.memory_ahead import (
+from lmprog.runtime.engine.native.page_memory import (
     TOKENS_AHEAD,
     TOKENS_AT_REST,
     MemoryAhead,
+    NativePageMemory,
 )
-from lmprog.runtime.engine.native.page_memory import NativePageMemory
-from lmprog.runtime.engine.region import Region
+from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sequence import Sequence

@@ -22,7 +22,7 @@ from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.http_transport import Json, Transport
 from lmprog.backends.blackbox.native_calls import tools_of
-from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of
+from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of, has_format
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import first_stop
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
@@ -110,11 +110,7 @@ class AnthropicApi:
         self._retry_policy = retry_policy
 
     async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
-        wrapping = (
-            format_of(request.constraint)
-            if isinstance(request.constraint, wire.JsonSchema | wire.Choices)
-            else None
-        )
+        wrapping = format_of(request.constraint)
         body = _body(request, self.model, wrapping)
         hidden = [
             stop for stop in request.sampling.stop if not stop.strip()
@@ -156,7 +152,7 @@ class AnthropicApi:
         return None
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
-        return isinstance(constraint, wire.JsonSchema | wire.Choices)
+        return has_format(constraint)
 
     async def flush(self) -> None:
         raise NotSupported("this API has no request that makes it forget its cache")

@@ -361,9 +361,8 @@ def _refuse_layout(constraint: wire.Constraint | None) -> None:
     """Raises `NotSupported` for a layout of JSON (whitespace, order), which no API has a field
     for.
     """
-    if not isinstance(constraint, wire.JsonSchema):
-        return
-    if constraint != wire.JsonSchema(constraint.schema, strict=constraint.strict):
+    schema = None if constraint is None else constraint.as_schema()
+    if schema is not None and schema.has_layout:
         raise NotSupported(
             "whitespace and order of JSON cannot be asked of an API; leave them out, or use a "
             "backend on lmprog's runtime"

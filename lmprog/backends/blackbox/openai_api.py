@@ -75,11 +75,8 @@ class OpenAIApi:
     async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         dialect = self.dialect
         is_chat = isinstance(request.prompt, ChatPrompt)
-        wrapping: ResponseSchema | None = None
-        if dialect.confines == "response_format" and isinstance(
-            request.constraint, wire.JsonSchema | wire.Choices
-        ):
-            wrapping = format_of(request.constraint)
+        by_format = dialect.confines == "response_format"
+        wrapping = format_of(request.constraint) if by_format else None
         left = request.sampling.stop[dialect.max_stops :]
         is_changed = bool(left) or (wrapping is not None and wrapping.is_wrapped)
         path = "/chat/completions" if is_chat else "/completions"

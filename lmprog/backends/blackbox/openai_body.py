@@ -5,7 +5,6 @@ not support.
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from lmprog import wire
@@ -13,7 +12,7 @@ from lmprog.backends.blackbox.api import ApiRequest
 from lmprog.backends.blackbox.dialects import ApiDialect
 from lmprog.backends.blackbox.http_transport import Json
 from lmprog.backends.blackbox.native_calls import tools_of
-from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema
+from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, has_format
 from lmprog.backends.blackbox.transcript import ChatPrompt, TextPrompt, TranscriptMessage
 from lmprog.errors import NotSupported
 
@@ -120,11 +119,9 @@ def _message(message: TranscriptMessage) -> Json:
 
 def enforceable(constraint: wire.Constraint, dialect: ApiDialect, *, is_chat: bool) -> bool:
     """Whether the service enforces the constraint."""
-    if isinstance(constraint, wire.Composed):
-        return False
     if dialect.confines == "response_format":
-        return is_chat and isinstance(constraint, wire.JsonSchema | wire.Choices)
-    return True
+        return is_chat and has_format(constraint)
+    return constraint.is_portable
 
 
 def _constraint(
@@ -138,35 +135,22 @@ def _constraint(
 
 
 def structured_outputs(constraint: wire.Constraint) -> Json:
-    """vLLM's field, which lmprog's server also accepts."""
-    assert not isinstance(constraint, wire.Composed), "no service enforces it"
-    kind = {
-        wire.JsonSchema: "json",
-        wire.Regex: "regex",
-        wire.Choices: "choice",
-        wire.Grammar: "grammar",
-    }
-    return {"structured_outputs": {kind[type(constraint)]: _inner(constraint)}}
-
-
-def _inner(constraint: wire.Regex | wire.JsonSchema | wire.Choices | wire.Grammar) -> Any:
-    if isinstance(constraint, wire.JsonSchema):
-        return json.loads(constraint.schema)
-    if isinstance(constraint, wire.Regex):
-        return constraint.pattern
-    return list(constraint.texts) if isinstance(constraint, wire.Choices) else constraint.text
+    """vLLM's field, which lmprog's server also accepts; of a portable constraint."""
+    schema, choices = constraint.as_schema(), constraint.as_choices()
+    grammar, pattern = constraint.as_grammar(), constraint.as_pattern()
+    field: Json
+    if schema is not None:
+        field = {"json": json.loads(schema.schema)}
+    elif choices is not None:
+        field = {"choice": list(choices)}
+    else:
+        field = {"regex": pattern} if grammar is None else {"grammar": grammar}
+    return {"structured_outputs": field}
 
 
 def sglang_constraint(constraint: wire.Constraint) -> Json:
-    """SGLang's three fields; choices become a regular expression."""
-    assert not isinstance(constraint, wire.Composed), "no service enforces it"
-    if isinstance(constraint, wire.JsonSchema):
-        return {"json_schema": constraint.schema}
-    if isinstance(constraint, wire.Grammar):
-        return {"ebnf": constraint.text}
-    pattern = (
-        constraint.pattern
-        if isinstance(constraint, wire.Regex)
-        else "|".join(map(re.escape, constraint.texts))
-    )
-    return {"regex": f"({pattern})" if isinstance(constraint, wire.Choices) else pattern}
+    """SGLang's three fields, of a portable constraint; choices become a regular expression."""
+    schema, grammar = constraint.as_schema(), constraint.as_grammar()
+    if schema is not None:
+        return {"json_schema": schema.schema}
+    return {"regex": constraint.as_pattern()} if grammar is None else {"ebnf": grammar}

@@ -16,23 +16,25 @@ from lmprog.errors import GrammarError, NotSupported
 
 
 def can_be_checked(constraint: wire.Constraint) -> bool:
-    return not isinstance(constraint, wire.Grammar | wire.Composed)
+    return constraint.is_portable and constraint.as_grammar() is None
 
 
 def fits(constraint: wire.Constraint, text: str) -> bool:
     """Whether the whole of `text` satisfies the constraint."""
-    if isinstance(constraint, wire.Regex):
-        try:
-            return re.fullmatch(constraint.pattern, text) is not None
-        except re.error as error:
-            raise GrammarError(f"{constraint.pattern!r}: {error}", position=error.pos) from None
-    if isinstance(constraint, wire.Choices):
-        return text in constraint.texts
-    if isinstance(constraint, wire.JsonSchema):
-        return _is_valid(constraint.schema, text)
-    raise NotSupported(
-        "a grammar can only be enforced by lmprog's runtime, or by a server that knows it"
-    )
+    choices, schema = constraint.as_choices(), constraint.as_schema()
+    if choices is not None:
+        return text in choices
+    if schema is not None:
+        return _is_valid(schema.schema, text)
+    pattern = constraint.as_pattern()
+    if pattern is None:
+        raise NotSupported(
+            "a grammar can only be enforced by lmprog's runtime, or by a server that knows it"
+        )
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except re.error as error:
+        raise GrammarError(f"{pattern!r}: {error}", position=error.pos) from None
 
 
 def _is_valid(schema: str, text: str) -> bool:
@@ -55,8 +57,8 @@ def fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | N
     else None. For choices, the output holds the matching choice, with that choice's own whitespace.
     """
     texts = [output.text, output.text.strip()]
-    if isinstance(constraint, wire.Choices):
-        texts += [choice for choice in constraint.texts if choice.strip() == texts[1]]
+    choices = constraint.as_choices() or ()
+    texts += [choice for choice in choices if choice.strip() == texts[1]]
     for text in texts:
         if fits(constraint, text):
             return msgspec.structs.replace(output, text=text)

@@ -72,7 +72,8 @@ class ProgramsApi:
             gen["prompt_logprobs"] = sampling.prompt_logprobs
         if request.constraint is not None:
             gen.update(structured_outputs(request.constraint))
-            if isinstance(request.constraint, wire.JsonSchema) and not request.constraint.strict:
+            schema = request.constraint.as_schema()
+            if schema is not None and not schema.strict:
                 gen["strict"] = False
         body = _program(request.prompt, gen)
         result = await (self._post(body) if on_text is None else self._stream(body, on_text))
@@ -133,7 +134,7 @@ class ProgramsApi:
             raise
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
-        return not isinstance(constraint, wire.Composed)
+        return constraint.is_portable
 
     async def flush(self) -> None:
         await self._retry_policy.run(lambda: self._transport.post("/flush_cache", {}))

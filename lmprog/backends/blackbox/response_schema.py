@@ -50,12 +50,19 @@ class ResponseSchema:
         )
 
 
-def format_of(constraint: wire.JsonSchema | wire.Choices) -> ResponseSchema:
-    if isinstance(constraint, wire.Choices):
-        return ResponseSchema(
-            _wrapped({"type": "string", "enum": list(constraint.texts)}), True, True
-        )
-    schema = json.loads(constraint.schema)
+def has_format(constraint: wire.Constraint) -> bool:
+    return constraint.as_schema() is not None or constraint.as_choices() is not None
+
+
+def format_of(constraint: wire.Constraint | None) -> ResponseSchema | None:
+    """None without a constraint, and for one that has no format."""
+    asked = None if constraint is None else constraint.as_schema()
+    choices = None if constraint is None else constraint.as_choices()
+    if choices is not None:
+        return ResponseSchema(_wrapped({"type": "string", "enum": list(choices)}), True, True)
+    if asked is None:
+        return None
+    schema = json.loads(asked.schema)
     if isinstance(schema, dict) and _root(schema).get("type") == "object":
         return ResponseSchema(schema, False, False)
     return ResponseSchema(_wrapped(schema), True, False)

@@ -118,7 +118,7 @@ class NativeApi:
         return scored, _usage([one["meta_info"] for one in found])
 
     def enforces(self, constraint: wire.Constraint, prompt: Prompt) -> bool:
-        return not isinstance(constraint, wire.Composed)
+        return constraint.is_portable
 
     async def flush(self) -> None:
         await self._retry_policy.run(lambda: self._transport.post("/flush_cache", {}))

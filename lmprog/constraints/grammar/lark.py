@@ -3,7 +3,7 @@
 Supports rules and terminals with `| * + ? [] () ~n..m`, strings and regular expressions with flags,
 ranges, aliases, templates, priorities, `%ignore`, and `%import common.X` for all of Lark's common
 terminals. `%declare` and similar directives are left to llguidance. Knows syntax; the lexer's
-semantics are in `lexing.py`.
+semantics are in `read.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from lmprog.constraints import charset
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Chars, Expression, Repeat, alt, seq, whole
 from lmprog.constraints.expression import text as expression_of
-from lmprog.constraints.grammar.lark_tokens import COMMON, LarkToken, lark_tokens
 from lmprog.constraints.grammar.rules import (
     NeedsLlguidance,
     Part,
@@ -372,3 +371,74 @@ class _Reader:
             raise NeedsLlguidance(
                 f"the regular expression /{body[:40]}/: {error.message}"
             ) from error
+
+
+# --- tokens, and common terminals
+
+_TOKEN = re.compile(
+    r"(?P<skip>[ \t\f\r]+|\s*//[^\n]*|\s*\#[^\n]*)|(?P<line>\n)"
+    r'|(?P<string>"(?:\\.|[^"\\\n])*"i?)|(?P<regex>/(?![/*])(?:\\.|[^/\\\n])+/[a-z]*)'
+    r"|(?P<name>[!?]*_*[A-Za-z][A-Za-z0-9_]*)|(?P<number>-?\d+)|(?P<directive>%[a-z]+)|"
+    r"(?P<mark>->|\.\.|[:|()\[\]{}*+?~.,])"
+)
+_DECIMAL = r"([0-9]+\.[0-9]*|\.[0-9]+)"
+_EXPONENT = "[eE][+-]?[0-9]+"
+_FLOAT = f"([0-9]+{_EXPONENT}|{_DECIMAL}({_EXPONENT})?)"
+_ESCAPED = r'([^"\\\n]|\\[^\n])*'
+COMMON = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[0-9a-fA-F]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[A-Za-z]",
+    "WORD": "[A-Za-z]+",
+    "CNAME": "[_A-Za-z][_A-Za-z0-9]*",
+    "WS_INLINE": "[ \\t]+",
+    "WS": "[ \\t\\f\\r\\n]+",
+    "CR": "\\r",
+    "LF": "\\n",
+    "NEWLINE": "(\\r?\\n)+",
+    "DECIMAL": _DECIMAL,
+    "_EXP": _EXPONENT,
+    "FLOAT": _FLOAT,
+    "SIGNED_FLOAT": f"[+-]?{_FLOAT}",
+    "NUMBER": f"({_FLOAT}|[0-9]+)",
+    "SIGNED_NUMBER": f"[+-]?({_FLOAT}|[0-9]+)",
+    "_STRING_INNER": "[^\\n]*",
+    "_STRING_ESC_INNER": _ESCAPED,
+    "ESCAPED_STRING": f'"{_ESCAPED}"',
+    "SH_COMMENT": "#[^\\n]*",
+    "CPP_COMMENT": "//[^\\n]*",
+    "C_COMMENT": r"/\*([^*]|\*+[^*/])*\*+/",
+    "SQL_COMMENT": "--[^\\n]*",
+}
+"""Lark's own terminals. Where Lark says "as few as possible up to the end", the end is excluded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LarkToken:
+    kind: str
+    text: str
+    begins_line: bool
+    line: int = 0
+
+
+def lark_tokens(text: str) -> list[LarkToken]:
+    """Raises NeedsLlguidance for what is no token."""
+    out: list[LarkToken] = []
+    at, fresh, line = 0, True, 1
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise NeedsLlguidance(f"{text[at : at + 10]!r} in line {line} of the grammar")
+        at = found.end()
+        line += found.group().count("\n")
+        kind = found.lastgroup or ""
+        if kind == "line" or "\n" in found.group():
+            fresh = True
+        elif kind != "skip":
+            out.append(LarkToken(kind, found.group(), fresh, line))
+            fresh = False
+    return out

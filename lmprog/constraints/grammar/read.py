@@ -1,15 +1,40 @@
 """Compiles a grammar's text into one node, or raises NeedsLlguidance. Detects the format from the
-text.
+text, and adds what a lexer does: ignored text between terminals, and longest match.
+
+A lexer takes the longest terminal, so `NAME` may consume the start of what another rule would have
+matched. A net has no such rule: it accepts every text that has some tokenization into terminals.
+`refuse_where_greed_matters` accepts only grammars for which both mean the same: no terminal may be
+followed by a character with which it, or another terminal that starts alike, could continue, and no
+text may match two terminals. Knows expressions and rules.
 """
 
 from __future__ import annotations
 
-from lmprog.constraints.constraint import CompileLimits
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+
+from lmprog import wire
+from lmprog.constraints import charset
+from lmprog.constraints.charset import CharSet
+from lmprog.constraints.constraint import Check, CompileLimits, never_stop
+from lmprog.constraints.derivatives import char_classes, derivatives
+from lmprog.constraints.expression import Chars, Expression, Repeat
 from lmprog.constraints.grammar import gbnf, lark
-from lmprog.constraints.grammar.lexing import refuse_where_greed_matters, with_ignored
 from lmprog.constraints.grammar.rules import (
     NeedsLlguidance,
+    Part,
+    RuleChoice,
     RuleLowering,
+    RuleRef,
+    RuleRounds,
+    Rules,
+    RuleSequence,
+    RuleTerminal,
+    empty_expression,
+    first_characters,
+    may_be_empty,
+    nullable_rules,
+    parts_of,
     reachable,
     without_left_recursion,
 )
@@ -20,10 +45,11 @@ def is_gbnf(text: str) -> bool:
     return "::=" in text
 
 
-def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
+def grammar_node(spec: wire.Grammar, net: NetBuilder, limits: CompileLimits) -> Node:
     """Raises NeedsLlguidance if the grammar is not supported here (Lark: also if it is malformed),
     GrammarError if it is malformed GBNF or too large.
     """
+    text = spec.text
     if len(text) > limits.max_pattern_len:
         raise NeedsLlguidance(
             f"the grammar has {len(text)} characters; the limit is {limits.max_pattern_len}"
@@ -42,3 +68,207 @@ def grammar_node(text: str, net: NetBuilder, limits: CompileLimits) -> Node:
         return RuleLowering(net, without_left_recursion(rules, net.check)).rule(start)
     except RecursionError as error:
         raise NeedsLlguidance("the grammar nests too deeply") from error
+
+
+# --- what a lexer adds
+
+_MAX_TERMINALS = 120
+_MAX_STATES = 2000
+
+_Terms = frozenset[Expression]
+
+
+def with_ignored(rules: Rules, start: str, ignored: Many[RuleTerminal]) -> dict[str, Part]:
+    """The rules with ignored text allowed at the start and after every terminal."""
+    blank = RuleRounds(RuleChoice(tuple(ignored)), 0, None)
+
+    def spread(part: Part) -> Part:
+        if isinstance(part, RuleTerminal):
+            return RuleSequence((part, blank))
+        if isinstance(part, RuleRef):
+            return part
+        if isinstance(part, RuleRounds):
+            return RuleRounds(spread(part.item), part.low, part.high)
+        items = tuple(spread(item) for item in part.items)
+        return RuleChoice(items) if isinstance(part, RuleChoice) else RuleSequence(items)
+
+    out = {name: spread(part) for name, part in rules.items()}
+    inner = f"{start} behind what is ignored"
+    out[inner] = out[start]
+    return {name: _renamed(part, start, inner) for name, part in out.items()} | {
+        start: RuleSequence((blank, RuleRef(inner)))
+    }
+
+
+def _renamed(part: Part, old: str, new: str) -> Part:
+    if isinstance(part, RuleRef):
+        return RuleRef(new) if part.rule == old else part
+    if isinstance(part, RuleRounds):
+        return RuleRounds(_renamed(part.item, old, new), part.low, part.high)
+    if isinstance(part, RuleTerminal):
+        return part
+    items = tuple(_renamed(item, old, new) for item in part.items)
+    return RuleChoice(items) if isinstance(part, RuleChoice) else RuleSequence(items)
+
+
+def refuse_where_greed_matters(
+    rules: Rules,
+    start: str,
+    ignored: Many[RuleTerminal],
+    priorities: Mapping[str, int],
+    check: Check = never_stop,
+) -> None:
+    """Raises NeedsLlguidance if longest match, or a terminal's priority, could change the
+    language.
+    """
+    terminals = {
+        part.name: part
+        for rule in rules.values()
+        for part in parts_of(rule)
+        if isinstance(part, RuleTerminal)
+    }
+    terminals |= {one.name: one for one in ignored}
+    if len(terminals) > _MAX_TERMINALS:
+        raise NeedsLlguidance(f"more than {_MAX_TERMINALS} terminals")
+    for one in terminals.values():
+        if empty_expression(one.expression):
+            raise NeedsLlguidance(f"the terminal {one.name} may be empty")
+    behind = _Following(rules, {one.name for one in ignored}, set(terminals), check).of_terminals()
+    first = {name: _first(one.expression) for name, one in terminals.items()}
+    distinct = {
+        one.expression: name for name, one in terminals.items()
+    }  # identical terminals under two names count as one
+    for expression in distinct:
+        names = [name for name, one in terminals.items() if one.expression == expression]
+        next_chars = charset.union(*(first[other] for name in names for other in behind[name]))
+        for other, other_name in distinct.items():
+            if not charset.intersect(first[names[0]], first[other_name]):
+                continue
+            if (
+                other == expression
+                and set(names) <= {one.name for one in ignored}
+                and _is_run(expression)
+            ):
+                continue  # ignored text after ignored text makes no difference
+            others = [name for name, one in terminals.items() if one.expression == other]
+            ranks = [priorities.get(name, 0) for name in names]
+            is_first = max(ranks) > min(priorities.get(name, 0) for name in others)
+            # A terminal of higher priority ends where it can, whatever would be longer.
+            if _differs(expression, other, charset.ALL if is_first else next_chars, check):
+                raise NeedsLlguidance(
+                    f"where {names[0]} ends depends on how greedy the lexer is, for {other_name}"
+                )
+
+
+def _is_run(expression: Expression) -> bool:
+    if isinstance(expression, Chars):
+        return True
+    return (
+        isinstance(expression, Repeat)
+        and isinstance(expression.item, Chars)
+        and expression.high is None
+    )
+
+
+def _first(expression: Expression) -> CharSet:
+    return charset.union(*(one.ranges for one in first_characters(expression)))
+
+
+def _differs(one: Expression, other: Expression, next_chars: CharSet, check: Check) -> bool:
+    """Whether a text of `one` also matches `other`, or can be extended to a prefix of it with a
+    character of `next_chars`.
+    """
+    classes = char_classes([one, other])
+    start = (frozenset([one]), frozenset([other]))
+    known = {start}
+    queue = [start]
+    for ours, theirs in queue:
+        is_whole = any(map(empty_expression, ours))
+        if is_whole and one != other and any(map(empty_expression, theirs)):
+            return True
+        for chars in classes:
+            check()
+            after = _step(theirs, chars[0][0])
+            if not after:
+                continue
+            if is_whole and charset.intersect(chars, next_chars):
+                return True
+            pair = (_step(ours, chars[0][0]), after)
+            if pair[0] and pair not in known:
+                known.add(pair)
+                queue.append(pair)
+                if len(queue) > _MAX_STATES:
+                    return True
+    return False
+
+
+def _step(terms: _Terms, code: int) -> _Terms:
+    return frozenset(after for term in terms for after in derivatives(term, code))
+
+
+class _Following:
+    """Which terminals may follow which, by name."""
+
+    def __init__(self, rules: Rules, ignored: set[str], names: set[str], check: Check) -> None:
+        self._rules, self._check = rules, check
+        self._nullable = nullable_rules(rules, check)
+        self._first: dict[str, set[str]] = {name: set() for name in rules}
+        self._behind_rule: dict[str, set[str]] = {name: set() for name in rules}
+        self._behind: dict[str, set[str]] = {
+            name: set(names if name in ignored else ignored) for name in names
+        }
+
+    def of_terminals(self) -> dict[str, set[str]]:
+        while self._grow_first():
+            pass
+        before = -1
+        while before != (
+            size := sum(map(len, [*self._behind_rule.values(), *self._behind.values()]))
+        ):
+            before = size
+            for name, part in self._rules.items():
+                self._check()
+                self._spread(part, self._behind_rule[name])
+        return self._behind
+
+    def _grow_first(self) -> bool:
+        grown = False
+        for name, part in self._rules.items():
+            self._check()
+            found = self._first_of(part)
+            grown |= not found <= self._first[name]
+            self._first[name] |= found
+        return grown
+
+    def _first_of(self, part: Part) -> set[str]:
+        if isinstance(part, RuleTerminal):
+            return {part.name}
+        if isinstance(part, RuleRef):
+            return self._first[part.rule]
+        if isinstance(part, RuleRounds):
+            return self._first_of(part.item)
+        out: set[str] = set()
+        for item in part.items:
+            self._check()
+            out = out | self._first_of(item)
+            if isinstance(part, RuleSequence) and not may_be_empty(item, self._nullable):
+                break
+        return out
+
+    def _spread(self, part: Part, after: set[str]) -> None:
+        """`after`: the terminals that may follow the part."""
+        if isinstance(part, RuleTerminal):
+            self._behind[part.name] |= after
+        elif isinstance(part, RuleRef):
+            self._behind_rule[part.rule] |= after
+        elif isinstance(part, RuleRounds):
+            self._spread(part.item, after if part.high == 1 else after | self._first_of(part.item))
+        elif isinstance(part, RuleChoice):
+            for item in part.items:
+                self._spread(item, after)
+        else:
+            for item in reversed(part.items):
+                self._check()
+                self._spread(item, after)
+                first = self._first_of(item)
+                after = first | after if may_be_empty(item, self._nullable) else first

@@ -2,7 +2,9 @@
 
 Alternatives are built per type. Every conjunction of schemas is built once, keyed by the paths of
 its parts; one that recurs while it is being built is recursive and refers to itself through a hole.
-Knows how the parts fit together; the other modules know JSON's types.
+What most schemas say (a reference and nothing else, an object with properties) is read without the
+machinery of alternatives, and means what `expand.py` says. Knows how the parts fit together; the
+other modules know JSON's types.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import FAIL, NetBuilder, NetPart, Node
 from lmprog.constraints.net_arrays import EVERY_BYTE
-from lmprog.constraints.schema.arrays import ArrayBuilder
-from lmprog.constraints.schema.compared import ComparedItems, ItemParts
-from lmprog.constraints.schema.expand import Expander, weakly
+from lmprog.constraints.schema.arrays import ArrayBuilder, ComparedItems, ItemParts
+from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, Expander, sorted_keywords, weakly
 from lmprog.constraints.schema.flat import (
     ArrayFacet,
     Flat,
@@ -29,12 +30,10 @@ from lmprog.constraints.schema.flat import (
 )
 from lmprog.constraints.schema.frequent import FrequentSchemas
 from lmprog.constraints.schema.instances import InstanceChecker
-from lmprog.constraints.schema.layout import Layout, white_space
-from lmprog.constraints.schema.literals import literal
+from lmprog.constraints.schema.keywords import ANNOTATIONS, properties_of, required_of
+from lmprog.constraints.schema.layout import Layout, literal, white_space
 from lmprog.constraints.schema.numbers import number_node
-from lmprog.constraints.schema.object_parts import ObjectParts
-from lmprog.constraints.schema.objects import ObjectBuilder
-from lmprog.constraints.schema.plain import plain_object, referred
+from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
 from lmprog.constraints.schema.schema_document import Document, Json, Located
 from lmprog.constraints.schema.shared_parts import (
     SHARED_PARTS,
@@ -331,3 +330,52 @@ class SchemaBuilder:
                 found = False
             self._compared[key] = found
         return found
+
+
+# --- what most schemas say
+
+_OBJECT = frozenset(["object"])
+_OF_OBJECTS = frozenset(["type", "properties", "required", "additionalProperties"])
+_MAX_REFERENCES = 8
+"""References to references that are followed at once."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_reference(*keywords: str) -> bool:
+    """Whether a schema with these keywords says nothing but what its `$ref` does."""
+    return "$ref" in keywords and all(one == "$ref" or one in ANNOTATIONS for one in keywords)
+
+
+def referred(at: Located, document: Document) -> Located:
+    """What a schema refers to that is a reference and nothing else, so that it is built once. A
+    reference to nowhere stays: that is said, or left out, where it is expanded.
+    """
+    for _ in range(_MAX_REFERENCES):
+        value = at.value
+        if isinstance(value, bool) or "$ref" not in value or not _is_reference(*value):
+            break
+        try:
+            at = document.resolve(at, value["$ref"])
+        except UnsupportedSchema:
+            break
+    return at
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_plain(*keywords: str) -> bool:
+    refused, asserted = sorted_keywords(*keywords)
+    known = _OF_OBJECTS.issuperset(asserted) and CLOSING.isdisjoint(keywords)
+    return refused is None and known and APPLICATORS.keys().isdisjoint(keywords)
+
+
+def plain_object(at: Located) -> Flat | None:
+    """The one alternative of an object with properties, further ones and required ones; None where
+    the schema says anything else.
+    """
+    schema = at.value
+    if isinstance(schema, bool) or schema.get("type") != "object" or not _is_plain(*schema):
+        return None
+    facet = properties_of(None, at)
+    if "required" in schema:
+        facet = facet._replace(required=required_of(schema["required"], at).required)
+    return Flat(types=_OBJECT, object=facet, path=at.path)

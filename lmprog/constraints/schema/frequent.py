@@ -1,20 +1,29 @@
-"""What is frequent in a document's schemas, read by the kernel; the answers that it asks for.
+"""What is frequent in a document's schemas, read by the native kernel; unused without a compiler.
 
-A schema of scalars is a part that many documents share, whatever its place; one that the kernel
-does not read is made by a callback of the other reader. Knows no keywords.
+Objects with named members, arrays of one kind of items, short values, references and `anyOf` become
+nodes there. Whatever else stands in a document is asked for, and answered by the reader in Python,
+which says the same of all (`build.py`). A schema of scalars is a part that many documents share,
+whatever its place. Knows the C interface of lmprog_schemas.h; knows no types and no keywords.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import weakref
+from array import array
 from collections.abc import Callable
+from typing import Any
 
-from lmprog import wire
-from lmprog.constraints.constraint import CompileLimits, CompileTooLong
+from lmprog import native, wire
+from lmprog.constraints.constraint import Check, CompileLimits, CompileTooLong
 from lmprog.constraints.expression import ANYTHING
+from lmprog.constraints.leaves import AllBut, LeafSource
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import NetBuilder, NetPart, Node
+from lmprog.constraints.net import NetBuilder, NetPart, NewNodes, Node
+from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, REFUSED
+from lmprog.constraints.schema.keywords import ASSERTIONS
 from lmprog.constraints.schema.layout import SEPARATORS
-from lmprog.constraints.schema.native_reader import NativeReader
 from lmprog.constraints.schema.shared_parts import SHARED_PARTS, name_of_options
 from lmprog.errors import RequestRejected
 
@@ -73,3 +82,161 @@ class FrequentSchemas:
             raise
         except RequestRejected as error:
             raise PlaceMatters from error
+
+
+# --- the kernel
+
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_MEMORY = -1
+_TEXT = 1
+_LEAVES_PER_CHECK = 1000
+_SAYING = [*ASSERTIONS, *APPLICATORS, *sorted(REFUSED), *sorted(CLOSING)]
+"""All keywords that say anything about validity, but those that are our own."""
+
+Answer = Callable[[str, bytes], Node]
+"""The node of what is asked for: `p`, a schema by its path; `c`, a schema as JSON text whose place
+does not matter; `s`, the content of any JSON string."""
+
+
+class _CWanted(ctypes.Structure):
+    _fields_ = [("texts", _POINTER), ("length", _LONG)]
+
+
+class _CNodes(ctypes.Structure):
+    _fields_ = [
+        *((name, _POINTER) for name in ("kind", "num_args", "args")),
+        *((name, _POINTER) for name in ("leaf_kind", "leaf_size", "texts")),
+        *((name, _LONG) for name in ("nodes", "all_args", "leaves", "texts_length")),
+        ("root", _INT),
+        ("is_recursive", _INT),
+    ]
+
+
+@functools.cache
+def _kernel() -> ctypes.CDLL | None:
+    found = native.library("masks")
+    if found is None:
+        return None
+    text = ctypes.c_char_p
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "style_new": (_POINTER, [text, _LONG, text, text]),
+        "new": (_POINTER, [text, _LONG, _POINTER]),
+        "free": (None, [_POINTER]),
+        "find": (_LONG, [_POINTER, text, _LONG]),
+        "plan": (_LONG, [_POINTER, _LONG, _POINTER]),
+        "answer": (None, [_POINTER, _LONG, _INT]),
+        "build": (_LONG, [_POINTER, _LONG, _INT, _INT, _POINTER]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(found, f"lmprog_schemas_{name}")
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+@functools.cache
+def _style(kernel: ctypes.CDLL, comma: bytes, colon: bytes) -> int:
+    """Made once for the process."""
+    keywords = b"".join(b"%s\0" % one.encode() for one in _SAYING if one[0] != "\0")
+    made: int | None = kernel.lmprog_schemas_style_new(keywords, len(keywords), comma, colon)
+    return _or_memory(made)
+
+
+class NativeReader:
+    """The schemas of one document, as nodes of one net."""
+
+    def __init__(self, kernel: ctypes.CDLL, document: int, text: bytes) -> None:
+        """Owns the document, which borrows the text."""
+        self._kernel = kernel
+        self._document = document
+        self._text = text
+        self._wanted, self._nodes = _CWanted(), _CNodes()
+        weakref.finalize(self, kernel.lmprog_schemas_free, document)
+
+    @classmethod
+    def of(cls, text: str, comma: bytes, colon: bytes) -> NativeReader | None:
+        """None where the document is not read here, or there is no kernel. `comma` and `colon` are
+        what stands between members, and between a name and its value."""
+        kernel = _kernel()
+        if kernel is None:
+            return None
+        try:
+            encoded = text.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return None
+        style = _style(kernel, comma, colon)
+        document = kernel.lmprog_schemas_new(encoded, len(encoded), style)
+        return cls(kernel, document, encoded) if document else None
+
+    def node(self, path: str, net: NetBuilder, answer: Answer) -> Node | None:
+        """The node of the schema at `path`; None where it is not read here. While `answer` makes a
+        node it may ask for others of this document."""
+        try:
+            return self._node(path, net, answer)
+        except ctypes.ArgumentError as error:  # ctypes says so where it meets Python's own limit
+            raise RecursionError("schemas nest too deeply") from error
+
+    def _node(self, path: str, net: NetBuilder, answer: Answer) -> Node | None:
+        kernel, document, wanted = self._kernel, self._document, self._wanted
+        schema = 0
+        if path != "#":
+            encoded = path.encode()
+            schema = kernel.lmprog_schemas_find(document, encoded, len(encoded))
+            if schema < 0:
+                return None
+        planned = kernel.lmprog_schemas_plan(document, schema, ctypes.byref(wanted))
+        if planned < 0:
+            if planned == _MEMORY:
+                raise MemoryError("no memory for the nodes of a schema")
+            return None
+        net.check()
+        for one in ctypes.string_at(wanted.texts, wanted.length).split(b"\0")[:-1]:
+            number, _, said = one.partition(b" ")
+            made = answer(chr(said[0]), said[1:])
+            kernel.lmprog_schemas_answer(document, int(number), made)
+        return self._built(schema, net)
+
+    def _built(self, schema: int, net: NetBuilder) -> Node:
+        nodes = self._nodes
+        done = self._kernel.lmprog_schemas_build(
+            self._document, schema, len(net.kinds), len(net.leaves), ctypes.byref(nodes)
+        )
+        if done < 0:
+            raise MemoryError("no memory for the nodes of a schema")
+        net.check()
+        if nodes.nodes:
+            at = ctypes.string_at
+            num_args, args = array("i"), array("i")
+            num_args.frombytes(at(nodes.num_args, 4 * nodes.nodes))
+            args.frombytes(at(nodes.args, 4 * nodes.all_args))
+            kinds, leaves = at(nodes.kind, nodes.nodes), self._leaves(net.check)
+            net.adopt(NewNodes(kinds, num_args, args, leaves, bool(nodes.is_recursive)))
+        return Node(nodes.root)
+
+    def _leaves(self, check: Check) -> list[LeafSource]:
+        nodes = self._nodes
+        kinds = ctypes.string_at(nodes.leaf_kind, nodes.leaves)
+        sizes = array("i")
+        sizes.frombytes(ctypes.string_at(nodes.leaf_size, 4 * nodes.leaves))
+        texts = ctypes.string_at(nodes.texts, nodes.texts_length)
+        out: list[LeafSource] = []
+        at = 0
+        for number, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+            if number % _LEAVES_PER_CHECK == 0:
+                check()
+            if kind == _TEXT:
+                out.append(texts[at : at + size])
+                at += size
+                continue
+            names = []
+            for _ in range(size):
+                end = texts.index(b"\0", at)
+                names.append(texts[at:end])
+                at = end + 1
+            out.append(AllBut(tuple(names)))
+        return out
+
+
+def _or_memory(made: int | None) -> int:
+    if made is None:
+        raise MemoryError("no memory for the reader of schemas")
+    return made

@@ -1,9 +1,12 @@
-"""Where white space is written in generated JSON: four styles, or a pattern for every place.
-
-Knows bytes, nesting depths and patterns of white space, no schemas.
+"""How generated JSON is laid out: where white space is written, in four styles or by a pattern for
+every place, and constants of a schema. Knows bytes, nesting depths and patterns of white space;
+validates nothing.
 """
 
 from __future__ import annotations
+
+import json
+from decimal import Decimal
 
 from lmprog.constraints import charset
 from lmprog.constraints.constraint import CompileLimits
@@ -11,6 +14,7 @@ from lmprog.constraints.expression import Chars, Repeat, whole
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
+from lmprog.constraints.schema.schema_document import Json
 from lmprog.constraints.text_set import TextSet
 from lmprog.constraints.textset import lower_text_set
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
@@ -106,3 +110,41 @@ def white_space(pattern: str, net: NetBuilder, limits: CompileLimits) -> Node:
     if node == FAIL:
         raise UnsatisfiableConstraint(f"no white space of JSON matches the pattern {pattern!r}")
     return node
+
+
+# --- constants
+
+
+def literal(value: Json, layout: Layout, net: NetBuilder, depth: int) -> Node:
+    """The value as text. Object members keep their order; strings use no needless escapes."""
+    if isinstance(value, Decimal):
+        return net.text(str(value).encode())
+    if isinstance(value, list):
+        items = [literal(item, layout, net, depth + 1) for item in value]
+        return (
+            layout.enclosed(b"[]", depth, _joined(items, layout, net, depth))
+            if items
+            else layout.empty(b"[]")
+        )
+    if isinstance(value, dict):
+        members = [
+            net.seq(
+                [literal(name, layout, net, 0), layout.colon, literal(item, layout, net, depth + 1)]
+            )
+            for name, item in value.items()
+        ]
+        return (
+            layout.enclosed(b"{}", depth, _joined(members, layout, net, depth))
+            if members
+            else layout.empty(b"{}")
+        )
+    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        return net.text(json.dumps(value).encode())
+    return net.text(json.dumps(value, ensure_ascii=False).encode())
+
+
+def _joined(items: list[Node], layout: Layout, net: NetBuilder, depth: int) -> Node:
+    out = [items[0]]
+    for item in items[1:]:
+        out += [layout.comma(depth), item]
+    return net.seq(out)

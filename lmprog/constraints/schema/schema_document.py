@@ -12,7 +12,7 @@ import re
 from collections.abc import Hashable, Iterator
 from decimal import Decimal
 from typing import TypeAlias
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from lmprog.errors import UnsupportedSchema
 
@@ -48,13 +48,25 @@ class Located:
         """A derived schema with its own `path` below this one."""
         if isinstance(value, dict):
             name = value.get("$id")
-            base = urljoin(self.base, name) if isinstance(name, str) else self.base
+            base = _joined(self.base, name, path, "$id") if isinstance(name, str) else self.base
             return Located(path, base, value)
         if isinstance(value, bool):
             return Located(path, self.base, value)
         raise UnsupportedSchema(
             f"a schema is expected at {path}", keyword=path.rpartition("/")[2], path=path
         )
+
+
+def _joined(base: str, reference: str, path: str, keyword: str) -> str:
+    """The URI that `reference` names from `base`. Raises UnsupportedSchema if that is none."""
+    try:
+        made = urljoin(base, reference)
+        urlsplit(made)  # without a base, nothing has looked at it yet
+        return made
+    except ValueError:  # brackets that hold no address, characters that no host has
+        raise UnsupportedSchema(
+            f"{keyword} {reference!r} is no URI", keyword=keyword, path=f"{path}/{keyword}"
+        ) from None
 
 
 def escape(step: str) -> str:
@@ -129,7 +141,9 @@ class Document:
 
     def _found(self, at: Located, reference: str, keyword: str) -> Located:
         url, fragment = urldefrag(
-            urljoin(at.base, reference) if not reference.startswith("#") else at.base + reference
+            _joined(at.base, reference, at.path, keyword)
+            if not reference.startswith("#")
+            else at.base + reference
         )
         resource = self._resources.get(url)
         if resource is None and f"{url}#{fragment}" not in self._anchors:

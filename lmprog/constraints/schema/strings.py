@@ -1,8 +1,13 @@
-"""String schemas as text sets: lengths, patterns, formats and exclusions. Does not know bytes."""
+"""String schemas as text sets: lengths, patterns, formats and exclusions. Does not know bytes.
+
+Look-ahead at the very beginning of a pattern is taken apart: `^(?!a)(?=b)c` is `^c`, and `^b`, and
+not `^a`. Look-around anywhere else is left to the parser, which refuses it.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
@@ -11,9 +16,7 @@ from lmprog.constraints.expression import ANYTHING, Expression, somewhere, whole
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import PatternDialect
 from lmprog.constraints.schema.flat import Sourced, StringFacet
-from lmprog.constraints.schema.formats import FORMATS
-from lmprog.constraints.schema.looks import without_looks
-from lmprog.constraints.schema.narrow_formats import COMPACT, LOOSE, sized
+from lmprog.constraints.schema.formats import COMPACT, FORMATS, LOOSE, sized
 from lmprog.constraints.text_set import TextSet
 from lmprog.constraints.textset import contains
 from lmprog.errors import GrammarError, UnsupportedSchema
@@ -113,3 +116,59 @@ def _format(facet: StringFacet, name: str, limits: CompileLimits) -> Expression:
 @functools.lru_cache(maxsize=64)
 def _read(pattern: str, limits: CompileLimits) -> Expression:
     return whole(parse_pattern(pattern, limits, PatternDialect.ECMA))
+
+
+# --- look-ahead
+
+
+def without_looks(pattern: str) -> tuple[str, list[tuple[bool, str]]]:
+    """The pattern without them, and each of them as a pattern that has to match, or must not."""
+    looks: list[tuple[bool, str]] = []
+    if "[]" in pattern or "[^]" in pattern:  # dialects do not agree where such a class ends
+        return pattern, looks
+    at = 1
+    while pattern[:1] == "^" and pattern[at : at + 3] in ("(?=", "(?!"):
+        end = _end_of_group(pattern, at)
+        if end < 0 or pattern[end : end + 1] in ("*", "+", "?", "{"):
+            return pattern, []
+        looks.append((pattern[at + 2] == "=", f"^(?:{pattern[at + 3 : end - 1]})"))
+        at = end
+    rest = pattern[at:]
+    if not looks or _has_alternatives(rest):
+        return pattern, []
+    return f"^{rest.removeprefix('^')}", looks
+
+
+def _end_of_group(pattern: str, begin: int) -> int:
+    """Behind the bracket that closes the group which begins there; -1 where there is none."""
+    depth = 0
+    for at, char in _outside_of_classes(pattern, begin):
+        depth += (char == "(") - (char == ")")
+        if depth == 0:
+            return at + 1
+    return -1
+
+
+def _has_alternatives(pattern: str) -> bool:
+    depth = 0
+    for _, char in _outside_of_classes(pattern, 0):
+        depth += (char == "(") - (char == ")")
+        if char == "|" and depth == 0:
+            return True
+    return False
+
+
+def _outside_of_classes(pattern: str, begin: int) -> Iterator[tuple[int, str]]:
+    """The characters that mean themselves or a bracket, without what a class or a backslash has."""
+    at, in_class = begin, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 1
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        else:
+            yield at, char
+        at += 1

@@ -14,13 +14,11 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from lmprog import wire
-from lmprog.backends.client import running_loop
-from lmprog.errors import ProgramError, ValidationFailed
+from lmprog.errors import ValidationFailed
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import Item
-from lmprog.lang.branches.pending_call import CallOrigin, PendingCall
-from lmprog.lang.branches.run_context import RunContext
+from lmprog.lang.branches.pending_call import CallOrigin, Held, PendingCall, RunContext
 from lmprog.lang.ops.expressions import GenOp, RoleBeginExpr, RoleEndExpr, SelectOp
 from lmprog.lang.streaming.feed import AskedAgain
 
@@ -106,31 +104,6 @@ class AskedGen(Gen[T]):
         return Gen._read(self) if self._latest is self else self._latest._read()
 
 
-def kind_of(op: GenOp[Any] | SelectOp) -> type[Gen[Any]]:
-    """The class of the op's result."""
-    return AskedGen if isinstance(op, GenOp) and op.tries > 1 else Gen
-
-
-class Held(Protocol):
-    """What may still add to its branch, so that nothing else can."""
-
-    def done(self) -> bool: ...
-
-    def wait(self) -> None: ...
-
-
-def settle_now(held: Held) -> None:
-    """Its branch is to go on: blocks until it is known how often it is asked for. Raises where that
-    would stop an event loop.
-    """
-    if not held.done() and running_loop() is not None:
-        raise ProgramError(
-            f"{held!r} may be asked for again; write `await` before it, so that this is known "
-            "before its branch goes on"
-        )
-    held.wait()
-
-
 class AskedBranch(Protocol):
     """A branch that asks again."""
 
@@ -145,8 +118,9 @@ class AskedBranch(Protocol):
     def hold(self, held: Held | None) -> None: ...
 
 
-def hold(branch: AskedBranch, gen: AskedGen[Any], op: object, settings: BranchSettings) -> None:
+def hold(branch: AskedBranch, gen: Gen[Any], op: object, settings: BranchSettings) -> None:
     """Keeps the branch until it is known whether `gen` is asked for again."""
+    assert isinstance(gen, AskedGen), "it was made to be asked for again"
     is_turn = isinstance(branch.log[-1], RoleEndExpr)
 
     def ask_again(error: ValidationFailed) -> Gen[Any]:
@@ -168,10 +142,7 @@ def hold(branch: AskedBranch, gen: AskedGen[Any], op: object, settings: BranchSe
 def further_op(op: object, error: ValidationFailed) -> GenOp[Any]:
     """The op of the next attempt; of several texts to choose from, without what was wrong."""
     assert isinstance(op, GenOp), "only generations are asked for again"
-    constraint = op.constraint
-    if isinstance(constraint, wire.Choices):
-        rest = tuple(text for text in constraint.texts if text != error.text)
-        constraint = wire.Choices(rest) if rest else constraint
+    constraint = None if op.constraint is None else op.constraint.without(error.text)
     return replace(op, tries=1, constraint=constraint)
 
 

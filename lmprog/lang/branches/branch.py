@@ -18,13 +18,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from lmprog.backends.client import running_loop
-from lmprog.errors import InvalidParameter, ProgramError
-from lmprog.lang.branches.branch_writing import BranchWriting
-from lmprog.lang.branches.failures import raise_together, unread_failures
-from lmprog.lang.branches.fork_options import ForkOptions
-from lmprog.lang.branches.gen import Gen
+from lmprog.errors import InvalidParameter, ProgramError, not_allowed
+from lmprog.lang.branches.branch_contents import BranchContents, ForkOptions
+from lmprog.lang.branches.gen import Gathered, Gen, settle
 from lmprog.lang.branches.mapped import BranchRace, Mapped
-from lmprog.lang.branches.variables import Gathered, settle
+from lmprog.lang.branches.pending_call import raise_together, unread_failures
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +31,7 @@ T = TypeVar("T")
 OnError = Literal["raise", "keep"]
 
 
-class Branch(BranchWriting):
+class Branch(BranchContents):
     """One growing text of a program."""
 
     def fork(
@@ -46,13 +44,7 @@ class Branch(BranchWriting):
         together.
         """
         if not isinstance(size, int) or not 1 <= size <= 4096:
-            allowed = "1 <= size <= 4096"
-            raise InvalidParameter(
-                f"fork({size!r}) is not allowed; give {allowed}",
-                name="size",
-                value=repr(size),
-                allowed=allowed,
-            )
+            raise not_allowed("size", size, "1 <= size <= 4096")
         settings = self._settings_for(options, "fork")
         children = self.cursor.fork(size, settings.budget)
         return Branches(self, [Branch(child, settings) for child in children], on_error)
@@ -83,9 +75,7 @@ class Branches(Sequence[Branch]):
 
     def __init__(self, parent: Branch, children: list[Branch], on_error: OnError = "raise") -> None:
         if on_error not in ("raise", "keep"):
-            allowed = "'raise' or 'keep'"
-            message = f"on_error={on_error!r} is not allowed; give {allowed}"
-            raise InvalidParameter(message, name="on_error", value=on_error, allowed=allowed)
+            raise not_allowed("on_error", on_error, "'raise' or 'keep'")
         self._parent = parent
         self._children = children
         self._on_error: OnError = on_error
@@ -200,13 +190,13 @@ class Branches(Sequence[Branch]):
 
     def known_winner(self) -> int | None:
         """Who won the race of these branches before the run was resumed; None without one."""
-        return self._parent.cursor.scope.progress.winner(self._race_key)
+        return self._parent.cursor.scope.record.needed().winner(self._race_key)
 
     def tell_winner(self, place: int) -> None:
         """Who has won it, for a checkpoint."""
         keys = [child.cursor.key for child in self._children]
         lost = [f"{key}{end}" for at, key in enumerate(keys) if at != place for end in "#."]
-        self._parent.cursor.scope.progress.keep_winner(self._race_key, place, lost)
+        self._parent.cursor.scope.record.needed().keep_winner(self._race_key, place, lost)
 
     @property
     def _race_key(self) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from lmprog.errors import InvalidParameter
+from lmprog.errors import not_allowed
 from lmprog.lang.branches.branch import Branch, Branches
-from lmprog.lang.branches.fork_options import ForkOptions
+from lmprog.lang.branches.branch_contents import ForkOptions
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.mapped import Mapped
 
@@ -185,11 +185,6 @@ def search(
         *(("proposals", proposals), ("at_once", at_once)),
     ):
         if value < 1:
-            raise InvalidParameter(
-                f"{name}={value} is not allowed; give 1 or more",
-                name=name,
-                value=value,
-                allowed="1 or more",
-            )
+            raise not_allowed(name, value, "1 or more")
     limits = SearchLimits(width, budget, proposals, at_once, until, options)
     return BranchSearch(start, expand, score, limits)

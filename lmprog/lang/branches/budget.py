@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from lmprog import wire
-from lmprog.errors import DeadlineExceeded, InvalidParameter, LmprogError, TokenBudgetExceeded
+from lmprog.errors import DeadlineExceeded, LmprogError, TokenBudgetExceeded, not_allowed
 
 
 class Budget:
@@ -28,17 +28,22 @@ class Budget:
         max_total_tokens: int | None = None,
         what: str = "run",
     ) -> None:
-        limits = (
-            ("timeout", timeout, float, "0 < x (seconds)"),
-            ("max_total_tokens", max_total_tokens, int, "0 < x"),
-        )
-        for name, value, kind, allowed in limits:
-            if value is not None and not (isinstance(value, int | kind) and value > 0):
-                message = f"{name}={value!r} is not allowed; give {allowed}"
-                raise InvalidParameter(message, name=name, value=repr(value), allowed=allowed)
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+            raise not_allowed("timeout", timeout, "0 < x (seconds)")
+        if max_total_tokens is not None and not (
+            isinstance(max_total_tokens, int) and max_total_tokens > 0
+        ):
+            raise not_allowed("max_total_tokens", max_total_tokens, "0 < x")
         self.over: LmprogError | None = None
         self._spent = 0  # tokens
-        self._parent = parent
+        self._around: tuple[Budget, ...] = (self, *(() if parent is None else parent._around))
+        """This one and those around it."""
+        self.limits_tokens: bool = max_total_tokens is not None or (
+            parent is not None and parent.limits_tokens
+        )
+        self._limits_time: bool = timeout is not None or (
+            parent is not None and parent._limits_time
+        )
         self._timeout = timeout
         self._max = max_total_tokens
         self._what = what
@@ -51,34 +56,28 @@ class Budget:
         if self._timeout is not None:
             self._deadline = time.monotonic() + self._timeout
 
-    def _around(self) -> Iterator[Budget]:
-        """This one and those around it."""
-        budget: Budget | None = self
-        while budget is not None:
-            yield budget
-            budget = budget._parent
-
     @property
     def ended(self) -> LmprogError | None:
         """Why nothing more can be asked; None while something can."""
-        return next((budget.over for budget in self._around() if budget.over is not None), None)
+        return next((budget.over for budget in self._around if budget.over is not None), None)
 
     def check(self) -> None:
         """Raises where the tokens are used up."""
-        if self.ended is not None:
-            raise type(self.ended)(self.ended.message)
+        ended = self.ended if self.limits_tokens else None
+        if ended is not None:
+            raise type(ended)(ended.message)
 
     # --- time
 
     def _first_to_end(self) -> Budget | None:
-        limited = [budget for budget in self._around() if budget._deadline is not None]
+        limited = [budget for budget in self._around if budget._deadline is not None]
         return min(limited, key=lambda budget: budget._deadline or 0.0, default=None)
 
     def time_left(self, wanted: float | None = None) -> float | None:
         """The seconds that a call may take: what it wants, within what is left. Raises when nothing
         is.
         """
-        budget = self._first_to_end()
+        budget = self._first_to_end() if self._limits_time else None
         if budget is None or budget._deadline is None:
             return wanted
         left = budget._deadline - time.monotonic()
@@ -96,7 +95,7 @@ class Budget:
 
     def _least(self) -> Budget | None:
         """The one with the fewest tokens left; None where none is limited."""
-        limited = [budget for budget in self._around() if budget._max is not None]
+        limited = [budget for budget in self._around if budget._max is not None]
         return min(limited, key=lambda budget: budget._left(), default=None)
 
     def _left(self) -> int:
@@ -120,13 +119,9 @@ class Budget:
 
     # --- calls
 
-    @property
-    def limits_tokens(self) -> bool:
-        return self._least() is not None
-
     def started(self, cancel: Callable[[], None]) -> None:
         """A call begins; `cancel` ends it. Raises where another call has just used up the rest."""
-        for budget in self._around():
+        for budget in self._around:
             with budget._lock:
                 budget.check()
                 budget._running.add(cancel)
@@ -138,11 +133,11 @@ class Budget:
         more.
         """
         tokens = 0 if usage is None else usage.prompt + usage.generated
-        for budget in self._around():
+        for budget in self._around:
             with budget._lock:
                 budget._running.discard(cancel)
                 budget._spent += tokens
-        for budget in self._around():
+        for budget in self._around:
             if budget._max is not None and budget._left() < 0:
                 budget._end()
         least = self._least()

@@ -5,17 +5,15 @@ Knows the wire's requests and budgets; it does not know what stands in a branch.
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.ops.expressions import GenOp, SelectOp
-from lmprog.lang.ops.sampling import Sampling, with_max_tokens
-from lmprog.lang.ops.type_lengths import default_tokens
-from lmprog.lang.ops.typed import natural_stops
+from lmprog.lang.ops.sampling import Sampling, resolved, with_max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,79 +34,70 @@ class BranchSettings:
         return replace(self, sampling=sampling.over(self.sampling))
 
 
-@dataclass(frozen=True, slots=True)
-class CallPlace:
-    """The numbers of a call, and what its seed is made of."""
-
-    branch: int
-    call: int
-    run_seed: int
-    path: tuple[int, ...]
-    ordinal: int
-    """How many calls its branch made before."""
-
-    def seed(self, sampling: Sampling) -> int:
-        """From the run's or branch's seed, different for each call of each branch, the same in
-        each run of the program.
-        """
-        given = sampling.given().get("seed")
-        base = self.run_seed if given is None else given
-        name = repr((base, self.path, self.ordinal)).encode()
-        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
+SeedOf: TypeAlias = Callable[[int | None], int]
+"""A call's seed, from the one that was given to its run or branch."""
 
 
-def select_request(op: SelectOp, place: CallPlace, settings: BranchSettings) -> wire.Select:
+def select_request(
+    op: SelectOp, branch: int, call: int, settings: BranchSettings, seed_of: SeedOf
+) -> wire.Select:
     """Raises where the budget is used up."""
-    timeout = settings.budget.time_left(op.timeout)
-    draws = op.temperature != 0 and op.seed is None
+    seed = op.seed
+    if op.temperature != 0 and seed is None:
+        seed = seed_of(settings.sampling.given().get("seed"))
     return wire.Select(
-        branch=place.branch,
-        call=place.call,
+        branch=branch,
+        call=call,
         choices=op.choices,
         method=op.method,
         temperature=op.temperature,
-        seed=place.seed(settings.sampling) if draws else op.seed,
+        seed=seed,
         priority=op.priority,
-        timeout=timeout,
+        timeout=settings.budget.time_left(op.timeout),
     )
 
 
 def gen_request(
-    op: GenOp[Any], place: CallPlace, settings: BranchSettings, *, streams: bool
+    op: GenOp[Any],
+    branch: int,
+    call: int,
+    settings: BranchSettings,
+    seed_of: SeedOf,
+    *,
+    streams: bool,
 ) -> tuple[wire.Generate, bool]:
     """The request, and whether the budget allows fewer tokens than the op. Raises where the budget
     is used up.
     """
-    timeout = settings.budget.time_left(op.timeout)
-    merged = op.sampling.over(settings.sampling)
-    if op.sampling.given().get("seed") is None:
-        merged = Sampling(seed=place.seed(merged)).over(merged)
-    if "stop" not in merged.given():
-        merged = Sampling(stop=natural_stops(op.tp)).over(merged)
-    if "max_tokens" not in merged.given():
-        merged = Sampling(max_tokens=default_tokens(op.tp, op.constraint)).over(merged)
-    wanted = merged.resolve()
-    sampling = _within_tokens(wanted, settings.budget)
+    budget, own = settings.budget, op.sampling.given()
+    timeout = budget.time_left(op.timeout)
+    given = {**settings.sampling.given(), **own}
+    if own.get("seed") is None:
+        given["seed"] = seed_of(given.get("seed"))
+    if op.tp is not str or op.constraint is not None:
+        from lmprog.lang.ops.type_lengths import default_tokens
+        from lmprog.lang.ops.typed import natural_stops
+
+        if "stop" not in given:
+            given["stop"] = natural_stops(op.tp)
+        if "max_tokens" not in given:
+            given["max_tokens"] = default_tokens(op.tp, op.constraint)
+    wanted = resolved(given)
+    sampling = _within_tokens(wanted, budget) if budget.limits_tokens else wanted
     request = wire.Generate(
-        branch=place.branch,
-        call=place.call,
+        branch=branch,
+        call=call,
         sampling=sampling,
         constraint=op.constraint,
         stream=streams or op.reasoning is not None,  # reasoning tokens are counted as they come
         priority=op.priority,
         timeout=timeout,
-        heal=_heals(op, settings),
+        heal=settings.heal is not False if op.heal is None else op.heal,
         keep=op.keep,
         judge=op.judge,
         tools=op.offer,
     )
     return request, sampling.max_tokens != wanted.max_tokens
-
-
-def _heals(op: GenOp[Any], settings: BranchSettings) -> bool:
-    if op.heal is not None:
-        return op.heal
-    return settings.heal is not False
 
 
 def _within_tokens(sampling: wire.SamplingParams, budget: Budget) -> wire.SamplingParams:

@@ -8,40 +8,41 @@ runtime, except for how roles are written, which only the checkpoint's template 
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.client import ClientCall
 from lmprog.errors import Cancelled, LmprogError, ProgramError
-from lmprog.lang.branches import asked_gen, begun_calls, contents, tool_turns
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import (
     BranchSettings,
-    CallPlace,
     gen_request,
     select_request,
 )
-from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.gen import Captured, Gen, Reasoned, Var, Variable
 from lmprog.lang.branches.log import (
     GainedBy,
     Item,
+    UnsentText,
     carry,
     check_role,
     copy_items,
     gens_of,
     last_item,
 )  # fmt: skip
-from lmprog.lang.branches.pending_call import AnswerWithCalls, CallOrigin, PendingCall
+from lmprog.lang.branches.marks import Mark, call_of, may_have_marks, split
+from lmprog.lang.branches.pending_call import (
+    AnswerWithCalls,
+    CallOrigin,
+    Held,
+    PendingCall,
+    here,
+    settle_now,
+)
 from lmprog.lang.branches.scope import Scope
-from lmprog.lang.branches.site import here
-from lmprog.lang.branches.text_pieces import UnsentText
-from lmprog.lang.branches.thinking import think_and_ask
-from lmprog.lang.branches.variables import Captured, Reasoned, Var
-from lmprog.lang.ops.expressions import GenOp, RoleBeginExpr, RoleEndExpr, SelectOp
-from lmprog.lang.ops.reasoning import THOUGHT
-from lmprog.lang.ops.text_patterns import TextPattern
-from lmprog.lang.streaming.listening import marks_of_op
+from lmprog.lang.ops.expressions import Concat, GenOp, RoleBeginExpr, RoleEndExpr, SelectOp
 
 
 class Cursor:
@@ -79,7 +80,7 @@ class Cursor:
         """The tools that the text describes."""
         self._final_text: ClientCall | None = None
         self._was_restored = False
-        self._held: asked_gen.Held | None = None  # to be read before anything is appended
+        self._held: Held | None = None  # to be read before anything is appended
         self._asides: list[Cursor] = []
         """Branches on which reasoning happens; they end with this branch at the latest."""
         scope.enter(self)
@@ -92,9 +93,53 @@ class Cursor:
     # --- appending
 
     def put(self, content: object, settings: BranchSettings) -> None:
-        """Appends `content`; `settings` are what the branch adds to the calls in it."""
+        """Appends `content`; `settings` are what the branch adds to the calls in it. Raises
+        `ProgramError` for what no branch can hold.
+        """
         self.usable(settings.budget)
-        contents.put(self, content, settings)
+        if isinstance(content, wire.Letters):
+            self.put_text(content, quoted=True)
+        elif isinstance(content, str):
+            for piece in split(content) if may_have_marks(content) else (content,):
+                if isinstance(piece, Mark):
+                    call = call_of(piece, self.scope)
+                    if call.is_filled_in(self.scope):
+                        self.put_result(call)
+                    else:
+                        self.put(call, settings)
+                else:
+                    self.put_text(piece)
+        elif isinstance(content, GenOp | SelectOp):
+            self.request(content, settings)
+        elif isinstance(content, Concat | list | tuple):
+            for part in content.parts if isinstance(content, Concat) else tuple(content):
+                self.put(part, settings)
+        elif isinstance(content, RoleBeginExpr | RoleEndExpr):
+            self.put_role(content)
+        elif isinstance(content, PendingCall):
+            if content.is_pending_in(self.scope):
+                self.put_result(content)
+            else:  # letters, as the runtime would fill it in
+                self.put_text(content.text, quoted=True)
+        elif isinstance(content, Variable):
+            for part in content.contents():
+                self.put(part, settings)
+        else:
+            self._put_other(content, settings)
+
+    def _put_other(self, content: object, settings: BranchSettings) -> None:
+        """The results of tools."""
+        from lmprog.lang.branches import acting
+        from lmprog.lang.ops.tool_calls import ToolResults
+
+        if isinstance(content, ToolResults):
+            self.put(acting.result_parts(self, content), settings)
+        else:
+            kind = "None" if content is None else type(content).__name__
+            raise ProgramError(
+                f"{kind} cannot be appended to a branch; append text, a gen, a select, a role, "
+                "or a list of these"
+            )
 
     def put_text(self, text: str, quoted: bool = False) -> None:
         self._unsent.add_text(text, quoted)
@@ -112,7 +157,9 @@ class Cursor:
 
     def put_answer(self, answer: AnswerWithCalls) -> None:
         """What a call has left in another branch; its calls stay calls where there are fields."""
-        if tool_turns.is_native(self):
+        from lmprog.lang.branches import acting
+
+        if acting.is_native(self):
             self._unsent.add_answer(answer)
         else:
             self.put_text(answer.shown, quoted=True)
@@ -149,7 +196,7 @@ class Cursor:
             self._opened = True
             self.scope.speculate(self.id, self.budget)
             self.scope.post(wire.Open(self.id, self.scope.salt, lora=self.lora))
-        if self._unsent:
+        if self._unsent.pieces:
             for call in self._unsent.results():  # not while posting: both sides post
                 if not call.is_pending_in(self.scope):
                     PendingCall.wait(call)
@@ -163,17 +210,25 @@ class Cursor:
         assistant: chat APIs have no other way, and templates of checkpoints want one.
         """
         self.usable(settings.budget)
-        if isinstance(op, GenOp) and self.scope.elsewhere(settings.backend) is None:
-            op = tool_turns.offered(self, op)
+        if (
+            isinstance(op, GenOp)
+            and op.tools is not None
+            and self.scope.elsewhere(settings.backend) is None
+        ):
+            from lmprog.lang.branches import acting
+
+            op = acting.offered(self, op)
         if self.begins_turn():
             gen = self._request_turn(op, settings)
         else:
             gen = self._request_here(op, settings)
-        if isinstance(gen, asked_gen.AskedGen):
+        if isinstance(op, GenOp) and op.tries > 1:
+            from lmprog.lang.branches import asked_gen
+
             asked_gen.hold(self, gen, op, settings)
         return gen
 
-    def hold(self, held: asked_gen.Held | None) -> None:
+    def hold(self, held: Held | None) -> None:
         """Nothing else happens on this branch until `held` is done."""
         self._held = held
 
@@ -194,17 +249,23 @@ class Cursor:
         """
         other = self.scope.elsewhere(settings.backend)
         lora = self.scope.other_lora(settings.lora, self.lora)
-        if marks_of_op(op) is None and other is None and lora is None:
+        if op.reasoning is None and other is None and lora is None:
             return self.ask(op, settings, home=self)
         aside = self.fork(1, lora=lora)[0] if other is None else self._carried(other, settings.lora)
-        if other is not None and isinstance(op, GenOp):
-            op = tool_turns.offered(aside, op)
-        is_thoughtful = marks_of_op(op) is not None
+        if other is not None and isinstance(op, GenOp) and op.tools is not None:
+            from lmprog.lang.branches import acting
+
+            op = acting.offered(aside, op)
+        is_thoughtful = op.reasoning is not None
         if is_thoughtful and isinstance(op, GenOp) and op.constraint is not None:
+            from lmprog.lang.branches.thinking import think_and_ask
+
             gen = think_and_ask(aside, op, settings, home=self)
         else:
             gen = aside.ask(op, settings, home=self)
         if is_thoughtful and op.name is not None:
+            from lmprog.lang.ops.reasoning import THOUGHT
+
             self.name(op.name + THOUGHT, Reasoned(gen))
         self._asides.append(aside)
         aside.close_when_done()
@@ -226,32 +287,47 @@ class Cursor:
         thought: Gen[Any] | None = None,
     ) -> Gen[Any]:
         """The result belongs to `home`: this branch, or the one that it was forked from."""
-        scope = self.scope
-        place = CallPlace(self.id, scope.client.number(), scope.seed, self.path, len(self.gens))
-        said = self.log[self._num_told :]
-        self._num_told = len(self.log)
+        scope, number = self.scope, self.scope.client.number()
         wanted: wire.Generate | wire.Select
         is_cut = False
         if isinstance(op, SelectOp):
-            wanted = select_request(op, place, settings)
+            wanted = select_request(op, self.id, number, settings, self._seed)
         else:
-            wanted, is_cut = gen_request(op, place, settings, streams=scope.feed is not None)
+            wanted, is_cut = gen_request(
+                op, self.id, number, settings, self._seed, streams=scope.feed is not None
+            )
+        said = self.log[self._num_told :]
+        self._num_told = len(self.log)
         self.send_text()
         origin = CallOrigin(scope, home.id, home.path, here(), settings.budget, is_cut)
-        gen: Gen[Any] = asked_gen.kind_of(op)(op, wanted, origin, self._last, thought)
+        kind: type[Gen[Any]] = Gen
+        if isinstance(op, GenOp) and op.tries > 1:
+            from lmprog.lang.branches import asked_gen
+
+            kind = asked_gen.AskedGen
+        gen: Gen[Any] = kind(op, wanted, origin, self._last, thought)
+        gen.key, gen.said, gen.lora = f"{self.key}#{len(self.gens)}", said, self.lora
         self._add(gen)
         if home is not self:
             home._add(gen)
             home._unsent.add_aside(gen)
         if op.name is not None:
             home.name(op.name, gen)
-        if isinstance(op, GenOp) and isinstance(op.tp, TextPattern):
-            for name in op.tp.names:
+        if isinstance(op, GenOp) and op.tp is not str:
+            for name in gen.captured_names:
                 home.name(name, Captured(gen, name))
-        begun_calls.begin(scope, gen, wanted, f"{self.key}#{place.ordinal}", said, self.lora)
+        scope.begin(gen)
         if scope.feed is not None:
             gen.call.when_done(gen.show)
         return gen
+
+    def _seed(self, given: int | None) -> int:
+        """Of the next call: from the run's seed, or the one that was given; different for each call
+        of each branch, the same in each run of the program.
+        """
+        base = self.scope.seed if given is None else given
+        name = repr((base, self.path, len(self.gens))).encode()
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1
 
     def _add(self, gen: Gen[Any]) -> None:
         self._last = gen
@@ -313,7 +389,7 @@ class Cursor:
         self.scope.check()
         budget.check()
         if self._held is not None:
-            asked_gen.settle_now(self._held)
+            settle_now(self._held)
             self._held = None
         if self.cancelled:
             raise Cancelled("a sibling branch of the same fork failed or won the race")

@@ -8,20 +8,22 @@ appended.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from lmprog import wire
-from lmprog.errors import IncompleteValue, ValidationFailed
-from lmprog.lang.branches.marks import mark_for
-from lmprog.lang.branches.pending_call import PendingCall
-from lmprog.lang.ops.checks import passed
+from lmprog.errors import ValidationFailed
+from lmprog.lang.branches.log import Item, flat, gens_of, plain_text
+from lmprog.lang.branches.marks import call_of, mark_for, split
+from lmprog.lang.branches.pending_call import PendingCall, RunContext
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.meta import Meta, Selected
-from lmprog.lang.ops.text_patterns import TextPattern
-from lmprog.lang.ops.tool_calls import OfferedTools
-from lmprog.lang.ops.typed import value_of
-from lmprog.lang.streaming.listening import marks_of_op
+from lmprog.lang.streaming.feed import Feed, Value
+
+if TYPE_CHECKING:
+    from lmprog.lang.ops.text_patterns import TextPattern
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class Gen(PendingCall, Generic[T]):
     def reasoning(self) -> str | None:
         """The reasoning before the (first) answer; blocks. None unless it was to be separated."""
         self.wait()
-        reply, marks = self.reply(), marks_of_op(self._op)
+        reply, marks = self.reply(), self._op.reasoning
         if isinstance(self.thought, Gen):
             return self.thought.reasoning
         if marks is None or isinstance(reply, wire.Chosen):
@@ -61,14 +63,30 @@ class Gen(PendingCall, Generic[T]):
         """What the named pieces of a pattern captured in the (first) result, None for what was left
         out; blocks. Empty where no pattern was asked for.
         """
-        found, tp = self.value, getattr(self._op, "tp", None)
-        return tp.captured(str(found)) if isinstance(tp, TextPattern) else {}
+        found, pattern = self.value, self._pattern
+        return {} if pattern is None else pattern.captured(str(found))
+
+    @property
+    def captured_names(self) -> tuple[str, ...]:
+        """Of the named pieces of the pattern that was asked for."""
+        pattern = self._pattern
+        return () if pattern is None else tuple(pattern.names)
+
+    @property
+    def _pattern(self) -> TextPattern | None:
+        """The pattern that was asked for."""
+        tp = getattr(self._op, "tp", str)
+        if tp is str:
+            return None
+        from lmprog.lang.ops.text_patterns import TextPattern
+
+        return tp if isinstance(tp, TextPattern) else None
 
     @property
     def example(self) -> str | None:
         """A text of the pattern that was asked for, for rehearsals; None where there is none."""
-        tp = getattr(self._op, "tp", None)
-        return tp.example if isinstance(tp, TextPattern) else None
+        pattern = self._pattern
+        return None if pattern is None else pattern.example
 
     @property
     def meta(self) -> Meta:
@@ -82,7 +100,7 @@ class Gen(PendingCall, Generic[T]):
         reply = self.reply()
         if isinstance(reply, wire.Chosen):
             return [Meta(tokens=(), finish="select", stopped_by=None, usage=reply.usage)]
-        thought = (self if self.thought is None else self.thought)._listening.reasoning_tokens
+        thought = (self if self.thought is None else self.thought).thought_tokens
         return [
             Meta(
                 tokens=output.tokens,
@@ -113,7 +131,7 @@ class Gen(PendingCall, Generic[T]):
             feed.changed()
         elif self.failure() is None:
             try:
-                feed.value(self._listening.event_of(self._read()[0]), id(self.call))
+                feed.value(Value(self.name, self._read()[0], self.origin.path), id(self.call))
             except ValidationFailed:
                 feed.changed()  # raised where the program reads it
             self.was_read = False
@@ -127,19 +145,23 @@ class Gen(PendingCall, Generic[T]):
                 found: list[Any] = [Selected.of(reply, cast(SelectOp, self._op).choices)]
             else:
                 op = cast("GenOp[T]", self._op)
-                if op.on_incomplete == "raise":
-                    _refuse_incomplete(op.tp, reply.outputs)
-                texts, tp = self._contents_of(reply), op.tp
-                if isinstance(tp, OfferedTools):
-                    said = zip(texts, reply.outputs, strict=True)
-                    found = [tp.reply(text, output) for text, output in said]
+                texts = self._contents_of(reply)
+                if op.tp is str:
+                    found = list(texts)
                 else:
-                    found = [value_of(tp, text) for text in texts]
+                    from lmprog.lang.ops import typed
+
+                    if op.on_incomplete == "raise":
+                        typed.refuse_incomplete(op.tp, reply.outputs)
+                    found = typed.values_of(op.tp, texts, reply.outputs)
                 if op.check is not None and not self.run.is_rehearsal:
+                    from lmprog.lang.ops.keywords import passed
+
                     for value, text in zip(found, texts, strict=True):
                         passed(op.check, value, text)
             self._values = found
-            self._tell(found[0])
+            if self.run.feed is not None:
+                self._tell(self.run.feed, found[0])
         self.was_read = True
         return self._values
 
@@ -147,11 +169,10 @@ class Gen(PendingCall, Generic[T]):
     def _is_checked(self) -> bool:
         return isinstance(self._op, GenOp) and (self._op.check is not None or self._op.tries > 1)
 
-    def _tell(self, value: object) -> None:
+    def _tell(self, feed: Feed, value: object) -> None:
         """Tells a streaming run the value that has just been read, unless `show` has done so."""
-        feed = self.run.feed
-        if feed is not None and not self.is_thought:
-            feed.value(self._listening.event_of(value), id(self.call))
+        if not self.is_thought:
+            feed.value(Value(self.name, value, self.origin.path), id(self.call))
 
     # --- inside text
 
@@ -193,16 +214,108 @@ class Gen(PendingCall, Generic[T]):
         __hash__ = object.__hash__
 
 
-def _refuse_incomplete(tp: object, outputs: Sequence[wire.Output]) -> None:
-    """Raises where the token limit ended a typed value: it may be a value, but not the one that the
-    model was writing.
-    """
-    for output in outputs:
-        if isinstance(tp, OfferedTools) and not tp.is_cut(output):
-            continue
-        if tp is not str and output.finish == "length":
-            raise IncompleteValue(
-                f"max_tokens ended the value early, at {output.text!r}; give more tokens, or "
-                "on_incomplete='keep' to have what there is",
-                text=output.text,
-            )
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The values of one name in several joined branches, in their order."""
+
+    parts: tuple[Var, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Text with results in it: appended between two points of a branch, or set as a variable."""
+
+    items: tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoned:
+    """The reasoning before the answer of a result."""
+
+    gen: Gen[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a named piece of a pattern captured in the (first) result."""
+
+    gen: Gen[Any]
+    name: str
+
+
+Var: TypeAlias = "Gen[Any] | Gathered | Written | Reasoned | Captured | object"
+
+
+def waited_for(var: Var) -> list[PendingCall]:
+    """The results that `var` needs before it has a value."""
+    if isinstance(var, Gen):
+        return [var]
+    if isinstance(var, Reasoned | Captured):
+        return [var.gen]
+    if isinstance(var, Gathered):
+        return [gen for part in var.parts for gen in waited_for(part)]
+    if isinstance(var, Written):
+        return gens_of(list(var.items))
+    return []
+
+
+def value_now(var: Var) -> Any:
+    """The value; blocks until there is one. A result with n > 1 is the list of all n."""
+    if isinstance(var, Gen):
+        values = var.values
+        return values[0] if len(values) == 1 or var.keeps_one else values
+    if isinstance(var, Reasoned):
+        return var.gen.reasoning
+    if isinstance(var, Captured):
+        return var.gen.captures[var.name]
+    if isinstance(var, Gathered):
+        return [value_now(part) for part in var.parts]
+    if isinstance(var, Written):
+        return plain_text(list(var.items))
+    return var
+
+
+async def settle(gens: Sequence[PendingCall]) -> None:
+    """Waits, without blocking the thread, until all are done, well or not."""
+    pending = [gen for gen in gens if not gen.done()]
+    if pending:
+        await asyncio.gather(*(gen.wait_async() for gen in pending))
+
+
+class Variable:
+    """A name's value, perhaps still to come: `await` it, or read `.value`, which blocks."""
+
+    def __init__(self, var: Var) -> None:
+        self._var = var
+
+    @property
+    def value(self) -> Any:
+        return value_now(self._var)
+
+    def contents(self) -> list[str | PendingCall]:
+        """What it is in later text; of what was written, results that are pending stay so."""
+        if isinstance(self._var, Written):
+            items = flat(list(self._var.items))
+            return [item for item in items if isinstance(item, str | PendingCall)]
+        text = str(self.value)
+        return [wire.Letters(text) if waited_for(self._var) else text]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from settle(waited_for(self._var)).__await__()
+        return value_now(self._var)
+
+    def __str__(self) -> str:
+        """The value as text; blocks."""
+        return str(self.value)
+
+
+def variable_of(value: object, run: RunContext) -> Var:
+    """What a name stands for that is set to `value`: text with pending results keeps them."""
+    if type(value) is not str:
+        return value
+    pieces = split(value)
+    if all(isinstance(piece, str) for piece in pieces):
+        return value
+    return Written(
+        tuple(piece if isinstance(piece, str) else call_of(piece, run) for piece in pieces)
+    )

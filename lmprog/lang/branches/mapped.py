@@ -24,10 +24,10 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, ProgramError
-from lmprog.lang import threads
-from lmprog.lang.branches.failures import raise_together
 from lmprog.lang.branches.gen import Gen
+from lmprog.lang.branches.pending_call import raise_together
 from lmprog.lang.branches.vote import Contested
+from lmprog.lang.ops import threads
 
 T = TypeVar("T")
 B = TypeVar("B")

@@ -1,22 +1,29 @@
-"""Which result each mark in a string stands for, and what becomes of marks in values.
+"""Pending results inside of strings: `f"Grade this: {draft}"` keeps pointing at a generation that
+still runs.
 
-A mark that is appended to a branch becomes a reference. Where a run returns strings with marks they
-are replaced by the results. A mark that is neither appended nor returned has leaked (into a file,
-say), and `warn_of_leaks` finds it.
+A result that was not read gives a *mark* when it is formatted. A mark that is appended to a branch
+becomes a reference, so that the runtime fills the text in and nobody waits. Where a run returns
+strings with marks they are replaced by the results. A mark that is neither appended nor returned
+has leaked (into a file, say), and `warn_of_leaks` finds it.
+
+All characters of marks are of a range for private use that each process chooses for itself, so that
+any one of them betrays that a mark was cut or changed: that is an error, never silently text. A
+digest keeps a changed mark from standing for another result, and text from outside from being one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import re
+import secrets
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from lmprog.errors import ProgramError
-from lmprog.lang.branches.mark_text import Mark, split
-from lmprog.lang.branches.pending_call import PendingCall
-from lmprog.lang.branches.run_context import RunContext
-from lmprog.lang.branches.site import Site, here
+from lmprog.lang.branches.pending_call import PendingCall, RunContext, Site, here
 
 
 class PendingTextWarning(UserWarning):
@@ -24,6 +31,8 @@ class PendingTextWarning(UserWarning):
 
 
 _numbers = itertools.count(1)
+_has_made_marks = False
+"""A process that makes none does not look for them."""
 _marked: dict[int, tuple[PendingCall, Site]] = {}
 """By number, until the run of the result has ended."""
 
@@ -51,8 +60,6 @@ def resolved(value: Any, run: RunContext) -> Any:
     """`value` with the marks in its strings replaced by the results, which are done: inside lists,
     tuples, sets, dicts, dataclasses and pydantic models, too.
     """
-    if not run.marks:
-        return value
     return _resolved(value, run, {})
 
 
@@ -122,3 +129,83 @@ def forget_marks(run: RunContext) -> None:
     for number in run.marks:
         del _marked[number]
     run.marks.clear()
+
+
+_BASE = 0x100000 + 32 * secrets.randbelow(2047)
+"""The first of 32 characters for private use: of sixteen digits, a beginning, a middle, an end."""
+_DIGITS, (_BEGIN, _MIDDLE, _END) = (
+    "".join(map(chr, range(_BASE, _BASE + 16))),
+    (chr(_BASE + 16 + at) for at in range(3)),
+)
+_KEY = secrets.token_bytes(16)
+_TO_DIGITS = str.maketrans("0123456789abcdef", _DIGITS)
+_FROM_DIGITS = str.maketrans(_DIGITS, "0123456789abcdef")
+_OURS = re.compile(f"[{chr(_BASE)}-{chr(_BASE + 31)}]")
+_MARK = re.compile(f"{_BEGIN}([{_DIGITS}]+){_MIDDLE}([{_DIGITS}]{{16}}){_END}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a string where a result belongs."""
+
+    number: int
+
+    def __str__(self) -> str:
+        global _has_made_marks
+        _has_made_marks = True
+        told = f"{self.number:x}".translate(_TO_DIGITS)
+        return _BEGIN + told + _MIDDLE + _digest(self.number).translate(_TO_DIGITS) + _END
+
+
+def _digest(number: int) -> str:
+    return hashlib.blake2b(b"%d" % number, digest_size=8, key=_KEY).hexdigest()
+
+
+def _escapes() -> tuple[str, ...]:
+    """What our characters become where text is escaped, without the last digit: in JSON, in
+    Python's literals of texts and of bytes, in URLs, in XML.
+    """
+    found: list[str] = []
+    for first in (_BASE, _BASE + 16):
+        character = chr(first)
+        pair = character.encode("utf-16-be").hex()
+        found += [f"\\u{pair[:4]}", f"\\u{pair[4:7]}", f"\\u{first:08x}"[:-1]]
+        octets = character.encode().hex(" ").split()
+        found += [mark + mark.join(octets)[:-1] for mark in ("%", "\\x")]
+        found.append(f"&#x{first:x}"[:-1])
+    return (*found, *(f"&#{_BASE + at}" for at in range(32)))
+
+
+_ESCAPES = _escapes()
+
+
+def may_have_marks(text: str) -> bool:
+    """Whether a mark, or what is left of one, is in the text."""
+    if not _has_made_marks:
+        return False
+    if not text.isascii() and _OURS.search(text):
+        return True
+    if "\\" in text or "%" in text or "&#" in text:
+        lower = text.lower()
+        return any(escape in lower for escape in _ESCAPES)
+    return False
+
+
+def split(text: str) -> list[str | Mark]:
+    """`text` in pieces, empty ones left out. Raises `ProgramError` where a mark is damaged."""
+    if not may_have_marks(text):
+        return [text] if text else []
+    pieces: list[str | Mark] = []
+    end = 0
+    for found in _MARK.finditer(text):
+        number = int(found[1].translate(_FROM_DIGITS), 16)
+        if found[2].translate(_FROM_DIGITS) == _digest(number):
+            pieces += [text[end : found.start()], Mark(number)]
+            end = found.end()
+    pieces.append(text[end:])
+    if any(isinstance(piece, str) and may_have_marks(piece) for piece in pieces):
+        raise ProgramError(
+            "this text was made from a generation that is not done yet, and then cut or changed; "
+            "await the generation (or read its .value) before working on its text"
+        )
+    return [piece for piece in pieces if piece != ""]

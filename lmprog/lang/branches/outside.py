@@ -44,7 +44,7 @@ def once(branch: AskingBranch, function: Callable[..., Any]) -> Callable[..., An
     must be what JSON has, and is given as JSON has it. A coroutine function stays one.
     """
     key, asks = next_key(branch), f"once: {_name(function)}"
-    progress = branch.scope.progress
+    progress = branch.scope.record.needed()
     known = progress.value(key, asks)
 
     def keep(value: object) -> Any:
@@ -72,7 +72,7 @@ def pause(branch: AskingBranch, question: str) -> Any:
     """The answer to `question`. Raises `Paused` where there is none yet."""
     if branch.scope.is_rehearsal:
         return f"⟨{question}⟩"
-    return branch.scope.progress.pause(next_key(branch), question)
+    return branch.scope.record.needed().pause(next_key(branch), question)
 
 
 def with_kept_results(branch: AskingBranch, reply: ToolReply) -> ToolReply:
@@ -87,7 +87,7 @@ def _kept_call(branch: AskingBranch, call: ToolCall) -> ToolCall:
     tool = call.tool
     if tool is None or call.problem is not None:
         return call  # nothing is run
-    progress, function = branch.scope.progress, tool.function
+    progress, function = branch.scope.record.needed(), tool.function
     known = progress.value(key, asks)
 
     def keep(value: Any) -> Any:

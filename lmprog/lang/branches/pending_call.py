@@ -1,24 +1,147 @@
-"""A call of a branch, from its request to its last reply: its state, its failure, waiting for it.
+"""A call of a branch, from its request to its last reply: its run, the program's line that asked
+for it, its state, its failure, waiting for it.
 
 Knows no types and no values; `gen` reads the reply as a value. Does not know how a call is sent
-either; `cursor` does that.
+either; `scope` does that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast
 
 from lmprog import wire
-from lmprog.backends.client import ClientCall, LastReply, running_loop
-from lmprog.errors import Cancelled, LmprogError, ProgramError, RequestRejected, from_wire
+from lmprog.backends.client import Client, ClientCall, LastReply, running_loop
+from lmprog.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    LmprogError,
+    ProgramError,
+    RequestRejected,
+    TokenBudgetExceeded,
+    from_wire,
+)
 from lmprog.lang.branches.budget import Budget
-from lmprog.lang.branches.run_context import RunContext
-from lmprog.lang.branches.site import Site, raise_at
 from lmprog.lang.ops.expressions import GenOp, SelectOp
-from lmprog.lang.streaming.listening import Listening, marks_of_op
-from lmprog.lang.streaming.trace_events import Ended
+from lmprog.lang.streaming.feed import Feed
+
+if TYPE_CHECKING:
+    from lmprog.lang.checkpoints.checkpoint_file import RunOrigin
+    from lmprog.lang.checkpoints.run_progress import RunProgress
+    from lmprog.lang.streaming.listening import Listening
+    from lmprog.lang.streaming.trace_events import Ended
+
+_PACKAGE = Path(__file__).parents[2]
+_OWN = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("lang", "backends"))
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def here() -> Site:
+    """The innermost line of the stack that is not lmprog's own frontend."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame = frame.f_back
+    return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def raise_at(site: Site, error: BaseException) -> NoReturn:
+    """Raises `error` with `site` in its traceback, for errors that nobody has read where they
+    belong.
+
+    A traceback takes its lines from code objects, so `_raise` runs under the wanted file, line and
+    name.
+    """
+    first_line = site.line - 1  # `raise` stands one line below `def`
+    code = _raise.__code__.replace(
+        co_filename=site.file, co_firstlineno=first_line, co_name=site.function
+    )
+    FunctionType(code, {})(error)
+    raise AssertionError("unreachable")
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+@dataclass(slots=True)
+class ContestRecord:
+    """A vote or a race of calls, for a recording of the run."""
+
+    rule: wire.ContestRule
+    calls: tuple[int, ...]
+    won: int | None = None
+    """The call whose result was taken; None as long as that is open, or where all failed."""
+
+
+class RunRecord:
+    """What a run and those inside it have asked, and their progress, which is there once something
+    needs it: a checkpoint, a value or a winner that is kept, a failure that the program was told.
+    """
+
+    def __init__(self, make: Callable[[RunRecord], RunProgress]) -> None:
+        self.calls: list[PendingCall] = []
+        self.origin: Callable[[], RunOrigin] | None = None
+        """Which run it is, once it has begun."""
+        self.progress: RunProgress | None = None
+        self._make = make
+        self._is_over = False
+        self._lock = threading.Lock()
+
+    def needed(self) -> RunProgress:
+        """The progress, from now on."""
+        with self._lock:
+            if self.progress is None:
+                self.progress = self._make(self)
+                if self._is_over:
+                    self.progress.end()
+            return self.progress
+
+    def end(self) -> None:
+        """The run is over."""
+        with self._lock:
+            self._is_over = True
+            if self.progress is not None:
+                self.progress.end()
+
+
+class RunContext:
+    """One run, as seen from its calls: the client, the stream, and why the run was ended."""
+
+    def __init__(self, client: Client, feed: Feed | None, record: RunRecord) -> None:
+        self.client = client
+        self.feed = feed
+        self.record = record
+        self.ended: LmprogError | None = None
+        """Why the run was ended from outside; None while it was not."""
+        self.contests: list[ContestRecord] = []
+        self.is_over = False
+        """Whether the program has ended: its results are read, and no longer referred to."""
+        self.marks: dict[int, bool] = {}
+        """The marks made of this run's results that were not read, and whether each has found its
+        place: in a branch, in a variable or in what the program returned.
+        """
+        self.is_rehearsal = False
+        """Whether the run, and every run inside it, only pretends: it must not ask a service."""
+        self.family: object = self
+        """Shared by nested runs on one client: they may refer to one another's results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +187,29 @@ class PendingCall:
         self.name = op.name
         self.thought = thought
         self.origin = origin
+        self.wanted = wanted
         self._op = op
         self._previous = previous
-        self._listening = Listening(op, origin.run.feed, origin.path)
         self.key = ""
         """Which call of which branch of which run it is, for checkpoints."""
+        self.said: Sequence[Any] = ()
+        """By its branch since its call before: items of its log."""
+        self.lora = ""
         self.was_answered = False
         """Whether its reply is from a checkpoint, so that it cost nothing now."""
         self._was_read = False
         self._num_waiting = 0
-        streams = isinstance(wanted, wire.Generate) and wanted.stream
-        self.call = ClientCall(wanted.call, self._listening.take if streams else None)
-        self.call.on_last = self._ended
-        if origin.budget.limits_tokens:
+        self.call = ClientCall(wanted.call)
+        self._listening: Listening | None = None
+        if isinstance(wanted, wire.Generate) and wanted.stream:
+            from lmprog.lang.streaming.listening import Listening
+
+            self._listening = Listening(op, origin.run.feed, origin.path)
+            self.call.on_delta = self._listening.take
+        self._counts = origin.budget.limits_tokens
+        if self._counts or self._listening is not None:
+            self.call.on_last = self._ended
+        if self._counts:
             origin.budget.started(self.cancel)
 
     @property
@@ -110,12 +243,13 @@ class PendingCall:
     @property
     def deltas(self) -> list[str]:
         """The pieces of the (first) text so far; only when streaming."""
-        return self._listening.deltas
+        return [] if self._listening is None else self._listening.deltas
 
     def _ended(self, outcome: LastReply | LmprogError) -> None:
         """The last reply has arrived; on the receiving thread, before anybody can read it."""
-        self._listening.end()
-        if self.origin.budget.limits_tokens:
+        if self._listening is not None:
+            self._listening.end()
+        if self._counts:
             usage = outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
             self.origin.budget.done(self.cancel, usage, cut_short=self._was_cut(outcome))
 
@@ -159,11 +293,11 @@ class PendingCall:
         """Whether the runtime of `run` can fill the text in: it has the call, and the text is what
         the model writes (no reasoning is to be removed).
         """
-        return run.family is self.run.family and marks_of_op(self._op) is None
+        return run.family is self.run.family and self._op.reasoning is None
 
     def is_pending_in(self, run: RunContext) -> bool:
         """The same of one that is still to come."""
-        is_same = run.client is self.run.client and marks_of_op(self._op) is None
+        is_same = run.client is self.run.client and self._op.reasoning is None
         return is_same and not self.done()
 
     def failure(self) -> LmprogError | None:
@@ -190,7 +324,7 @@ class PendingCall:
 
     def _own_failure(self) -> LmprogError | None:
         outcome = self.call.wait(0) if self.call.done() else None
-        if self._was_cut(outcome):
+        if self.origin.is_cut and self._was_cut(outcome):
             return self.origin.budget.out_of_tokens()
         if (
             self.thought is not None
@@ -212,11 +346,12 @@ class PendingCall:
     @property
     def thought_tokens(self) -> int | None:
         """How many tokens its reasoning had, as far as it was streamed."""
-        return self._listening.reasoning_tokens
+        return None if self._listening is None else self._listening.reasoning_tokens
 
     @thought_tokens.setter
     def thought_tokens(self, num_tokens: int | None) -> None:
-        self._listening.reasoning_tokens = num_tokens
+        if self._listening is not None:  # reasoning is always streamed
+            self._listening.reasoning_tokens = num_tokens
 
     def cancel(self) -> None:
         """Ends the call; reading it raises `Cancelled`, unless it was done already."""
@@ -306,7 +441,7 @@ class PendingCall:
         """Without them."""
         if isinstance(reply, wire.Chosen):
             return [cast(SelectOp, self._op).choices[reply.index]]
-        marks = marks_of_op(self._op)
+        marks = self._op.reasoning
         return [
             output.text if marks is None else marks.split(output.text)[1]
             for output in reply.outputs
@@ -333,9 +468,67 @@ class PendingCall:
             failed = {self.root().key: None, self.key: None}
             if self.thought is not None and self.thought.refused():
                 failed[self.thought.key] = None
-            self.run.progress.raised(tuple(failed), fresh)
+            self.run.record.needed().raised(tuple(failed), fresh)
         return fresh
 
     def __repr__(self) -> str:
         named = repr(self.name) if self.name else f"at line {self.site.line}"
         return f"<{self.kind} {named}>"
+
+
+class Held(Protocol):
+    """What may still add to its branch, so that nothing else can."""
+
+    def done(self) -> bool: ...
+
+    def wait(self) -> None: ...
+
+
+def settle_now(held: Held) -> None:
+    """Its branch is to go on: blocks until it is known how often it is asked for. Raises where that
+    would stop an event loop.
+    """
+    if not held.done() and running_loop() is not None:
+        raise ProgramError(
+            f"{held!r} may be asked for again; write `await` before it, so that this is known "
+            "before its branch goes on"
+        )
+    held.wait()
+
+
+def unread_failures(calls: Iterable[PendingCall]) -> list[Exception]:
+    """What failed and was never read: of each branch the first failure, with the others of that
+    branch as notes. A branch's later calls fail for the reason of the first, which is told once.
+    """
+    roots = [call.root() for call in calls if not call.was_read and call.failure() is not None]
+    by_branch: dict[int, list[PendingCall]] = {}
+    for root in {id(root): root for root in roots if not root.was_read}.values():
+        by_branch.setdefault(root.origin.branch, []).append(root)
+    found: list[Exception] = []
+    for first, *others in by_branch.values():
+        error = first.error_at_site()
+        for other in others:
+            error.add_note(f"{other!r} failed, too: {other.error_at_site()} ({other.site})")
+        found.append(error)
+    return found
+
+
+def raise_together(errors: Sequence[Exception]) -> None:
+    """Raises what there is: nothing, one error as it is, or several as a group. Cancelled siblings
+    are no causes.
+    """
+    if not errors:
+        return
+    causes = [error for error in errors if not isinstance(error, Cancelled)] or list(errors[:1])
+    # a budget that is over ends many calls, and is one cause
+    once = {
+        error.message
+        if isinstance(error, DeadlineExceeded | TokenBudgetExceeded)
+        else id(error): error
+        for error in reversed(causes)
+    }
+    causes = list(reversed(once.values()))
+    if len(causes) == 1:
+        raise causes[0]
+    if causes:
+        raise ExceptionGroup(f"{len(causes)} branches failed", causes)

@@ -7,26 +7,31 @@ all its branches, which frees what they held and cancels what they waited for.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lmprog import wire
 from lmprog.backends import Backend, Speculates
-from lmprog.backends.caching.caching_backend import CachingBackend, RunCache
 from lmprog.backends.default import default_backend
-from lmprog.errors import Cancelled, LmprogError
+from lmprog.errors import Cancelled, LmprogError, ProgramError, not_allowed
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.pending_call import PendingCall
-from lmprog.lang.branches.resumed_ops import ResumedOps
-from lmprog.lang.branches.run_context import RunContext
+from lmprog.lang.branches.pending_call import PendingCall, RunContext, RunRecord
 from lmprog.lang.ops.sampling import Sampling
+from lmprog.lang.streaming import branch_name, callbacks
 from lmprog.lang.streaming.feed import Feed
-from lmprog.lang.streaming.partial import branch_name
-from lmprog.lang.streaming.trace_events import RunTrace
+
+if TYPE_CHECKING:
+    from lmprog.backends.caching.caching_backend import CachingBackend, RunCache
+    from lmprog.lang.branches.checkpointed_calls import CheckpointedCalls
+    from lmprog.lang.checkpoints.run_progress import Answer, RunProgress
+    from lmprog.lang.streaming.trace_events import RunTrace, TraceEvent
 
 current: ContextVar[Scope | None] = ContextVar("lmprog_scope", default=None)
 
@@ -76,30 +81,99 @@ class BranchTask(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How a run is done, besides the program's own arguments."""
+
+    backend: Backend | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    timeout: float | None = None
+    max_total_tokens: int | None = None
+    salt: str = ""
+    lora: str | None = None
+    """The adapter that computes it; None: the calling program's, on the same backend."""
+    num_api_spec_tokens: int | None = None
+    heal: bool | None = None
+    backends: Mapping[str, Backend] = field(default_factory=dict)
+    """Others that branches may go to, by name."""
+    cache: Path | None = None
+    """The folder of replies that are not asked for again."""
+    checkpoint: Path | None = None
+    """The file that the run is written to while it goes on, and that it goes on from."""
+    answer: Answer | None = None
+    """What the run is told that has paused."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Those that decide on the results, as the keywords of `using`; without backends."""
+        found: dict[str, Any] = {
+            **self.sampling.given(),
+            "timeout": self.timeout,
+            "max_total_tokens": self.max_total_tokens,
+            "num_api_spec_tokens": self.num_api_spec_tokens,
+            "heal": self.heal,
+            "cache_salt": self.salt or None,
+            "lora": self.lora,
+            "cache": None if self.cache is None else str(self.cache),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def __post_init__(self) -> None:
+        tokens = self.num_api_spec_tokens
+        if tokens is not None and not (isinstance(tokens, int) and 0 <= tokens <= 65_536):
+            raise not_allowed("num_api_spec_tokens", tokens, "0 <= x <= 65536")
+
+
 class Scope(RunContext):
     """Owns the branches of one run."""
 
     def __init__(
         self,
         backend: Backend,
-        sampling: Sampling,
-        *,
+        settings: RunSettings,
         parent: Scope | None = None,
-        budget: Budget | None = None,
-        salt: str = "",
+        *,
         feed: Feed | None = None,
+        cache: RunCache | None = None,
+        is_rehearsal: bool = False,
+        is_visit: bool = False,
     ) -> None:
-        super().__init__(backend.client, feed)
+        """A run inside `parent`, where there is one; what `settings` leave open is as there. As a
+        visit it is a part of the parent. Raises `ProgramError` for an answer without a question.
+        """
+        is_written = settings.checkpoint is not None and not is_rehearsal
+        if settings.answer is not None and not is_written and not is_rehearsal:
+            raise ProgramError("an answer needs the checkpoint whose question it answers")
+        shares = parent is not None and not is_written
+        record = parent.record if parent is not None and shares else RunRecord(self._progress)
+        super().__init__(backend.client, feed, record)
+        self.settings = settings
+        self._is_written = is_written
+        if is_written:
+            self.record.needed()  # from the beginning
         self.backend = backend
-        self.sampling = sampling
-        self.salt = salt
-        self.lora: str = ""
-        """The adapter that computes the run's branches; empty: the base alone."""
-        self.num_api_spec_tokens = 0
-        """How many tokens a request to another service's API may generate for later calls."""
-        given = sampling.given().get("seed")
-        self.seed: int = secrets.randbits(62) if given is None else given
+        self.is_rehearsal = is_rehearsal
+        self.cache = cache
+        """Where replies are kept; the backend then asks only what is not there."""
+        self.salt = settings.salt
+        self.sampling = settings.sampling
+        self.budget: Budget = Budget(
+            None if parent is None else parent.budget,
+            timeout=settings.timeout,
+            max_total_tokens=settings.max_total_tokens,
+        )
+        self._inherit(settings, parent)
+        self.place: str = ""
+        """Which run inside of which run this is, in the keys of a checkpoint."""
+        if parent is not None and shares:
+            self.place = parent.place if is_visit or is_rehearsal else parent.nested_place()
+        self.seed: int = self._first_seed(parent if shares and not is_rehearsal else None)
         """The source of every call's seed, so that each run can be repeated."""
+        told = () if is_rehearsal else callbacks.get()
+        self.trace: RunTrace | None = self._trace_for(told, parent) if told else None
+        """Whom to tell of the run and its calls."""
+        if parent is not None and is_visit:
+            self.budget, self.seed, self.marks = parent.budget, parent.seed, parent.marks
+            self.trace = parent.trace
         self.posted: list[wire.Op] = []
         """The ops that make branches and calls, in an order in which they can be sent again."""
         self.gens: list[Gen[Any]] = []
@@ -112,25 +186,11 @@ class Scope(RunContext):
         """Held between looking at a branch and posting a reference to it, so that it stays open."""
         self.stop: Callable[[], None] | None = None
         """Ends what the run's coroutine waits for."""
-        self.budget: Budget = (
-            Budget(None if parent is None else parent.budget) if budget is None else budget
-        )
         self._open: dict[int, OpenBranch] = {}
         self._lock = threading.Lock()
         self._spent: dict[str, wire.Usage] = {}  # by model, in nested runs that are over
         self._visits: dict[tuple[int, str], Scope] = {}  # by backends' identity, and adapters
-        self.backends: Mapping[str, Backend] = {} if parent is None else parent.backends
-        """Other backends that branches may go to, by name."""
-        self.trace: RunTrace | None = None
-        """Whom to tell of the run and its calls."""
-        self.cache: RunCache | None = None
-        """Where replies are kept; the backend then asks only what is not there."""
-        if parent is not None:
-            self.progress = parent.progress
-        self.place: str = "" if parent is None else parent.place
-        """Which run inside of which run this is, in the keys of a checkpoint."""
-        self.resumed: ResumedOps | None = None
-        """What is sent in place of ops as long as a resumed run asks nothing new."""
+        self._checkpointed: CheckpointedCalls | None = None
         self._num_nested = 0
         self._parent = parent
         if parent is not None:
@@ -139,6 +199,43 @@ class Scope(RunContext):
             if parent.client is self.client:
                 self.family = parent.family
 
+    def _inherit(self, settings: RunSettings, parent: Scope | None) -> None:
+        """What a run has of the run around it unless it is told otherwise."""
+        inherits = settings.lora is None and parent is not None and parent.client is self.client
+        self.lora: str = parent.lora if inherits and parent is not None else settings.lora or ""
+        """The adapter that computes the run's branches; empty: the base alone."""
+        outer_tokens = 0 if parent is None else parent.num_api_spec_tokens
+        given_tokens = settings.num_api_spec_tokens
+        self.num_api_spec_tokens: int = outer_tokens if given_tokens is None else given_tokens
+        """How many tokens a request to another service's API may generate for later calls."""
+        outer_backends = {} if parent is None else parent.backends
+        self.backends: Mapping[str, Backend] = {**outer_backends, **settings.backends}
+        """Other backends that branches may go to, by name."""
+
+    def _trace_for(
+        self, told: tuple[Callable[[TraceEvent], None], ...], parent: Scope | None
+    ) -> RunTrace:
+        from lmprog.lang.streaming.trace_events import RunTrace
+
+        return RunTrace(told, None if parent is None or parent.trace is None else parent.trace.id)
+
+    def _first_seed(self, parent: Scope | None) -> int:
+        """The one that was given; runs inside of a run have seeds of their own, the same each
+        time.
+        """
+        given = self.sampling.given().get("seed")
+        if given is not None:
+            return int(given)
+        progress = self.record.progress if self._is_written else None
+        if progress is not None and progress.known is not None:
+            return progress.known.origin.seed
+        if parent is None:
+            return secrets.randbits(62)
+        digest = hashlib.blake2b(repr((parent.seed, self.place)).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 2
+
+    # --- the way of an op and a call: to the client, or by way of the run's progress
+
     def post(self, op: wire.Op) -> None:
         """Posts an op of one of the branches and records it."""
         self.posted.append(op)
@@ -146,41 +243,62 @@ class Scope(RunContext):
 
     def send(self, op: wire.Op) -> None:
         """Posts an op that nobody needs to do again."""
-        if self.resumed is None:
+        if self.record.progress is None:
             self.client.post(op)
         else:
-            self.resumed.post(op)
+            self.checkpointed.post(op)
+
+    def begin(self, gen: Gen[Any]) -> None:
+        """Asks for a call that was made."""
+        self.record.calls.append(gen)
+        if self.record.progress is None:
+            self._add(gen)
+            self.client.begin(gen.wanted, gen.call)
+        else:
+            self.checkpointed.begin(gen, lambda: self._add(gen))
+
+    def _add(self, gen: Gen[Any]) -> None:
+        """A call is about to be posted: records it, and tells of it."""
+        self.gens.append(gen)
+        self.posted.append(gen.wanted)
+        if self.trace is not None:
+            name, model = gen.name or gen.kind, self.client.welcome.model
+            branch = branch_name(gen.origin.path)
+            ended = self.trace.begin_call(name, model, branch, str(gen.site))
+            gen.tell_end(ended)
+
+    def go_live(self) -> None:
+        """Something is asked of the backend."""
+        if self.record.progress is not None:
+            self.checkpointed.go_live()
+
+    def _progress(self, record: RunRecord) -> RunProgress:
+        """That of a run which has none yet."""
+        from lmprog.lang.branches.checkpointed_calls import progress_of
+
+        return progress_of(record, self.settings.checkpoint, self.settings.answer)
+
+    @property
+    def checkpointed(self) -> CheckpointedCalls:
+        """The way of calls where the run has a progress."""
+        with self._lock:
+            if self._checkpointed is None:
+                from lmprog.lang.branches.checkpointed_calls import CheckpointedCalls
+
+                progress = self.record.needed()
+                self._checkpointed = CheckpointedCalls(self, self.backend, progress)
+            return self._checkpointed
 
     def speculate(self, branch: int, budget: Budget) -> None:
         """A black-box API may generate more than a call asks for, where no budget counts tokens."""
         if self.num_api_spec_tokens and isinstance(self.backend, Speculates):
             self.backend.speculate(branch, 0 if budget.limits_tokens else self.num_api_spec_tokens)
 
-    def go_live(self) -> None:
-        """Something is asked of the backend."""
-        if self.resumed is not None:
-            self.resumed.go_live()
-
-    def resume(self) -> None:
-        """Before the run begins: its progress may know what it did before."""
-        if self.progress.known is not None:
-            self.resumed = ResumedOps(self.backend)
-
     def nested_place(self) -> str:
         """The place of the next run inside this one."""
         with self._lock:
             self._num_nested += 1
             return f"{self.place}{self._num_nested}/"
-
-    def add_call(self, gen: Gen[Any], op: wire.Op) -> None:
-        """A call is about to be posted: records it, and tells of it."""
-        self.gens.append(gen)
-        self.posted.append(op)
-        if self.trace is not None:
-            name, model = gen.name or gen.kind, self.client.welcome.model
-            branch = branch_name(gen.origin.path)
-            ended = self.trace.begin_call(name, model, branch, str(gen.site))
-            gen.tell_end(ended)
 
     def enter(self, branch: OpenBranch) -> None:
         """Adds a new branch of this run. Raises when the run was ended from outside."""
@@ -198,7 +316,8 @@ class Scope(RunContext):
         """
         if self.ended is not None:
             raise type(self.ended)(self.ended.message)
-        self.progress.check()
+        if self.record.progress is not None:
+            self.record.progress.check()
 
     def show(self) -> None:
         """Wakes those who follow a streaming run."""
@@ -206,10 +325,15 @@ class Scope(RunContext):
             self.feed.changed()
 
     @property
+    def cache_folder(self) -> Path | None:
+        """Where replies are kept; None where they are not."""
+        return None if self.cache is None else self.cache.folder
+
+    @property
     def uncached(self) -> Backend:
         """The run's backend without its folder of replies."""
         own = self.backend
-        return own.inner if isinstance(own, CachingBackend) else own
+        return own if self.cache is None else cast("CachingBackend", own).inner
 
     def elsewhere(self, backend: Backend | None) -> Backend | None:
         """`backend` where it is another one; a rehearsal asks no other."""
@@ -226,19 +350,19 @@ class Scope(RunContext):
         with self._lock:
             visit = self._visits.get((id(backend), lora))
             if visit is None:
-                visit = Scope(
-                    backend if self.cache is None else self.cache.over(backend),
-                    self.sampling,
-                    parent=self,
-                    budget=self.budget,
-                    salt=self.salt,
-                    feed=self.feed,
-                )
-                visit.seed, visit.marks, visit.trace = self.seed, self.marks, self.trace
-                visit.lora = lora
-                visit.resume()
+                visit = self._visit(backend, lora)
                 self._visits[id(backend), lora] = visit
         return visit
+
+    def _visit(self, backend: Backend, lora: str) -> Scope:
+        return Scope(
+            backend if self.cache is None else self.cache.over(backend),
+            RunSettings(sampling=self.sampling, salt=self.salt, lora=lora, num_api_spec_tokens=0),
+            self,
+            feed=self.feed,
+            cache=self.cache,
+            is_visit=True,
+        )
 
     def all_gens(self) -> list[Gen[Any]]:
         """The results of this run, on whatever backend."""
@@ -268,7 +392,9 @@ class Scope(RunContext):
 
     def num_from_cache(self) -> int:
         """How many calls of this run, on whatever backend, were answered from a folder."""
-        known = self.backend.from_cache if isinstance(self.backend, CachingBackend) else ()
+        known: Container[int] = ()
+        if self.cache is not None:
+            known = cast("CachingBackend", self.backend).from_cache
         own = sum(gen.call.id in known or gen.was_answered for gen in self.gens)
         return own + sum(visit.num_from_cache() for visit in list(self._visits.values()))
 
@@ -290,12 +416,10 @@ class Scope(RunContext):
         for visit in self._visits.values():
             visit.over()
         parent = self._parent
-        if isinstance(self.backend, CachingBackend) and (
-            parent is None or parent.backend is not self.backend
-        ):
+        if self.cache is not None and (parent is None or parent.backend is not self.backend):
             self.backend.close()
-        if parent is None or parent.progress is not self.progress:
-            self.progress.end()
+        if parent is None or parent.record is not self.record:
+            self.record.end()
         if parent is not None and self in parent.nested:
             with parent._lock:
                 for model, usage in self.usage_by_model().items():

@@ -6,15 +6,15 @@ Knows logs and feeds; sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any
 
 from lmprog.errors import ProgramError, UnknownName
 from lmprog.lang.branches.cursor import Cursor
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import GainedBy, Item
-from lmprog.lang.branches.meta_info import meta_info
 from lmprog.lang.branches.pending_call import PendingCall
+from lmprog.lang.ops.meta import Selected
 from lmprog.lang.streaming.feed import Feed
 
 
@@ -67,25 +67,26 @@ class _Reader:
                 yield item
             elif isinstance(item, PendingCall):
                 self.call = item
-                yield from self._of(item)
-                if not item.call.done():
+                is_done = yield from self._of(item)
+                if not is_done:
                     return
                 self._delta = 0
             self._at[-1] = (log, index + 1)
             if isinstance(item, GainedBy):
                 self._at.append((item.log, item.base))
 
-    def _of(self, gen: PendingCall) -> Iterator[str]:
-        done = gen.call.done()
-        while self._delta < len(gen.deltas):
+    def _of(self, gen: PendingCall) -> Generator[str, None, bool]:
+        """What has come of one result; gives whether that was all of it."""
+        is_done, deltas = gen.call.done(), gen.deltas
+        while self._delta < len(deltas):
             self._delta += 1
-            yield gen.deltas[self._delta - 1]
-        if done and not gen.deltas:
-            gen.deltas.append(gen.own_text())  # a selection, or a backend that does not stream
-            self._delta = 1
-            yield gen.deltas[0]
-        elif done:
-            gen.own_text()  # raises the cause
+            yield deltas[self._delta - 1]
+        if is_done:
+            text = gen.own_text()  # raises the cause
+            if not deltas and not self._delta:  # a selection, or a backend that does not stream
+                self._delta = 1
+                yield text
+        return is_done
 
 
 def texts(cursor: Cursor, var_name: str | None) -> Iterator[str]:
@@ -112,3 +113,50 @@ def texts_async(cursor: Cursor, var_name: str | None, with_meta: bool) -> AsyncI
                 yield "", meta_info(gen)
 
     return _feed_of(cursor).follow_async(more)
+
+
+def meta_info(gen: Gen[Any]) -> dict[str, Any]:
+    """A result's meta information under the names that SGLang gives it."""
+    meta = gen.meta
+    info: dict[str, Any] = {
+        "prompt_tokens": meta.usage.prompt,
+        "completion_tokens": meta.usage.generated,
+        "cached_tokens": meta.usage.cached,
+        "forced_tokens": meta.usage.forced,
+        "finish_reason": {"type": meta.finish, "matched": meta.stopped_by},
+        "output_ids": list(meta.tokens),
+    }
+    if meta.reasoning_tokens is not None:
+        info["reasoning_tokens"] = meta.reasoning_tokens
+    if meta.left_out:
+        info["constraint_left_out"] = list(meta.left_out)
+    if meta.finish == "select":
+        chosen: Selected = gen.value
+        info["normalized_prompt_logprobs"] = list(chosen.scores.values())
+        info["input_token_logprobs"] = [_triples(chosen, text) for text in chosen.logprobs]
+    if meta.logprobs:
+        info["output_token_logprobs"] = [
+            (item.logprob, item.token, item.text) for item in meta.logprobs
+        ]
+        info["output_top_logprobs"] = [
+            [(lp, token, text) for token, text, lp in item.top] for item in meta.logprobs
+        ]
+    if meta.prompt_logprobs:
+        info["input_token_logprobs"] = [
+            (item.logprob, item.token, item.text) for item in meta.prompt_logprobs
+        ]
+        info["input_top_logprobs"] = [
+            [(lp, token, text) for token, text, lp in item.top] for item in meta.prompt_logprobs
+        ]
+    if meta.next_logprobs:
+        info["next_token_logprobs"] = [(lp, token, text) for token, text, lp in meta.next_logprobs]
+    return info
+
+
+def _triples(chosen: Selected, text: str) -> list[tuple[float, int | None, str | None]]:
+    """The tokens of one option: log-probability, id and text, where they are known."""
+    tokens = chosen.tokens[text] or [(None, None)] * len(chosen.logprobs[text])
+    return [
+        (logprob, token, name)
+        for logprob, (token, name) in zip(chosen.logprobs[text], tokens, strict=True)
+    ]

@@ -19,7 +19,7 @@ from lmprog.backends.client import running_loop, wake
 from lmprog.backends.majority import majority
 from lmprog.errors import LmprogError, ProgramError
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.run_context import ContestRecord
+from lmprog.lang.branches.pending_call import ContestRecord
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Contested(Generic[T]):
         self._record = ContestRecord(rule, tuple(gen.call.id for gen in self._gens))
         run.contests.append(self._record)
         self._key = f"{self._gens[0].key}>{rule}"  # a call is in one contest
-        self._known = run.progress.winner(self._key)
+        self._known = run.record.needed().winner(self._key)
         for index, gen in enumerate(self._gens):
             gen.call.when_done(lambda index=index: self._ended(index))  # type: ignore[misc]
         if not self._decided.is_set():
@@ -67,7 +67,7 @@ class Contested(Generic[T]):
             if self._won is not None:
                 self._record.won = self._record.calls[self._won]
                 lost = [gen.key for gen in self._gens if not gen.call.done()]
-                self._gens[0].run.progress.keep_winner(self._key, self._won, lost)
+                self._gens[0].run.record.needed().keep_winner(self._key, self._won, lost)
             self._decided.set()
             waiters, self._waiters = self._waiters, []
         for gen in self._gens:

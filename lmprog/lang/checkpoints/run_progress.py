@@ -9,7 +9,7 @@ nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,6 +41,9 @@ class Answer:
 class CallSource(Protocol):
     """A call of the run."""
 
+    @property
+    def key(self) -> str: ...
+
     def kept(self, outcome: object = None) -> KeptCall | None:
         """What is kept of it; None as long as it has no result. `outcome`: its last reply, where
         that is just arriving.
@@ -52,14 +55,30 @@ class CallSource(Protocol):
         ...
 
 
+class AskedRun(Protocol):
+    """A run with all that it has asked, and the runs inside it."""
+
+    @property
+    def origin(self) -> Callable[[], RunOrigin] | None:
+        """Which run it is; None before it has begun."""
+        ...
+
+    def sources(self, first: int) -> Sequence[CallSource]:
+        """The calls, from that one on."""
+        ...
+
+
 class RunProgress:
     """Of one run, on any thread. With a `file`, everything is written there when it happens."""
 
-    def __init__(self, file: CheckpointFile | None = None, answer: Answer | None = None) -> None:
+    def __init__(
+        self,
+        run: AskedRun,
+        file: CheckpointFile | None = None,
+        answer: Answer | None = None,
+    ) -> None:
         """Raises `ProgramError` for an answer that nobody waits for."""
-        self.settings: Mapping[str, Any] | None = None
-        """The run's, as JSON has them."""
-        self._origin: Callable[[], RunOrigin] | None = None
+        self._run = run
         self.paused: Paused | None = None
         """Why the run stops; None unless it waits for an answer."""
         self._failed: ProgramError | None = None
@@ -68,7 +87,8 @@ class RunProgress:
         """What the run goes on from; None for a run that begins."""
         self._file = file
         self._lock = threading.RLock()
-        self._calls: dict[str, CallSource] = {}
+        self._calls: dict[str, CallSource] = {}  # those that were looked for
+        self._num_found = 0
         self._failures: dict[str, KeptFailure] = {}
         """By key: of those that the program was told and went on from, as far as one knows."""
         self._lately: set[str] = set()
@@ -107,14 +127,13 @@ class RunProgress:
         if self._failed is not None:
             raise ProgramError(self._failed.message)
 
-    def begin(self, make_origin: Callable[[], RunOrigin], welcome: wire.Welcome) -> None:
+    def begin(self, welcome: wire.Welcome) -> None:
         """The run begins, or goes on. Raises `CheckpointMismatch` where it is another one, and
-        what `make_origin` raises, where there is a file.
+        `InvalidParameter` where its arguments cannot be written.
         """
-        self._origin = make_origin
         if self._file is None:
             return
-        origin = make_origin()
+        origin = self._origin()
         if self.known is None:
             self._file.begin(origin)
             return
@@ -137,14 +156,19 @@ class RunProgress:
                 self._file.close()
                 self._file = None
 
+    def _origin(self) -> RunOrigin:
+        make = self._run.origin
+        if make is None:
+            raise ProgramError("a run has no checkpoint before it has begun")
+        return make()
+
     def write(self, path: Path) -> None:
         """Writes all that is there so far."""
-        if self._origin is None:
-            raise ProgramError("a run has no checkpoint before it has begun")
+        origin = self._origin()
         with self._lock:
             if self._file is not None and self._file.path.absolute() == path.absolute():
                 return  # all of it is there
-            calls = [source.kept() for source in self._calls.values()]
+            calls = [source.kept() for source in self._all_calls().values()]
             here = {call.key for call in calls if call is not None}
             calls += [
                 one
@@ -153,14 +177,20 @@ class RunProgress:
             ]  # a resumed run that has not come so far again
             answered = [call for call in calls if call is not None]
             kept = [*answered, *self._failures.values(), *self._others]
-        checkpoint_file.write(path, self._origin(), kept)
+        checkpoint_file.write(path, origin, kept)
 
     # --- calls
 
-    def asked(self, key: str, source: CallSource) -> None:
+    def _all_calls(self) -> dict[str, CallSource]:
+        """By key."""
+        for source in self._run.sources(self._num_found):
+            self._calls[source.key] = source
+            self._num_found += 1
+        return self._calls
+
+    def asked(self) -> None:
         """A call is asked."""
         with self._lock:
-            self._calls[key] = source
             self._lately.clear()
 
     @property
@@ -168,10 +198,10 @@ class RunProgress:
         """Whether there is a file that everything goes to."""
         return self._file is not None
 
-    def ended(self, key: str, outcome: object) -> None:
-        """The call of that key has its last reply: where there is a file, it is written."""
+    def ended(self, source: CallSource, outcome: object) -> None:
+        """That call has its last reply: where there is a file, it is written."""
         with self._lock:
-            kept = None if self._file is None else self._calls[key].kept(outcome)
+            kept = None if self._file is None else source.kept(outcome)
             if kept is not None:
                 self._write(kept)
 
@@ -186,9 +216,10 @@ class RunProgress:
                 return
             error.calls = tuple(keys)
             self._lately.update(keys)
+            calls = self._all_calls()
             for key in keys:
-                if key in self._calls and key not in self._failures:
-                    self._failures[key] = self._calls[key].kept_failure(error)
+                if key in calls and key not in self._failures:
+                    self._failures[key] = calls[key].kept_failure(error)
                     self._write(self._failures[key])
 
     def ended_by(self, error: BaseException) -> None:

@@ -2,29 +2,77 @@
 
 `lmprog.gen("tip")`, `lmprog.select(...)`, `lmprog.user(...)` create them; `+` joins them with text;
 `s += op` and `s.append(op)` run them. Everything that can be checked without a runtime is checked
-on creation. Knows the wire's types (`lmprog.wire`); knows no branches and no results.
+on creation. A keyword that is given brings what makes it a part of the op (`keywords`, `typed`,
+`reasoning`, `tool_functions`). Knows the wire's types (`lmprog.wire`); knows no branches and no
+results.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter
-from lmprog.lang.ops import typed
-from lmprog.lang.ops.checks import Check, trying
-from lmprog.lang.ops.choices import Method, method_name, token_length_normalized
-from lmprog.lang.ops.dtypes import dtype_of
-from lmprog.lang.ops.json_layout import JsonLayout, with_layout
-from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
-from lmprog.lang.ops.reasoning import THOUGHT, Marks, Wanted, marks_of
-from lmprog.lang.ops.sampling import Sampling, SamplingKeywords, sampling_of, unknown_option
-from lmprog.lang.ops.tagged_text import tags_constraint
-from lmprog.lang.ops.text_patterns import TextPattern
-from lmprog.lang.ops.tool_functions import ToolSet, tools_of
+from lmprog.errors import InvalidParameter, not_allowed
+from lmprog.lang.ops.keywords import (
+    CONSTRAINT_NAMES,
+    Check,
+    ConstraintOptions,
+    JsonLayout,
+    constraint_of,
+    dtype_of,
+    trying,
+    with_layout,
+)
+from lmprog.lang.ops.sampling import (
+    ALIASES,
+    Sampling,
+    SamplingKeywords,
+    SamplingOptions,
+    sampling_of,
+    unknown_option,
+)
+
+if TYPE_CHECKING:
+    from lmprog.lang.ops.reasoning import Marks, Wanted
+    from lmprog.lang.ops.tool_functions import ToolSet
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceMethod:
+    """A method of comparing options; pass it as `method=` (or `choices_method=`)."""
+
+    name: wire.SelectMethod
+
+
+token_length_normalized = ChoiceMethod("token_length_normalized")
+"""The mean log-probability of an option's tokens (the default)."""
+
+greedy_token_selection = ChoiceMethod("greedy_token_selection")
+"""Token by token, as greedy decoding would; a shorter option goes on with its own mean."""
+
+unconditional_likelihood_normalized = ChoiceMethod("unconditional_likelihood_normalized")
+"""The mean of log p(token | context) - log p(token): options that are likely anywhere gain nothing
+from it.
+"""
+
+Method: TypeAlias = ChoiceMethod | wire.SelectMethod
+
+
+def method_name(method: Method) -> wire.SelectMethod:
+    """The wire's name of `method`. Raises `InvalidParameter` for an unknown one."""
+    name = method.name if isinstance(method, ChoiceMethod) else method
+    if name not in get_args(wire.SelectMethod):
+        allowed = ", ".join(get_args(wire.SelectMethod))
+        raise InvalidParameter(
+            f"there is no choices method {name!r}; there are: {allowed}",
+            name="method",
+            value=str(name),
+            allowed=allowed,
+        )
+    return name
+
 
 T = TypeVar("T")
 
@@ -95,6 +143,8 @@ class GenOp(Expr, Generic[T]):
 class SelectOp(Expr):
     """A choice among `choices` by likelihood: the best if `temperature` is 0, otherwise sampled."""
 
+    reasoning: ClassVar[None] = None
+
     name: str | None
     choices: tuple[str, ...]
     method: wire.SelectMethod
@@ -104,24 +154,19 @@ class SelectOp(Expr):
     priority: int = 0
 
 
-class GenOptions(SamplingKeywords, JsonLayout, total=False):
+class GenOptions(SamplingKeywords, ConstraintOptions, total=False):
     """The keywords of `gen` besides its type, its name and `max_tokens`.
 
     `heal` (on by default): token healing, that is, the model regenerates the last token of literal
     text before the generation. `keep`: which of the `n` results the branch continues from, "first",
     "best", "fastest" or "majority". `on_incomplete`: how to handle a typed value that was cut off
     by the token limit. `tries`: how often to ask until the value validates and passes `check`; see
-    `checks`. `whitespace` and `order`: the layout of JSON; see `JsonLayout`.
+    `checks`. `json_schema` and `ebnf`: other names of `schema` and `grammar`.
     """
 
-    regex: str | None
-    schema: Mapping[str, Any] | str | None
     json_schema: Mapping[str, Any] | str | None
-    choices: Sequence[str] | None
     choices_method: Method | None
-    grammar: str | None
     ebnf: str | None
-    structural_tag: Mapping[str, Any] | str | None
     dtype: Any
     heal: bool
     keep: wire.Keep
@@ -168,10 +213,9 @@ _SELECT_NAMES = {
 }
 
 
-_CONSTRAINTS = (
-    *("regex", "schema", "json_schema", "choices", "grammar", "ebnf"),
-    "structural_tag",
-)
+_TOOL_NAMES = {"tools", "tool_choice", "parallel_tool_calls"}
+_CONFINING = {*CONSTRAINT_NAMES, *JsonLayout.__annotations__}
+_SAMPLING_NAMES = {*SamplingOptions.__annotations__, *ALIASES}
 
 
 def _choices(texts: Sequence[str]) -> tuple[str, ...]:
@@ -180,42 +224,34 @@ def _choices(texts: Sequence[str]) -> tuple[str, ...]:
         or not texts
         or not all(isinstance(text, str) and text for text in texts)
     ):
-        raise InvalidParameter(
-            f"choices={texts!r} is not allowed; give at least one text, none of them empty",
-            name="choices",
-            value=repr(texts),
-            allowed="one or more texts that are not empty",
-        )
+        raise not_allowed("choices", texts, "at least one text, none of them empty")
     return tuple(texts)
 
 
 def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
     """The one constraint among the keywords, which are removed from `options`."""
-    given = {name: options.pop(name, None) for name in _CONSTRAINTS}
+    given = {name: options.pop(name, None) for name in CONSTRAINT_NAMES}
     present = {name: value for name, value in given.items() if value is not None}
     if len(present) > 1:
         names = " and ".join(present)
         raise InvalidParameter(
             f"{names} cannot be combined; give one constraint", name=names, allowed="one constraint"
         )
-    for name, value in present.items():
-        if name == "regex":
-            return wire.Regex(value)
-        if name == "choices":
-            return wire.Choices(_choices(value))
-        if name in ("schema", "json_schema"):
-            return wire.JsonSchema(
-                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            )
-        if name == "structural_tag":
-            return tags_constraint(value)
-        return wire.Grammar(value)
-    return None
+    if "choices" in present:
+        present["choices"] = _choices(present["choices"])
+    made = [constraint_of(name, value) for name, value in present.items()]
+    return made[0] if made else None
 
 
 def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | None, object]:
     """The constraint, and the type that the text is parsed as: `str` for an Outlines term."""
     asked = _constraint(options)
+    if tp is str:
+        return with_layout(asked, options), tp
+    from lmprog.lang.ops import typed
+    from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
+    from lmprog.lang.ops.text_patterns import TextPattern
+
     if isinstance(tp, TextPattern) and asked is not None:
         raise InvalidParameter(
             "a pattern cannot be combined with another constraint; give one",
@@ -230,26 +266,20 @@ def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | No
                 allowed="one constraint",
             )
         asked, tp = constraint_of_term(tp), str
-    return with_layout(asked or typed.constraint_of(tp), options), tp
+    asked = asked or typed.constraint_of(tp)
+    if options.keys() & JsonLayout.__annotations__.keys():
+        asked = with_layout(asked, options)
+    return asked, tp
 
 
 def _urgency(options: dict[str, Any]) -> tuple[float | None, int]:
     """`timeout` (seconds) and `priority`, removed from `options`. Raises `InvalidParameter`."""
     timeout, priority = options.pop("timeout", None), options.pop("priority", 0)
     if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 86_400):
-        raise _outside("timeout", timeout, "0 < x <= 86400 (seconds)")
+        raise not_allowed("timeout", timeout, "0 < x <= 86400 (seconds)")
     if not isinstance(priority, int) or not -100 <= priority <= 100:
-        raise _outside("priority", priority, "-100 <= x <= 100")
+        raise not_allowed("priority", priority, "-100 <= x <= 100")
     return timeout, priority
-
-
-def _outside(name: str, value: object, allowed: str) -> InvalidParameter:
-    return InvalidParameter(
-        f"{name}={value!r} is not allowed; give {name} as {allowed}",
-        name=name,
-        value=str(value),
-        allowed=allowed,
-    )
 
 
 def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> GenOp[Any]:
@@ -258,52 +288,67 @@ def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> 
     name = rest.pop("name", None)
     if isinstance(what, str):
         name, what = what, None
-    tp: object = what if what is not None else dtype_of(rest, _CONSTRAINTS)
-    if rest.pop("choices_method", None) is not None:
+    tp: object = str if what is None else what
+    more: dict[str, Any] = {}
+    if tp is not str or not rest.keys() <= _SAMPLING_NAMES:
+        more = _fields(rest, what)
+    if max_tokens is not None:
+        rest["max_tokens"] = max_tokens
+    return GenOp(name=name, sampling=sampling_of(rest, _GEN_NAMES), **more)
+
+
+def _fields(options: dict[str, Any], what: object) -> dict[str, Any]:
+    """The fields of a `GenOp` besides its name and its sampling: what each keyword that was given,
+    and the type `what`, make of it. They are removed from `options`.
+    """
+    given = options.keys()
+    tp: object = what
+    if what is None:
+        tp = dtype_of(options)
+    if options.pop("choices_method", None) is not None:
         raise InvalidParameter(
             "a generation has no choices_method; use select, or lmprog.gen with choices, "
             "which score their options",
             name="choices_method",
             allowed="an option of select",
         )
-    constraint, tp = _confined(tp, rest)
-    tools = tools_of(rest, is_free=constraint is None and tp is str)
-    timeout, priority = _urgency(rest)
-    marks = marks_of(rest.pop("reasoning", None))
-    if not isinstance(rest.get("heal", True), bool):
-        raise _outside("heal", rest["heal"], "True or False")
-    heal = rest.pop("heal", None)
-    keep = rest.pop("keep", "first")
-    if keep not in get_args(wire.Keep):
-        raise _outside("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")
-    judge = rest.pop("judge", None)
-    on_incomplete = rest.pop("on_incomplete", "raise")
-    if on_incomplete not in get_args(OnIncomplete):
-        raise _outside("on_incomplete", on_incomplete, "'raise' or 'keep'")
-    tries, check = trying(rest)
-    if max_tokens is not None:
-        rest["max_tokens"] = max_tokens
-    sampling = sampling_of(rest, _GEN_NAMES)
-    op: GenOp[Any] = GenOp(
-        name=name,
-        sampling=sampling,
-        constraint=constraint,
-        tp=tp,
-        timeout=timeout,
-        priority=priority,
-        heal=heal,
-        keep=keep,
-        judge=judge,
-        on_incomplete=on_incomplete,
-        tries=tries,
-        check=check,
-        tools=tools,
-    )
-    return op if marks is None else replace(op, reasoning=marks)
+    constraint: wire.Constraint | None = None
+    if tp is not str or given & _CONFINING:
+        constraint, tp = _confined(tp, options)
+    found: dict[str, Any] = {"tp": tp, "constraint": constraint}
+    if given & _TOOL_NAMES:
+        from lmprog.lang.ops.tool_functions import tools_of
+
+        found["tools"] = tools_of(options, is_free=constraint is None and tp is str)
+    if given & {"timeout", "priority"}:
+        found["timeout"], found["priority"] = _urgency(options)
+    if "reasoning" in given:
+        from lmprog.lang.ops.reasoning import marks_of
+
+        found["reasoning"] = marks_of(options.pop("reasoning"))
+    if "heal" in given:
+        found["heal"] = heal = options.pop("heal")
+        if not isinstance(heal, bool):
+            raise not_allowed("heal", heal, "True or False")
+    if "keep" in given:
+        found["keep"] = keep = options.pop("keep")
+        if keep not in get_args(wire.Keep):
+            raise not_allowed("keep", keep, f"one of {', '.join(get_args(wire.Keep))}")
+    if "on_incomplete" in given:
+        found["on_incomplete"] = wish = options.pop("on_incomplete")
+        if wish not in get_args(OnIncomplete):
+            raise not_allowed("on_incomplete", wish, "'raise' or 'keep'")
+    if "judge" in given:
+        found["judge"] = options.pop("judge")
+    if given & {"tries", "check"}:
+        found["tries"], found["check"] = trying(options)
+    return found
 
 
 def thought_op(op: GenOp[Any], marks: Marks) -> GenOp[str]:
     """The reasoning before a constrained answer: one plain text that stops at the closing mark."""
+    from lmprog.lang.ops.reasoning import THOUGHT
+
     answers_own: dict[str, Any] = {"n": 1, "min_tokens": 0, "stop_token_ids": (), "stop_regex": ()}
     answers_own.update({"logprobs": None, "prompt_logprobs": None, "beams": None})
     given = {**op.sampling.given(), **answers_own, "stop": (marks.end,)}
@@ -337,7 +382,7 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
             f"select has no {foreign[0]}; it has {allowed}", name=foreign[0], allowed=allowed
         )
     if not isinstance(sample, bool):
-        raise _outside("sample", sample, "True or False")
+        raise not_allowed("sample", sample, "True or False")
     temperature, seed = sampling.get("temperature", float(sample)), sampling.get("seed")
     if sample and temperature == 0:
         raise InvalidParameter(

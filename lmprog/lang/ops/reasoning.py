@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from lmprog.errors import InvalidParameter
+from lmprog.errors import InvalidParameter, not_allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,7 @@ def marks_of(wanted: Wanted | None) -> Marks | None:
     marks = _THINK if wanted is True else Marks(*wanted) if isinstance(wanted, tuple) else wanted
     if not isinstance(marks, Marks) or not marks.end or not (marks.begin or marks.opened):
         allowed = "True, or a pair of texts: what opens and what closes the reasoning"
-        raise InvalidParameter(
-            f"reasoning={wanted!r} is not allowed; give {allowed}",
-            name="reasoning",
-            value=repr(wanted),
-            allowed=allowed,
-        )
+        raise not_allowed("reasoning", wanted, allowed)
     return marks
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 import msgspec
 
 from lmprog import wire
-from lmprog.errors import Detail, InvalidParameter
+from lmprog.errors import InvalidParameter, not_allowed
 
 Strings: TypeAlias = str | Sequence[str]
 
@@ -93,6 +93,19 @@ def _bounds(declared: Any) -> str:
     return getattr(declared, "__name__", str(declared))
 
 
+_WRITTEN_OTHERWISE = frozenset(
+    (
+        "stop",
+        "stop_regex",
+        "bad_words",
+        "stop_token_ids",
+        "allowed_token_ids",
+        "logit_bias",
+        "beams",
+    )
+)
+
+
 def _plain(name: str, value: object) -> object:
     """`value` in its wire form: lists become tuples, a single stop string a tuple of one, a bias
     its items.
@@ -122,16 +135,11 @@ def _plain(name: str, value: object) -> object:
 def _checked(name: str, value: object) -> object:
     declared = _declared()[name]
     try:
-        return msgspec.convert(_plain(name, value), declared)
+        return msgspec.convert(
+            _plain(name, value) if name in _WRITTEN_OTHERWISE else value, declared
+        )
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        shown: Detail = value if isinstance(value, str | int | float | bool | None) else repr(value)
-        allowed = _bounds(declared)
-        raise InvalidParameter(
-            f"{name}={value!r} is not allowed; give {name} as {allowed} ({error})",
-            name=name,
-            value=shown,
-            allowed=allowed,
-        ) from None
+        raise not_allowed(name, value, _bounds(declared), str(error)) from None
 
 
 def _logprob_aliases(given: dict[str, Any]) -> None:
@@ -175,18 +183,10 @@ class Sampling:
         return Sampling._of({**below._given, **self._given}) if below._given else self
 
     def resolve(self) -> wire.SamplingParams:
-        """All settings, with defaults filled in. Raises `InvalidParameter` for
-        contradictory ones.
+        """All settings, with defaults filled in. Raises `InvalidParameter` for contradictory
+        ones.
         """
-        result = wire.SamplingParams(**self._given)
-        if result.max_tokens is not None and result.min_tokens > result.max_tokens:
-            raise InvalidParameter(
-                f"min_tokens={result.min_tokens} is more than max_tokens={result.max_tokens}",
-                name="min_tokens",
-                value=result.min_tokens,
-                allowed=f"x <= {result.max_tokens}",
-            )
-        return result
+        return resolved(self._given)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sampling) and self._given == other._given
@@ -196,6 +196,21 @@ class Sampling:
 
     def __repr__(self) -> str:
         return f"Sampling({', '.join(f'{name}={value!r}' for name, value in self._given.items())})"
+
+
+def resolved(given: Mapping[str, Any]) -> wire.SamplingParams:
+    """All settings, with defaults for what was not given. Raises `InvalidParameter` for
+    contradictory ones.
+    """
+    result = wire.SamplingParams(**given)
+    if result.max_tokens is not None and result.min_tokens > result.max_tokens:
+        raise InvalidParameter(
+            f"min_tokens={result.min_tokens} is more than max_tokens={result.max_tokens}",
+            name="min_tokens",
+            value=result.min_tokens,
+            allowed=f"x <= {result.max_tokens}",
+        )
+    return result
 
 
 def with_max_tokens(sampling: wire.SamplingParams, max_tokens: int | None) -> wire.SamplingParams:
@@ -208,12 +223,7 @@ def check_lora(given: object) -> str | None:
     if given is None or (isinstance(given, str) and len(given) <= 256):
         return given
     allowed = "the name of an adapter, or None"
-    raise InvalidParameter(
-        f"lora={given!r} is not allowed; give {allowed}",
-        name="lora",
-        value=repr(given),
-        allowed=allowed,
-    )
+    raise not_allowed("lora", given, allowed)
 
 
 def is_sampling(name: str) -> bool:
@@ -245,9 +255,16 @@ def _in_wire_form(options: Mapping[str, Any], also: Iterable[str] = ()) -> Mappi
     """The values that were given, checked, by the wire's names."""
     if not options:
         return {}
-    for name in options:
-        if not is_sampling(name) and name not in ALIASES:
-            raise unknown_option(name, {*SamplingOptions.__annotations__, *also})
-    given = {ALIASES.get(name, name): value for name, value in options.items()}
-    _logprob_aliases(given)
+    if not options.keys() <= _SPELLINGS.keys():
+        unknown = next(name for name in options if name not in _SPELLINGS)
+        raise unknown_option(unknown, {*SamplingOptions.__annotations__, *also})
+    given = {_SPELLINGS[name]: value for name, value in options.items()}
+    if not given.keys() <= wire.SAMPLING_OPTIONS.keys():
+        _logprob_aliases(given)
     return {name: _checked(name, value) for name, value in given.items()}
+
+
+_SPELLINGS = {
+    name: ALIASES.get(name, name) for name in (*SamplingOptions.__annotations__, *ALIASES)
+}
+"""All names that options go by, with the wire's."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from lmprog.errors import NotSupported
-from lmprog.lang.ops.dtypes import QUOTED
 from lmprog.lang.ops.expressions import (
     Concat,
     Expr,
@@ -25,14 +24,16 @@ from lmprog.lang.ops.expressions import (
     leading,
     select_op,
 )
-from lmprog.lang.ops.reasoning import Marks, marks_of, marks_of_model
+from lmprog.lang.ops.keywords import QUOTED
 from lmprog.lang.ops.sampling import sampling_of
-from lmprog.lang.ops.text_patterns import TextPattern
-from lmprog.lang.ops.tool_calls import ToolReply
-from lmprog.lang.ops.tool_functions import Tool, ToolFunction
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
+
+    from lmprog.lang.ops.reasoning import Marks
+    from lmprog.lang.ops.text_patterns import TextPattern
+    from lmprog.lang.ops.tool_calls import ToolReply
+    from lmprog.lang.ops.tool_functions import Tool, ToolFunction
 
 T = TypeVar("T")
 
@@ -173,6 +174,8 @@ def separate_reasoning(
     of the program see only the answer; `s["x_reasoning_content"]` is the reasoning. `model_type` is
     SGLang's name of a model family.
     """
+    from lmprog.lang.ops.reasoning import marks_of, marks_of_model
+
     known = (
         marks_of(True if marks is None else marks)
         if model_type is None

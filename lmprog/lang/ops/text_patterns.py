@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from lmprog.errors import InvalidParameter, ValidationFailed
+from lmprog.errors import ValidationFailed, not_allowed
 
 MOST_TIMES = 1_000
 
@@ -29,7 +29,7 @@ class TextPattern:
     def __post_init__(self) -> None:
         for index, name in enumerate(self.names):
             if name in self.names[:index]:
-                raise _refused("name", name, "a name that the pattern does not have yet")
+                raise not_allowed("name", name, "a name that the pattern does not have yet")
 
     def __add__(self, other: TextPattern | str) -> TextPattern:
         more = text(other) if isinstance(other, str) else other
@@ -62,19 +62,21 @@ def regex(expression: str, *, name: str | None = None, example: str | None = Non
     try:
         compiled = re.compile(expression)
     except re.error as error:
-        raise _refused("regex", expression, f"a regular expression ({error})") from None
+        raise not_allowed("regex", expression, f"a regular expression ({error})") from None
     if compiled.groupindex:
         first = next(iter(compiled.groupindex))
-        raise _refused("regex", expression, f"one without named groups (name={first!r} captures)")
+        raise not_allowed(
+            "regex", expression, f"one without named groups (name={first!r} captures)"
+        )
     if example is not None and compiled.fullmatch(example) is None:
-        raise _refused("example", example, f"a text that matches {expression}")
+        raise not_allowed("example", example, f"a text that matches {expression}")
     return _named(TextPattern(f"(?:{expression})", (), example), name)
 
 
 def select(*options: str | TextPattern, name: str | None = None) -> TextPattern:
     """One of several texts or patterns."""
     if not options:
-        raise _refused("options", "()", "at least one text or pattern")
+        raise not_allowed("options", "()", "at least one text or pattern")
     patterns = [text(one) if isinstance(one, str) else one for one in options]
     names = tuple(name for one in patterns for name in one.names)
     source = "|".join(one.source for one in patterns)
@@ -109,11 +111,11 @@ def repeat(
     """The piece several times; see `one_or_more`."""
     inner = text(piece) if isinstance(piece, str) else piece
     if inner.names:
-        raise _refused("piece", inner.names[0], "a piece without names; name the repetition")
+        raise not_allowed("piece", inner.names[0], "a piece without names; name the repetition")
     if not 0 <= at_least <= MOST_TIMES:
-        raise _refused("at_least", str(at_least), f"0 <= x <= {MOST_TIMES}")
+        raise not_allowed("at_least", str(at_least), f"0 <= x <= {MOST_TIMES}")
     if at_most is not None and not max(at_least, 1) <= at_most <= MOST_TIMES:
-        raise _refused("at_most", str(at_most), f"{max(at_least, 1)} <= x <= {MOST_TIMES}")
+        raise not_allowed("at_most", str(at_most), f"{max(at_least, 1)} <= x <= {MOST_TIMES}")
     times = f"{{{at_least},{'' if at_most is None else at_most}}}"
     example = "" if not at_least else None if inner.example is None else inner.example * at_least
     return _named(TextPattern(f"(?:{inner.source}){times}", (), example), name)
@@ -128,14 +130,5 @@ def _named(pattern: TextPattern, name: str | None) -> TextPattern:
     if name is None:
         return pattern
     if not name.isidentifier():
-        raise _refused("name", name, "an identifier of Python")
+        raise not_allowed("name", name, "an identifier of Python")
     return TextPattern(f"(?P<{name}>{pattern.source})", (name, *pattern.names), pattern.example)
-
-
-def _refused(option: str, value: str, allowed: str) -> InvalidParameter:
-    return InvalidParameter(
-        f"{option}={value!r} is not allowed; give {allowed}",
-        name=option,
-        value=value,
-        allowed=allowed,
-    )

@@ -31,7 +31,7 @@ from lmprog.errors import (
     TokenBudgetExceeded,
     ValidationFailed,
 )
-from lmprog.lang import threads
+from lmprog.lang.ops import threads
 from lmprog.lang.ops.tool_functions import Tool, ToolSet
 
 MAX_CONCURRENT = 32

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from lmprog.calls.constraining import ToolShape
 from lmprog.calls.describing import function_shape
-from lmprog.errors import InvalidParameter, ValidationFailed
+from lmprog.errors import InvalidParameter, ValidationFailed, not_allowed
 from lmprog.lang.ops.pydantic_schemas import without_default_bounds
 from lmprog.lang.ops.type_schemas import schema_of
 from lmprog.lang.ops.type_schemas import value_of as value_of_json
@@ -44,15 +44,15 @@ class Tool:
             return given
         name = str(getattr(given, "__name__", given))
         if not callable(given) or isinstance(given, type) or not _NAME.fullmatch(name):
-            raise _refused(given, "a function with a name")
+            raise not_allowed("tools", given, "a function with a name")
         types: dict[str, Any] = {}
         required: list[str] = []
         hints = typing.get_type_hints(given, include_extras=True)
         for parameter in inspect.signature(given).parameters.values():
             if parameter.kind not in _KINDS:
-                raise _refused(given, "a function without *args, **kwargs, or `/`")
+                raise not_allowed("tools", given, "a function without *args, **kwargs, or `/`")
             if parameter.name not in hints:
-                raise _refused(given, f"a type for its parameter {parameter.name!r}")
+                raise not_allowed("tools", given, f"a type for its parameter {parameter.name!r}")
             types[parameter.name] = hints[parameter.name]
             if parameter.default is parameter.empty:
                 required.append(parameter.name)
@@ -151,9 +151,7 @@ def tools_of(options: dict[str, Any], *, is_free: bool) -> ToolSet | None:
             allowed="no constraint",
         )
     if choice not in ("auto", "required"):
-        allowed = "'auto' or 'required'"
-        message = f"tool_choice={choice!r} is not allowed; give {allowed}"
-        raise InvalidParameter(message, name="tool_choice", value=repr(choice), allowed=allowed)
+        raise not_allowed("tool_choice", choice, "'auto' or 'required'")
     if not isinstance(parallel, bool):
         message = "parallel_tool_calls must be a boolean"
         raise InvalidParameter(message, name="parallel_tool_calls", allowed="True or False")
@@ -163,7 +161,7 @@ def tools_of(options: dict[str, Any], *, is_free: bool) -> ToolSet | None:
 def checked_tools(given: object) -> tuple[Tool, ...]:
     """Raises `InvalidParameter` where these are no tools, or two have one name."""
     if not isinstance(given, list | tuple) or not given:
-        raise _refused(given, "a list of functions")
+        raise not_allowed("tools", given, "a list of functions")
     tools = tuple(Tool.of(one) for one in given)
     names = [tool.name for tool in tools]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -171,12 +169,3 @@ def checked_tools(given: object) -> tuple[Tool, ...]:
         message = f"two tools have the name {twice!r}"
         raise InvalidParameter(message, name="tools", allowed="different names")
     return tools
-
-
-def _refused(given: object, allowed: str) -> InvalidParameter:
-    return InvalidParameter(
-        f"tools: {given!r} is not allowed; give {allowed}",
-        name="tools",
-        value=repr(given),
-        allowed=allowed,
-    )

@@ -32,10 +32,12 @@ _Schema: TypeAlias = "bool | dict[str, Any]"
 
 def default_tokens(tp: object, constraint: wire.Constraint | None) -> int:
     """The budget of a generation of type `tp` that names none; `constraint` is the type's."""
-    if isinstance(constraint, wire.Choices):
-        longest = max(len(text.encode(errors="replace")) for text in constraint.texts)
-    elif tp is not str and isinstance(constraint, wire.JsonSchema):
-        longest = _longest_of_type(constraint) or 0
+    choices = None if constraint is None else constraint.as_choices()
+    schema = None if constraint is None else constraint.as_schema()
+    if choices is not None:
+        longest = max(len(text.encode(errors="replace")) for text in choices)
+    elif tp is not str and schema is not None:
+        longest = _longest_of_type(schema) or 0
     else:
         return CALLING if isinstance(tp, OfferedTools) else GENERAL
     return min(max(longest, GENERAL), MOST)

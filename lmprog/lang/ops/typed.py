@@ -12,9 +12,11 @@ import enum
 import json
 import types
 import typing
+from collections.abc import Sequence
+from typing import Any
 
 from lmprog import wire
-from lmprog.errors import ValidationFailed
+from lmprog.errors import IncompleteValue, ValidationFailed
 from lmprog.lang.ops.text_patterns import TextPattern
 from lmprog.lang.ops.tool_calls import OfferedTools
 
@@ -103,3 +105,25 @@ def value_of(tp: object, text: str) -> object:
             f"the model wrote {text!r}, which is none of {', '.join(options)}", text=text
         )
     return tp(text) if isinstance(tp, type) else text
+
+
+def values_of(tp: object, texts: Sequence[str], outputs: Sequence[wire.Output]) -> list[Any]:
+    """The values of several results. Raises `ValidationFailed`."""
+    if isinstance(tp, OfferedTools):
+        return [tp.reply(text, output) for text, output in zip(texts, outputs, strict=True)]
+    return [value_of(tp, text) for text in texts]
+
+
+def refuse_incomplete(tp: object, outputs: Sequence[wire.Output]) -> None:
+    """Raises where the token limit ended a typed value: it may be a value, but not the one that the
+    model was writing.
+    """
+    for output in outputs:
+        if isinstance(tp, OfferedTools) and not tp.is_cut(output):
+            continue
+        if output.finish == "length":
+            raise IncompleteValue(
+                f"max_tokens ended the value early, at {output.text!r}; give more tokens, or "
+                "on_incomplete='keep' to have what there is",
+                text=output.text,
+            )

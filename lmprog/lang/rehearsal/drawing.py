@@ -1,5 +1,5 @@
 """A program's graph as nodes and edges, and in Graphviz's DOT language. Knows graphs; the layout is
-in `graph_svg`.
+in `graph`.
 """
 
 from __future__ import annotations

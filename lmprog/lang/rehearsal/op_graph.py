@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from lmprog import wire
-from lmprog.lang.branches.site import Site
+from lmprog.lang.branches.pending_call import Site
 
 _SHOWN = 72  # maximum characters of a text in the output
 

@@ -8,83 +8,35 @@ of decorators and signatures.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmprog.backends import Backend
-from lmprog.backends.caching.caching_backend import RunCache
 from lmprog.backends.client import running_loop
 from lmprog.backends.default import run_began, run_ended
-from lmprog.errors import Cancelled, InvalidParameter, ProgramError
-from lmprog.lang import threads
+from lmprog.errors import Cancelled, CheckpointMismatch, InvalidParameter, ProgramError
 from lmprog.lang.branches import scope as scopes
 from lmprog.lang.branches.branch import Branch
-from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.cursor import Cursor
-from lmprog.lang.branches.failures import raise_together, unread_failures
+from lmprog.lang.branches.gen import settle
 from lmprog.lang.branches.marks import forget_marks, resolved, warn_of_leaks
-from lmprog.lang.branches.scope import Scope
-from lmprog.lang.branches.variables import settle
-from lmprog.lang.checkpoints.run_progress import Answer
-from lmprog.lang.ops.sampling import Sampling
-from lmprog.lang.runs import checkpointed_run
+from lmprog.lang.branches.pending_call import raise_together, unread_failures
+from lmprog.lang.branches.scope import RunSettings, Scope
+from lmprog.lang.ops import threads
 from lmprog.lang.runs.results import Run, stop_runs
 from lmprog.lang.streaming.feed import Feed
-from lmprog.lang.streaming.trace_events import RunTrace, callbacks
+
+if TYPE_CHECKING:
+    from lmprog.lang.checkpoints.checkpoint_file import RunOrigin
 
 R = TypeVar("R")
 GRACE = 0.1  # seconds in which the runtime may say first which call was out of time
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """How a run is done, besides the program's own arguments."""
-
-    backend: Backend | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    timeout: float | None = None
-    max_total_tokens: int | None = None
-    salt: str = ""
-    lora: str | None = None
-    """The adapter that computes it; None: the calling program's, on the same backend."""
-    num_api_spec_tokens: int | None = None
-    heal: bool | None = None
-    backends: Mapping[str, Backend] = field(default_factory=dict)
-    """Others that branches may go to, by name."""
-    cache: Path | None = None
-    """The folder of replies that are not asked for again."""
-    checkpoint: Path | None = None
-    """The file that the run is written to while it goes on, and that it goes on from."""
-    answer: Answer | None = None
-    """What the run is told that has paused."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Those that decide on the results, as the keywords of `using`; without backends."""
-        found: dict[str, Any] = {
-            **self.sampling.given(),
-            "timeout": self.timeout,
-            "max_total_tokens": self.max_total_tokens,
-            "num_api_spec_tokens": self.num_api_spec_tokens,
-            "heal": self.heal,
-            "cache_salt": self.salt or None,
-            "lora": self.lora,
-            "cache": None if self.cache is None else str(self.cache),
-        }
-        return {name: value for name, value in found.items() if value is not None}
-
-    def __post_init__(self) -> None:
-        tokens = self.num_api_spec_tokens
-        if tokens is not None and not (isinstance(tokens, int) and 0 <= tokens <= 65_536):
-            allowed = "0 <= x <= 65536"
-            message = f"num_api_spec_tokens={tokens!r} is not allowed; give {allowed}"
-            raise InvalidParameter(
-                message, name="num_api_spec_tokens", value=repr(tokens), allowed=allowed
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +52,27 @@ class Job:
         return str(getattr(self.function, "__name__", self.function))
 
     @property
+    def path(self) -> str:
+        """By which a program is found again."""
+        plain: Any = getattr(self.function, "func", self.function)  # of a method
+        return f"{plain.__module__}:{plain.__qualname__}"
+
+    def arguments_as_json(self) -> dict[str, Any]:
+        """Raises `InvalidParameter` for what JSON does not have."""
+        bound = inspect.signature(self.function).bind(None, *self.args, **self.kwargs)
+        given = {"args": list(bound.args[1:]), "kwargs": bound.kwargs}
+        try:
+            as_json: dict[str, Any] = json.loads(json.dumps(given))
+        except (TypeError, ValueError) as error:
+            allowed = "arguments that JSON has: texts, numbers, lists, dicts with texts as keys"
+            raise InvalidParameter(
+                f"a run with a checkpoint needs {allowed}, so that they can be written ({error})",
+                name="arguments",
+                allowed=allowed,
+            ) from None
+        return as_json
+
+    @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
@@ -109,14 +82,6 @@ def backend_of(settings: RunSettings) -> Backend:
     return scopes.backend_of(settings.backend)
 
 
-def _cache_of(settings: RunSettings, outer: Scope | None) -> RunCache | None:
-    """The folder that was given, or the calling program's."""
-    around = None if outer is None or outer.cache is None else outer.cache.folder
-    folder = settings.cache or around
-    seeded = settings.sampling.given().get("seed") is not None
-    return None if folder is None else RunCache(folder, seeded)
-
-
 def open_run(
     settings: RunSettings, feed: Feed | None = None, *, is_rehearsal: bool = False
 ) -> Run[Any]:
@@ -124,35 +89,61 @@ def open_run(
     caller's, or the default.
     """
     outer = scopes.current.get()
-    around = None if outer is None else outer.budget
-    budget = Budget(around, timeout=settings.timeout, max_total_tokens=settings.max_total_tokens)
     backend = settings.backend if is_rehearsal and settings.backend else backend_of(settings)
     is_rehearsal = is_rehearsal or (outer is not None and outer.is_rehearsal)
-    cache = None if is_rehearsal else _cache_of(settings, outer)
-    if cache is not None:
+    folder = settings.cache or (None if outer is None else outer.cache_folder)
+    cache = None
+    if folder is not None and not is_rehearsal:
+        from lmprog.backends.caching.caching_backend import RunCache
+
+        cache = RunCache(folder, settings.sampling.given().get("seed") is not None)
         backend = cache.over(backend, None if outer is None else outer.backend)
-    scope = Scope(
-        backend, settings.sampling, parent=outer, budget=budget, salt=settings.salt, feed=feed
+    scope = Scope(backend, settings, outer, feed=feed, cache=cache, is_rehearsal=is_rehearsal)
+    limits = BranchSettings(settings.sampling, scope.budget, settings.heal)
+    return Run(Branch(Cursor(scope), limits))
+
+
+def _begin(job: Job, run: Run[Any]) -> None:
+    """The program begins. Raises `CheckpointMismatch` where its checkpoint is of another run."""
+    scope = run.scope
+    scope.check()
+    if scope.place == "" and not scope.is_rehearsal:
+        scope.record.origin = functools.partial(_origin, job, scope)
+        if scope.record.progress is not None:
+            scope.record.progress.begin(scope.client.welcome)
+    scope.budget.begin()
+
+
+def _origin(job: Job, scope: Scope) -> RunOrigin:
+    """Which run it is, for a checkpoint. Raises `InvalidParameter` for arguments that JSON does not
+    have.
+    """
+    from lmprog.lang.checkpoints.checkpoint_file import RunOrigin
+
+    welcome, settings = scope.client.welcome, scope.settings.as_json()
+    documents = {
+        name: backend.client.welcome.fingerprint.documents
+        for name, backend in scope.backends.items()
+    }
+    return RunOrigin(
+        job.path,
+        job.arguments_as_json(),
+        json.loads(json.dumps(settings)),
+        welcome.model,
+        welcome.vocab_size,
+        scope.seed,
+        dict(welcome.adapters),
+        welcome.fingerprint.documents,
+        {name: parts for name, parts in documents.items() if parts},
     )
-    scope.cache = cache
-    inherits = settings.lora is None and outer is not None and outer.client is scope.client
-    scope.lora = outer.lora if inherits and outer is not None else settings.lora or ""
-    scope.is_rehearsal = is_rehearsal
-    if not is_rehearsal:
-        checkpointed_run.join(
-            scope, outer, settings.checkpoint, settings.answer, settings.as_json()
-        )
-    told = () if scope.is_rehearsal else callbacks.get()
-    if told:
-        scope.trace = RunTrace(
-            told, None if outer is None or outer.trace is None else outer.trace.id
-        )
-    scope.backends = {**scope.backends, **settings.backends}
-    inherited = 0 if outer is None else outer.num_api_spec_tokens
-    scope.num_api_spec_tokens = (
-        inherited if settings.num_api_spec_tokens is None else settings.num_api_spec_tokens
-    )
-    return Run(Branch(Cursor(scope), BranchSettings(settings.sampling, budget, settings.heal)))
+
+
+def _failed(run: Run[Any], error: BaseException, why: BaseException) -> None:
+    """The program has ended with `error`, and the run with `why`."""
+    scope, progress = run.scope, run.scope.record.progress
+    if progress is not None and scope.place == "":
+        progress.ended_by(error)
+    run.fail(why if progress is None or progress.paused is None else progress.paused)
 
 
 def execute(job: Job, run: Run[Any]) -> None:
@@ -162,9 +153,7 @@ def execute(job: Job, run: Run[Any]) -> None:
     token = scopes.current.set(run.scope)
     ended = _tell_of(job, run)
     try:
-        run.scope.check()
-        checkpointed_run.begin(run.scope, job.function, job.args, job.kwargs)
-        run.scope.budget.begin()
+        _begin(job, run)
         value = job.function(run.branch, *job.args, **job.kwargs)
         if inspect.iscoroutine(value):
             value.close()
@@ -178,15 +167,15 @@ def execute(job: Job, run: Run[Any]) -> None:
         value = _finish(run, value)
     except BaseException as error:
         run.scope.cancel(_broken_off(error))
-        checkpointed_run.end(run.scope, error)
-        run.fail(run.scope.progress.paused or error)
+        _failed(run, error, error)
         if not isinstance(error, Exception):
             raise
     else:
         run.end(value)
     finally:
         scopes.current.reset(token)
-        forget_marks(run.scope)
+        if run.scope.marks:
+            forget_marks(run.scope)
         run.scope.over()
         ended()
         _end_feed(run)
@@ -200,9 +189,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
     run.scope.stop = stop = _Stop()
     ended = _tell_of(job, run)
     try:
-        run.scope.check()
-        checkpointed_run.begin(run.scope, job.function, job.args, job.kwargs)
-        run.scope.budget.begin()
+        _begin(job, run)
         value = await _in_time(job, run)
         raise_together(
             [failure for task in run.scope.tasks for failure in await task.finish_async()]
@@ -215,8 +202,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         run.scope.stop, stop.is_over = None, True  # its task ends here
         run.scope.cancel(_broken_off(why))
         await asyncio.gather(*(task.abandon() for task in run.scope.tasks))
-        checkpointed_run.end(run.scope, error)
-        run.fail(run.scope.progress.paused or why)
+        _failed(run, error, why)
         if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
             raise
     else:
@@ -224,7 +210,8 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
     finally:
         run.scope.stop, stop.is_over = None, True
         scopes.current.reset(token)
-        forget_marks(run.scope)
+        if run.scope.marks:
+            forget_marks(run.scope)
         run.scope.over()
         ended()
         _end_feed(run)
@@ -297,12 +284,14 @@ def _finish(run: Run[Any], value: Any) -> Any:
     """The program has returned `value` and all its calls are done: raises what failed and was
     never read, and gives the value with the results that it refers to.
     """
-    checkpointed_run.check(run.scope)
+    if isinstance(run.scope.ended, CheckpointMismatch):
+        raise run.scope.ended
     run.scope.check()  # what a program returns that went on from its end is no result
     raise_together(unread_failures(run.scope.all_gens()))
     run.scope.budget.check()
-    value = resolved(value, run.scope)
-    warn_of_leaks(run.scope)
+    if run.scope.marks:
+        value = resolved(value, run.scope)
+        warn_of_leaks(run.scope)
     with run.scope.client.together():
         run.branch.cursor.close(keep_text=True)
         run.scope.close()

@@ -10,15 +10,16 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from lmprog import wire
 from lmprog.errors import Cancelled
-from lmprog.lang import threads
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.scope import Scope, total
-from lmprog.lang.runs.run_replay import Recording
-from lmprog.lang.runs.work_view import ShownPart, parts_of, to_html, to_terminal
+from lmprog.lang.ops import threads
+
+if TYPE_CHECKING:
+    from lmprog.lang.runs.work_view import ShownPart
 
 R = TypeVar("R")
 
@@ -30,11 +31,8 @@ class Run(Generic[R]):
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
+        self.scope: Scope = branch.cursor.scope
         self.outcome: Future[R] = Future()
-
-    @property
-    def scope(self) -> Scope:
-        return self.branch.cursor.scope
 
     @property
     def value(self) -> R:
@@ -84,6 +82,8 @@ class Run(Generic[R]):
 
         Runs that the program started by `.run(...)` are runs of their own and not in it.
         """
+        from lmprog.lang.runs.run_replay import Recording
+
         self.sync()
         Recording.of(self.scope).write(Path(path))
 
@@ -91,7 +91,7 @@ class Run(Generic[R]):
         """Writes what the run has done so far to a file, from which `lmprog.resume` goes on, in any
         process, on any backend with the same model. Does not wait, and may be called at any time.
         """
-        self.scope.progress.write(Path(path))
+        self.scope.record.needed().write(Path(path))
 
     def __getitem__(self, name: str) -> Any:
         self._if_started_well()
@@ -156,6 +156,8 @@ class Run(Generic[R]):
         """The text in parts, each with what is known of it (cached, computed, generated, forced,
         ...); blocks.
         """
+        from lmprog.lang.runs.work_view import parts_of
+
         self.sync()
         return parts_of(self.branch.cursor)
 
@@ -165,12 +167,18 @@ class Run(Generic[R]):
 
         Colored where `file` (standard output without one) is a terminal, or as `color` says.
         """
+        from lmprog.lang.runs.work_view import to_terminal
+
         self.sync()
         to_terminal(self, file, color=color)
 
     def _repr_html_(self) -> str:
         """The same for notebooks."""
-        return to_html(self) if self.outcome.done() else "<i>still running</i>"
+        if not self.outcome.done():
+            return "<i>still running</i>"
+        from lmprog.lang.runs.work_view import to_html
+
+        return to_html(self)
 
     # --- ends: the first one counts
 

@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 from lmprog.backends.client import running_loop
-from lmprog.errors import Cancelled, InvalidParameter, ProgramError
-from lmprog.lang import threads
+from lmprog.errors import Cancelled, InvalidParameter, ProgramError, not_allowed
 from lmprog.lang.branches import scope as scopes
-from lmprog.lang.runs.executor import Job, RunSettings, awaiting, execute, open_run
+from lmprog.lang.branches.scope import RunSettings
+from lmprog.lang.ops import threads
+from lmprog.lang.runs.executor import Job, awaiting, execute, open_run
 from lmprog.lang.runs.results import Run, carry, stop_runs
 
 OnBatchError: TypeAlias = Literal["raise", "collect"]
@@ -32,12 +33,9 @@ class ProgramBatch:
         self, jobs: Sequence[Job], settings: RunSettings, concurrency: int, on_error: OnBatchError
     ) -> None:
         if on_error not in ("raise", "collect"):
-            allowed = "'raise' or 'collect'"
-            message = f"on_error={on_error!r} is not allowed; give {allowed}"
-            raise InvalidParameter(message, name="on_error", value=on_error, allowed=allowed)
+            raise not_allowed("on_error", on_error, "'raise' or 'collect'")
         if concurrency < 1:
-            message = f"concurrency={concurrency} is not allowed; give at least 1"
-            raise InvalidParameter(message, name="concurrency", value=concurrency, allowed="1 <= x")
+            raise not_allowed("concurrency", concurrency, "at least 1")
         if settings.checkpoint is not None:
             message = "a checkpoint is of one run, and these are many; leave it out"
             raise InvalidParameter(message, name="checkpoint", allowed="None for many runs")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang.runs.trace_file import TraceWriter
-from lmprog.lang.streaming.trace_events import TraceCallback, TraceEvent, callbacks
+from lmprog.lang.streaming import callbacks
+from lmprog.lang.streaming.trace_events import TraceCallback, TraceEvent
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

@@ -11,23 +11,23 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from lmprog import wire
 from lmprog.backends.client import wake
-from lmprog.lang.streaming.partial import Partial, branch_name
+from lmprog.lang.streaming import branch_name
+
+if TYPE_CHECKING:
+    from lmprog.lang.streaming.partial import Partial
 
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """More text of a generation; `var` is its name, None for one without."""
+class BranchEvent:
+    """An event of one branch."""
 
-    var: str | None
-    delta: str
-    path: tuple[int, ...] = ()
-    """The branch: () is the program's own; (0, 2) is branch 2 of its first fork, and so on."""
+    __slots__ = ()
+    path: tuple[int, ...]
 
     @property
     def branch(self) -> str:
@@ -36,33 +36,35 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class Text(BranchEvent):
+    """More text of a generation; `var` is its name, None for one without."""
+
+    var: str | None
+    delta: str
+    path: tuple[int, ...] = ()
+    """The branch: () is the program's own; (0, 2) is branch 2 of its first fork, and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thought(BranchEvent):
     """More reasoning of a generation whose reasoning is separated from its answer."""
 
     var: str | None
     delta: str
     path: tuple[int, ...] = ()
 
-    @property
-    def branch(self) -> str:
-        return branch_name(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class Value(BranchEvent):
     """A generation or selection is done, and this is its value."""
 
     var: str | None
     value: object
     path: tuple[int, ...] = ()
 
-    @property
-    def branch(self) -> str:
-        return branch_name(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class AskedAgain:
+class AskedAgain(BranchEvent):
     """What a generation has given does not validate, for the reason `error`, and it is asked again:
     the texts that come now are another attempt.
     """
@@ -71,13 +73,9 @@ class AskedAgain:
     error: str
     path: tuple[int, ...] = ()
 
-    @property
-    def branch(self) -> str:
-        return branch_name(self.path)
-
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class Called(BranchEvent):
     """A tool that the model called in `s.act(...)` has run: `result` is what the model is shown.
     `var` is the name of the act.
     """
@@ -88,10 +86,6 @@ class Called:
     result: str
     path: tuple[int, ...] = ()
 
-    @property
-    def branch(self) -> str:
-        return branch_name(self.path)
-
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[R]):
@@ -101,7 +95,7 @@ class Done(Generic[R]):
     usage: wire.Usage
 
 
-Event: TypeAlias = Text | Thought | Partial | Value | AskedAgain | Called
+Event: TypeAlias = "Text | Thought | Partial | Value | AskedAgain | Called"
 
 
 class Feed:

@@ -13,15 +13,10 @@ from lmprog import wire
 from lmprog.calls.harmony import ThoughtText
 from lmprog.calls.reading import ParsedCall
 from lmprog.lang.ops.expressions import GenOp, SelectOp
-from lmprog.lang.ops.reasoning import THOUGHT, Marks, Splitter, SplitText
+from lmprog.lang.ops.reasoning import THOUGHT, Splitter, SplitText
 from lmprog.lang.ops.tool_calls import OfferedTools
-from lmprog.lang.streaming.feed import Feed, Text, Thought, Value
+from lmprog.lang.streaming.feed import Feed, Text, Thought
 from lmprog.lang.streaming.partial import PartialText
-
-
-def marks_of_op(op: GenOp[Any] | SelectOp) -> Marks | None:
-    """The marks around the reasoning that is to be separated; None where none is."""
-    return op.reasoning if isinstance(op, GenOp) else None
 
 
 def _var_of(op: GenOp[Any] | SelectOp) -> str | None:
@@ -34,17 +29,17 @@ class Listening:
     """Takes the deltas of a generation's first result."""
 
     def __init__(self, op: GenOp[Any] | SelectOp, feed: Feed | None, path: tuple[int, ...]) -> None:
-        marks = marks_of_op(op)
+        marks = op.reasoning
         self.deltas: list[str] = []
         """The pieces of the text as the branch has it, in order."""
         self.reasoning_tokens: int | None = None
-        self._op = op
         self._var = _var_of(op)
         self._path = path
         self._feed = feed
         grows = (
             isinstance(op, GenOp)
-            and isinstance(op.constraint, wire.JsonSchema)
+            and op.constraint is not None
+            and op.constraint.as_schema() is not None
             and op.tp is not str
         )
         self._partial = (
@@ -71,10 +66,6 @@ class Listening:
             self._add_split(self._splitter.finish())
         if self._calls is not None:
             self._show(self._without_calls(self._calls.finish()))
-
-    def event_of(self, value: object) -> Value:
-        """The event that tells the generation's value."""
-        return Value(self._op.name, value, self._path)
 
     def _add_split(self, split: SplitText) -> None:
         if split.reasoning and self._feed is not None:

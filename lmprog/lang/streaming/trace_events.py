@@ -10,7 +10,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -47,8 +46,6 @@ TraceCallback: TypeAlias = Callable[[TraceEvent], None]
 """Called on the threads where things happen, and quickly: the run waits for it. What it raises is
 logged.
 """
-callbacks: ContextVar[tuple[TraceCallback, ...]] = ContextVar("lmprog_tracing", default=())
-"""Of the runs that begin here."""
 Ended: TypeAlias = Callable[[wire.Usage | None, BaseException | None], None]
 
 

@@ -6,20 +6,25 @@ time, and until that is done nothing is drafted. Where pages are short, sequence
 long ago give theirs up. A new sequence takes over the pages of one that has ended and begins alike,
 so that a branch that goes on is not read again.
 
-Knows sequences, pages and batches; what a draft is worth is the scheduler's matter.
+Knows configurations, sequences, pages and batches; what a draft is worth is the scheduler's matter,
+and whether the vocabularies are the same, tokenizers tell.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Drafts
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from lmprog.runtime.engine.batch import build_batch
-from lmprog.runtime.scheduling.growing_drafts import GrowingDraft
+from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
+from lmprog.errors import InvalidParameter
+from lmprog.runtime.engine.engine import SelectedEngine, select_engine
+from lmprog.runtime.scheduling.batch import build_batch
+from lmprog.runtime.scheduling.drafts import GrowingDraft
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 
@@ -177,3 +182,48 @@ def _common(one: array[int], other: array[int]) -> int:
         return 0
     differs = np.frombuffer(one, np.int32)[:count] != np.frombuffer(other, np.int32)[:count]
     return int(differs.argmax()) if differs.any() else count
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+SHARE = 8
+"""Of `kv_memory_mb`, a draft model has the part of one in so many."""
+
+
+def without_draft_memory(config: RuntimeConfig) -> RuntimeConfig:
+    """What is left for the model itself. Raises InvalidParameter where a draft model is asked for
+    that cannot be.
+    """
+    check_options(config)
+    if config.draft_model is None or config.kv_memory_mb is None:
+        return config
+    return replace(config, kv_memory_mb=config.kv_memory_mb - _megabytes(config.kv_memory_mb))
+
+
+def load_draft_engine(config: RuntimeConfig, target: SelectedEngine) -> SelectedEngine | None:
+    """The engine of the draft model of `config`, which drafts for `target`; None where it asks for
+    none.
+    """
+    if config.draft_model is None:
+        return None
+    if target.device != "cpu":
+        raise InvalidParameter(
+            f"draft_model = {config.draft_model!r} is not possible beside {target.device}: it is "
+            "computed on the processor only",
+            name="draft_model",
+            value=config.draft_model,
+        )
+    memory = config.kv_memory_mb
+    own: dict[str, Any] = {
+        "model": config.draft_model,
+        "draft_model": None,
+        "device": "cpu",
+        "context_len": None,
+        "lora": (),
+        "kv_memory_mb": None if memory is None else _megabytes(memory),
+    }
+    return select_engine(replace(config, **own))
+
+
+def _megabytes(kv_memory_mb: int) -> int:
+    return max(1, kv_memory_mb // SHARE)

@@ -1,38 +1,123 @@
-"""Chooses the engine that a configuration asks for, and loads it. A batch in, logits out.
+"""Chooses the engine that a configuration asks for, and loads it: a device's with its own sampler,
+the processor's, or that of several processes together. A batch in, logits out.
 
-The native engine (C++, no torch) where a compiler is found and the architecture is known to it; the
-torch engine for everything else. Knows names and checkpoints; imports torch only for the latter.
+On the processor it is the native engine (C++, no torch) where a compiler is found and the
+architecture is known to it; the torch engine for everything else. Knows names and checkpoints;
+imports torch, devices and adapters only where they are asked for.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmprog import native
 from lmprog.config import RuntimeConfig
-from lmprog.errors import InvalidParameter, ModelError
-from lmprog.runtime.engine.adapters.adapter_list import load_adapters
-from lmprog.runtime.engine.batch import Batch
-from lmprog.runtime.engine.machine import default_threads, require_torch
+from lmprog.config_check import check_options
+from lmprog.errors import InvalidParameter, ModelError, NotSupported
+from lmprog.runtime.engine.machine.resources import default_threads, require_torch
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
-from lmprog.runtime.engine.model.rope import FeatureNotComputed
-from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
-from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
-from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
-from lmprog.runtime.engine.native.packed_loading import packed_checkpoint, packed_random
-from lmprog.runtime.engine.resolution import (
+from lmprog.runtime.engine.model.resolution import (
     computable,
     context_length,
     data_type,
     num_pages,
     quantized_type,
 )
+from lmprog.runtime.engine.model.rope import FeatureNotComputed
+from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
+from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
+from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
+from lmprog.runtime.engine.native.packed_loading import packed_checkpoint, packed_random
+from lmprog.runtime.engine.native.sampler import NativeSampler
+from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 
 if TYPE_CHECKING:
-    from lmprog.runtime.engine.torch_engine import TorchEngine
+    from lmprog.runtime.engine.sharded.rank_group import RankGroup
+    from lmprog.runtime.engine.torch_engine.engine import TorchEngine
+
+
+log = logging.getLogger("lmprog")
+
+
+class LogitsSampler(Protocol):
+    """Reads the logits of the engine that it was selected with, in whatever form they are."""
+
+    def sample(
+        self, logits: Any, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> StepResults: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedEngine:
+    """An engine, and the sampler that reads its logits."""
+
+    engine: Any  # an InferenceEngine, or a DeviceEngine, whose logits stay on the device
+    sampler: LogitsSampler
+    device: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was decided where the configuration left it open."""
+        engine = self.engine
+        return {"device": self.device, "engine": engine.label, "dtype": engine.dtype}
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Digests of the adapters by their names, in the order of their numbers."""
+        return dict(getattr(self.engine, "adapters", {}))
+
+
+def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> SelectedEngine:
+    """The engine that `config` asks for, loaded. With device "auto" a GPU that cannot run this
+    model, or whose results are wrong, is left alone, and the log says why. `ranks` compute it
+    together where `config.tp` asks for more than one; this process leads them.
+    """
+    if ranks is not None:
+        check_options(config)
+        require_torch("a model that several processes compute together (tp)")
+        from lmprog.runtime.engine.sharded.sharded_engine import load_sharded_engine
+
+        sharded = load_sharded_engine(config, ranks)
+        return SelectedEngine(sharded, sharded.sampler, sharded.device)
+    if config.tp != 1:
+        raise InvalidParameter(
+            f"tp = {config.tp} is for a runtime, which starts the ranks",
+            name="tp",
+            value=config.tp,
+        )
+    device = "cpu"
+    if config.device != "cpu":
+        from lmprog.runtime.engine.device.choice import chosen_device
+
+        device = chosen_device(config.device)
+    if device != "cpu":
+        require_torch(f"device = {device!r}")
+        from lmprog.runtime.engine.device.loading import load_device_engine
+
+        try:
+            made = load_device_engine(config, device)
+            return SelectedEngine(made, made.sampler, device)
+        except NotSupported as error:
+            if config.device != "auto":
+                raise
+            log.warning("%s is not used: %s", device, error)
+    engine: InferenceEngine = load_engine(config)
+    return SelectedEngine(engine, _sampler_for(engine), "cpu")
+
+
+def _sampler_for(engine: InferenceEngine) -> LogitsSampler:
+    """The sampler that reads what `engine` gives; torch is imported for its own engine alone."""
+    if isinstance(engine, NativeEngine):
+        return NativeSampler(engine)
+    from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+
+    return TorchSampler()
 
 
 class InferenceEngine(Protocol):
@@ -60,21 +145,7 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
     """The engine that `config` asks for. Raises ModelError where the model cannot be loaded,
     InvalidParameter where it cannot be as asked. `keep` leaves packed weights for the next start.
     """
-    if config.attention in ("tree", "flashinfer", "cascade"):
-        raise InvalidParameter(
-            f"attention = {config.attention!r} is of a device; the processor has native, reference",
-            name="attention",
-            value=config.attention,
-            allowed="native, reference",
-        )
-    if config.kv_dtype == "fp8" and config.attention != "reference":
-        raise InvalidParameter(
-            "kv_dtype = 'fp8' is of a device; on the processor keys and values of 8 bits are int8, "
-            "and the reference attention alone (attention = 'reference') computes what fp8 gives",
-            name="kv_dtype",
-            value=config.kv_dtype,
-            allowed="float32, bfloat16, float16, int8",
-        )
+    check_options(config, "processor")
     folder = locate(config.model)
     reason = _why_not_native(config, folder)
     if reason is None:
@@ -88,7 +159,7 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
             value=getattr(config, name),
         )
     require_torch(f"without the native engine ({reason}) lmprog")
-    from lmprog.runtime.engine.torch_engine import load_torch_engine
+    from lmprog.runtime.engine.torch_engine.engine import load_torch_engine
 
     return load_torch_engine(config, folder)
 
@@ -144,7 +215,10 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
         threads=threads,
     )
     if config.lora:
-        made.take_adapters(load_adapters(config, shape))
+        from lmprog.runtime.engine.adapters.adapter_list import load_adapters
+        from lmprog.runtime.engine.adapters.packed_adapters import packed_adapters
+
+        made.take_adapters(packed_adapters(load_adapters(config, shape), shape.inner))
     return made
 
 

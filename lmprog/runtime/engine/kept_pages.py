@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lmprog import wire
-from lmprog.config import RuntimeConfig
+from lmprog.config import EngineKind, RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.native import cache_folder
 from lmprog.runtime.engine.native.engine import NativeEngine
@@ -34,33 +35,16 @@ def open_store(
     """The second tier that `config` asks for; None where it asks for none. Raises InvalidParameter
     where it cannot be had: by this engine, of this size, in this place.
     """
-    if config.kv_disk_mb is None and config.kv_disk_folder is not None:
-        raise InvalidParameter(
-            "kv_disk_folder is where kv_disk_mb keeps pages, and that is not given",
-            name="kv_disk_folder",
-            value=config.kv_disk_folder,
-        )
     if config.kv_disk_mb is None and config.kv_host_mb is None:
         return None
-    if not config.scheduler.share:
-        name = "kv_host_mb" if config.kv_disk_mb is None else "kv_disk_mb"
-        raise InvalidParameter(
-            f"{name} keeps what the cache has, and share = False switches that off",
-            name=name,
-            value=getattr(config, name),
-        )
     if config.kv_host_mb is None:
         return open_disk_store(config, engine, made_by)
     from lmprog.runtime.engine.device.device_engine import DeviceEngine
     from lmprog.runtime.engine.device.host_store import HostStore
 
-    if not isinstance(engine, DeviceEngine) or config.kv_disk_mb is not None:
-        raise InvalidParameter(
-            "kv_host_mb is memory beside a device, and its only second tier; on the processor "
-            "there is kv_disk_mb",
-            name="kv_host_mb",
-            value=config.kv_host_mb,
-        )
+    is_on_device = isinstance(engine, DeviceEngine)
+    check_options(config, "device pages" if is_on_device else _kind(engine))
+    assert isinstance(engine, DeviceEngine)
     _check_holds("kv_host_mb", config.kv_host_mb, engine.attention.bytes_per_page)
     return HostStore(engine.attention, config.kv_host_mb << 20)
 
@@ -73,12 +57,8 @@ def open_disk_store(
     """
     if config.kv_disk_mb is None:
         return None
-    if not isinstance(engine, NativeEngine):
-        raise InvalidParameter(
-            "kv_disk_mb needs the native engine; the torch engine and GPUs keep no pages on disk",
-            name="kv_disk_mb",
-            value=config.kv_disk_mb,
-        )
+    check_options(config, _kind(engine))
+    assert isinstance(engine, NativeEngine)
     memory = engine.page_memory()
     folder = Path(config.kv_disk_folder or cache_folder() / "kv")
     try:
@@ -97,6 +77,11 @@ def open_disk_store(
     except BaseException:
         file.close()
         raise
+
+
+def _kind(engine: object) -> EngineKind:
+    """Of an engine on the processor; what is none of ours keeps no more than torch's."""
+    return "native pages" if isinstance(engine, NativeEngine) else "torch pages"
 
 
 def _check_holds(name: str, megabytes: int, page_bytes: int) -> None:

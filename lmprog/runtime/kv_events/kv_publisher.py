@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
-from lmprog.errors import InvalidParameter
 from lmprog.runtime.kv_events.block_record import BlockRecord
 from lmprog.runtime.kv_events.kv_messages import AllBlocksCleared, encoded
 from lmprog.transport import ClientId, EventSocket, Received, RuntimeChannel
@@ -46,17 +45,10 @@ def publishing(
     config: RuntimeConfig, channel: RuntimeChannel, record: Callable[[], BlockRecord]
 ) -> RuntimeChannel:
     """`channel`, publishing where `config` asks for it; only there the tree gets a `record`. Raises
-    InvalidParameter for what cannot be.
+    InvalidParameter where nothing can be published there.
     """
     if config.kv_events is None:
-        for name in ("kv_events_replay", "kv_events_topic", "kv_events_open"):
-            if getattr(config, name):
-                raise InvalidParameter(f"{name} is for kv_events, which has no address", name=name)
         return channel
-    if not config.scheduler.share:
-        raise InvalidParameter(
-            "kv_events tells of the cache, and share = False switches it off", name="kv_events"
-        )
     socket = EventSocket(
         config.kv_events, config.kv_events_replay, config.kv_events_topic, config.kv_events_open
     )

@@ -6,22 +6,18 @@ Also how results are written as wire messages. Does not decide when anything hap
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.search import TextSearch
 from lmprog.errors import LmprogError
-from lmprog.runtime.programs.beam_search import Beam, BeamSearch
 from lmprog.runtime.programs.branch import Awaited, Promise, QueuedOp, RuntimeBranch
 from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.result_selection import ResultSelector, RunningContest
 from lmprog.runtime.programs.select_scoring import Ballot
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
-from lmprog.runtime.scheduling.pins import Pin
-from lmprog.runtime.scheduling.sampling_requests import Likely
-from lmprog.runtime.scheduling.scoring import Scoring
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.text.stream import TextEnd, TextStream
 from lmprog.runtime.text.tokenizer import Tokenizer
 from lmprog.transport import ClientId
@@ -45,75 +41,32 @@ class GenerateRun:
 
 
 @dataclass(eq=False, slots=True)
-class BeamRun:
-    """A gen by beam search in the scheduler: for each text under way, a sequence asks what may
-    follow it.
-    """
-
-    group: SequenceGroup
-    search: BeamSearch
-    new_stream: Callable[[], TextStream]
-    new_sequence: Callable[[array[int], Generation | Scoring], Sequence]
-    pins: dict[Beam, Pin] = field(default_factory=dict)
-    """Where each text ends that was computed and that another goes on from."""
-
-    def beam_of(self, sequence: Sequence) -> Beam:
-        """The text that a sequence of the group asks for."""
-        beams = self.search.running or self.search.complete
-        return beams[self.group.sequences.index(sequence)]
-
-    def ask(self) -> None:
-        """Makes the group's next sequences. May raise what a mask raises."""
-        made = []
-        for index, beam in enumerate(self.search.running or self.search.complete):
-            task, num_likely = beam.task, self.search.num_likely
-            mask = None if beam.is_complete else task.mask()
-            if mask is not None and task.mask_without_budget() is not None:
-                task.is_cut = True  # the budget has a say in what follows
-            # one target, whichever, stands for the place after the last token
-            num_likely += len(task.banned(beam.tokens))
-            scoring = Scoring(len(beam.tokens), (0,), num_likely, mask)
-            sequence = self.new_sequence(beam.tokens, scoring)
-            if index:  # what it adds to memory another gives up
-                sequence.num_settled = len(beam.tokens)
-            made.append(sequence)
-        self.group.sequences = made
-
-    def answers(self) -> list[Likely]:
-        """What may follow each text, once all sequences have their logits. Bans give way where
-        they would leave nothing.
-        """
-        found = []
-        for beam, sequence in zip(self.search.running, self.group.sequences, strict=True):
-            assert isinstance(sequence.task, Scoring)
-            (scored,) = sequence.task.final_logprobs
-            banned = beam.task.banned(beam.tokens)
-            left = tuple(one for one in scored.top if one[0] not in banned) if banned else ()
-            found.append(left or scored.top)
-        return found
-
-    def ended(self, num_results: int) -> GenerateRun:
-        """The best texts as the results of a gen, whose sequences have ended."""
-        best = self.search.complete[:num_results]
-        streams = [beam.stream or self._read(beam) for beam in best]
-        self.group.sequences = [self.new_sequence(beam.tokens, beam.task) for beam in best]
-        for sequence in self.group.sequences:
-            sequence.state = SequenceState.ENDED
-        return GenerateRun(self.group, streams, None)
-
-    def _read(self, beam: Beam) -> TextStream:
-        stream = self.new_stream()
-        for token in beam.tokens[beam.task.settings.prompt_len :]:
-            stream.push(token)
-        return stream
-
-
-@dataclass(eq=False, slots=True)
 class SelectRun:
     """A select in the scheduler."""
 
     group: SequenceGroup
     ballot: Ballot
+
+
+class SteeredRun(Protocol):
+    """A call in the scheduler that another module moves on."""
+
+    group: SequenceGroup
+
+    def ended(self, call: ActiveCall, sequence: Sequence, now: float) -> None:
+        """A sequence of the group has ended."""
+        ...
+
+    def let_go(self) -> None:
+        """The call has failed, and its sequences have ended: gives back what the run holds."""
+        ...
+
+    def task_of(self, sequence: Sequence) -> Generation:
+        """What a sequence of the group works at."""
+        ...
+
+
+Run = GenerateRun | SelectRun | SteeredRun
 
 
 @dataclass(eq=False, slots=True)
@@ -128,7 +81,7 @@ class ActiveCall(QueuedOp):
     constraint: Pending[Constraint] | None = None
     stops: tuple[Pending[TextSearch], ...] = ()
     """Its stop patterns."""
-    run: GenerateRun | BeamRun | SelectRun | None = None
+    run: Run | None = None
     """None before the branch has come to the call, and after its end."""
     contest: RunningContest[ActiveCall] | None = None
     """None where it takes part in none."""

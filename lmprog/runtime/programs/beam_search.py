@@ -1,25 +1,37 @@
 """Beam search as `transformers` decides it: which texts go on, by which tokens, and which are
-complete.
+complete; and the gens that are made by it.
 
 The search begins with one text and takes what may follow each text under way, all at once, token by
 token. Texts are compared by the sums of their tokens' log-probabilities, which are equally many for
 all under way; complete ones by their scores, for which the length counts too (`wire.Beams`).
 
-Pure: tokens and numbers in, texts out. Knows no sequences of the scheduler, no pages, no replies.
+`BeamSearch` is pure: tokens and numbers in, texts out. `BeamCalls` has the scheduler answer for it,
+and makes results of its texts. Only calls that ask for beams need this module.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
 
-from lmprog.errors import InvalidParameter, NotSupported
+from lmprog import wire
+from lmprog.errors import InvalidParameter, LmprogError, NotSupported, UnsatisfiableConstraint
+from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, output_of
+from lmprog.runtime.programs.call_builder import CallBuilder
+from lmprog.runtime.programs.completion import CallCompletion
+from lmprog.runtime.programs.delivery import Delivery
+from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
+from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
 from lmprog.runtime.scheduling.sampling_requests import Likely
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.scoring import Scoring
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.text.stream import TextStream
 from lmprog.wire import SAMPLING_OPTIONS, Beams, Generate
 
@@ -83,7 +95,7 @@ class BeamSearch:
         """By which a complete text is compared."""
         return self._scored(beam, max(1, beam.task.steps))
 
-    def take(self, likely: Sequence[Likely]) -> None:
+    def take(self, likely: Items[Likely]) -> None:
         """Goes a token on. `likely` has for each text under way what may follow it, the likeliest
         first, `num_likely` or all there are. May raise what a constraint raises that exceeds its
         limits.
@@ -103,7 +115,7 @@ class BeamSearch:
         self.complete = sorted([*self.complete, *ended], key=self.score, reverse=True)[:width]
         self.running = going if going and self._may_improve(going[0]) else []
 
-    def _ranked(self, likely: Sequence[Likely]) -> Iterator[tuple[int, ScoredToken]]:
+    def _ranked(self, likely: Items[Likely]) -> Iterator[tuple[int, ScoredToken]]:
         """The likeliest continuations of all texts: whose they are, and by which token."""
 
         def of(index: int, total: float) -> Iterator[tuple[float, int, int, float]]:
@@ -127,6 +139,207 @@ class BeamSearch:
 
     def _scored(self, beam: Beam, length: int) -> float:
         return beam.total / math.pow(length, self._rules.length_penalty)
+
+
+@dataclass(eq=False, slots=True)
+class BeamRun:
+    """A gen by beam search in the scheduler: for each text under way, a sequence asks what may
+    follow it.
+    """
+
+    group: SequenceGroup
+    search: BeamSearch
+    new_stream: Callable[[], TextStream]
+    new_sequence: Callable[[array[int], Generation | Scoring], Sequence]
+    calls: BeamCalls
+    """Who moves it on."""
+    pins: dict[Beam, Pin] = field(default_factory=dict)
+    """Where each text ends that was computed and that another goes on from."""
+
+    def ended(self, call: ActiveCall, sequence: Sequence, now: float) -> None:
+        self.calls.searched(call, self, sequence, now)
+
+    def let_go(self) -> None:
+        self.calls.keep(self, ())
+
+    def task_of(self, sequence: Sequence) -> Generation:
+        return self.beam_of(sequence).task
+
+    def beam_of(self, sequence: Sequence) -> Beam:
+        """The text that a sequence of the group asks for."""
+        beams = self.search.running or self.search.complete
+        return beams[self.group.sequences.index(sequence)]
+
+    def ask(self) -> None:
+        """Makes the group's next sequences. May raise what a mask raises."""
+        made = []
+        for index, beam in enumerate(self.search.running or self.search.complete):
+            task, num_likely = beam.task, self.search.num_likely
+            mask = None if beam.is_complete else task.mask()
+            if mask is not None and task.mask_without_budget() is not None:
+                task.is_cut = True  # the budget has a say in what follows
+            # one target, whichever, stands for the place after the last token
+            num_likely += len(task.banned(beam.tokens))
+            scoring = Scoring(len(beam.tokens), (0,), num_likely, mask)
+            sequence = self.new_sequence(beam.tokens, scoring)
+            if index:  # what it adds to memory another gives up
+                sequence.num_settled = len(beam.tokens)
+            made.append(sequence)
+        self.group.sequences = made
+
+    def answers(self) -> list[Likely]:
+        """What may follow each text, once all sequences have their logits. Bans give way where
+        they would leave nothing.
+        """
+        found = []
+        for beam, sequence in zip(self.search.running, self.group.sequences, strict=True):
+            assert isinstance(sequence.task, Scoring)
+            (scored,) = sequence.task.final_logprobs
+            banned = beam.task.banned(beam.tokens)
+            left = tuple(one for one in scored.top if one[0] not in banned) if banned else ()
+            found.append(left or scored.top)
+        return found
+
+    def results(self, num_results: int) -> GenerateRun:
+        """The best texts as the results of a gen, whose sequences have ended."""
+        best = self.search.complete[:num_results]
+        streams = [beam.stream or self._read(beam) for beam in best]
+        self.group.sequences = [self.new_sequence(beam.tokens, beam.task) for beam in best]
+        for sequence in self.group.sequences:
+            sequence.state = SequenceState.ENDED
+        return GenerateRun(self.group, streams, None)
+
+    def _read(self, beam: Beam) -> TextStream:
+        stream = self.new_stream()
+        for token in beam.tokens[beam.task.settings.prompt_len :]:
+            stream.push(token)
+        return stream
+
+
+class BeamCalls:
+    """The beam searches of a runtime."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        calls: CallBuilder,
+        completion: CallCompletion,
+        delivery: Delivery,
+    ) -> None:
+        self._scheduler = scheduler
+        self._calls = calls
+        self._completion = completion
+        self._delivery = delivery
+
+    def build(self, call: ActiveCall, op: Generate, beams: Beams, now: float) -> BeamRun:
+        """The call's first sequence, to be submitted. Nothing is forced, so that all texts have
+        equally many tokens, each with its score. Raises RequestRejected; then nothing changed.
+        """
+        check_beams(op, beams)
+        calls, branch = self._calls, call.branch
+        prompt, settings = calls.begun(call, op, op.sampling)
+        group = calls.group(call, op, len(prompt), now)
+        if settings.seam is not None:
+            prompt.pop()
+        task = Generation(settings, 0)
+        task.start(prompt)
+        stops = op.sampling.stop or op.sampling.stop_regex
+        searches = [pending.result() for pending in call.stops]
+        start = Beam(prompt, task, calls.stream(settings, searches) if stops else None)
+        num_ends = len({*settings.eos_ids, *op.sampling.stop_token_ids})
+        run = BeamRun(
+            group,
+            BeamSearch(beams, start, num_ends),
+            lambda: calls.stream(settings, searches),
+            lambda tokens, task: calls.sequence(group, tokens, task, branch),
+            self,
+        )
+        run.ask()
+        return run
+
+    def searched(self, call: ActiveCall, run: BeamRun, sequence: Sequence, now: float) -> None:
+        """What may follow one text is known; with the last one the search goes a token on."""
+        search, group, beam = run.search, run.group, run.beam_of(sequence)
+        if group.timing.first_token is None:
+            group.timing.first_token = now
+        if any(one is not sequence and _is_open(one) for one in group.sequences):
+            self._hold(run, beam, sequence)
+            return
+        try:
+            if not search.is_over:
+                search.take(run.answers())
+            if not search.is_over:
+                run.ask()
+                group.goes_on = True
+                self._scheduler.submit(group)
+            elif not search.complete:
+                raise UnsatisfiableConstraint("nothing may follow any text of the beam search.")
+        except LmprogError as error:
+            self._completion.fail(call, error)
+            return
+        self._hold(run, beam, sequence)  # last, so that the program never pauses
+        self.keep(run, {one.before for one in search.running + search.complete})
+        if search.is_over:
+            self._finish(call, run, now)
+
+    def _finish(self, call: ActiveCall, run: BeamRun, now: float) -> None:
+        """The branch goes on from the best text; with a judge, from the one that it finds best."""
+        op = call.op
+        assert isinstance(op, wire.Generate)
+        call.run = ended = run.results(op.sampling.n)
+        if op.judge is not None:
+            most = len(ended.streams)
+            ended.selector = ResultSelector("best", most, 1, judge=op.judge)
+        for index, sequence in enumerate(ended.group.sequences):
+            self._scheduler.stats.generated_tokens += sequence.num_generated
+            self._read(call, ended, index, run.search.score(run.search.complete[index]))
+        if ended.selector is not None:
+            self.keep(run, (), forget=False)  # the judge goes on from all
+            self._delivery.select_result(call, ended, ended.selector, now)
+        else:
+            self._delivery.move_pin_to(call.branch, call.branch.tokens)
+            self.keep(run, ())
+            self._delivery.finish_gen(call, ended, now)
+
+    def _read(self, call: ActiveCall, run: GenerateRun, index: int, score: float) -> None:
+        """Makes a complete text a result. The first one continues the branch, without a judge."""
+        sequence, stream, op = run.group.sequences[index], run.streams[index], call.op
+        task, text = sequence.task, stream.finish()
+        assert isinstance(task, Generation)
+        assert isinstance(op, wire.Generate)
+        has_logprobs = op.sampling.logprobs is not None
+        output = run.outputs[index] = output_of(
+            sequence, text, stream, self._calls.tokenizer, logprobs=has_logprobs, score=score
+        )
+        tokens = sequence.tokens[: task.settings.prompt_len + text.num_tokens]
+        if run.selector is not None:
+            run.selector.finished[index] = FinishedResult(tokens, text, score)
+            return
+        if index == 0:
+            call.branch.adopt(tokens, text.text, text.rest)
+        if op.stream and (output.text or output.logprobs):
+            num_tokens = len(output.tokens)
+            logprobs, tags = output.logprobs, output.tags
+            delta = wire.Delta(call.id, index, output.text, num_tokens, logprobs, tags)
+            self._completion.send(call.client, delta)
+
+    # --- what texts under way stand on
+
+    def _hold(self, run: BeamRun, beam: Beam, sequence: Sequence) -> None:
+        """Ends the sequence of a text, which stays in memory if it can."""
+        assert run.group.program is not None, "only a submitted call goes on"
+        node = self._scheduler.end(sequence)
+        if node is not None:
+            run.pins[beam] = self._scheduler.pins.pin(node, run.group.program)
+            self._scheduler.unpin(node)
+
+    def keep(self, run: BeamRun, kept: Container[Beam | None], *, forget: bool = True) -> None:
+        """Lets go of all texts but those; with `forget` what only they stood on is free at once."""
+        for beam in [one for one in run.pins if one not in kept]:
+            pin = run.pins.pop(beam)
+            self._scheduler.pins.unpin(pin)
+            if forget:
+                self._scheduler.forget(pin.node, run.group.prompt_len)
 
 
 def check_beams(op: Generate, beams: Beams) -> None:
@@ -157,3 +370,7 @@ def check_beams(op: Generate, beams: Beams) -> None:
         raise NotSupported(
             f"keep={op.keep!r}: the first result of a beam search is its best; leave it out."
         )
+
+
+def _is_open(sequence: Sequence) -> bool:
+    return sequence.state is not SequenceState.ENDED

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lmprog.errors import InvalidParameter, LmprogError
-from lmprog.runtime.scheduling.adapter_names import BASE_ALONE, NamedAdapter
-from lmprog.runtime.scheduling.pins import Pin
+from lmprog.runtime.scheduling.active_programs import Pin
+from lmprog.runtime.scheduling.namespaces import BASE_ALONE, NamedAdapter
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, TextPart
 from lmprog.runtime.text.quoting import Span, joined, split_spans

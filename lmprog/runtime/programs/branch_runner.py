@@ -7,10 +7,12 @@ brings to a call (delivery).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from lmprog import wire
 from lmprog.errors import LmprogError, NotSupported, RequestRejected, UnknownName
-from lmprog.runtime.programs.active_call import ActiveCall
+from lmprog.runtime.programs.active_call import ActiveCall, Run
 from lmprog.runtime.programs.branch import (
     Awaited,
     BoundAppend,
@@ -25,8 +27,11 @@ from lmprog.runtime.programs.branch import (
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.delivery import Delivery
-from lmprog.runtime.scheduling.stats import Stats
+from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from lmprog.runtime.programs.beam_search import BeamCalls
 
 
 class BranchRunner:
@@ -34,17 +39,18 @@ class BranchRunner:
 
     def __init__(
         self,
+        scheduler: Scheduler,
         completion: CallCompletion,
         delivery: Delivery,
         calls: CallBuilder,
         template: Callable[[], ChatTemplate],
-        stats: Stats,
     ) -> None:
+        self._scheduler = scheduler
+        self._stats = scheduler.stats
         self._completion = completion
         self._delivery = delivery
         self._calls = calls
         self._template = template
-        self._stats = stats
 
     def open(self, branch: RuntimeBranch, lora: str) -> None:
         """Opens an empty branch that the adapter of that name computes."""
@@ -169,10 +175,23 @@ class BranchRunner:
             if isinstance(call.op, wire.Read):
                 self._read(call)
             else:
-                self._completion.submit(call, self._calls.build(call, now))
+                self._completion.submit(call, self._run_of(call, now))
                 self._delivery.deliver_forced(call, now)
         except LmprogError as error:
             self._completion.fail(call, error)
+
+    def _run_of(self, call: ActiveCall, now: float) -> Run:
+        op = call.op
+        if isinstance(op, wire.Generate) and op.sampling.beams is not None:
+            return self._beams.build(call, op, op.sampling.beams, now)
+        return self._calls.build(call, now)
+
+    @cached_property
+    def _beams(self) -> BeamCalls:
+        """Made when the first call has beams."""
+        from lmprog.runtime.programs.beam_search import BeamCalls
+
+        return BeamCalls(self._scheduler, self._calls, self._completion, self._delivery)
 
     def _read(self, call: ActiveCall) -> None:
         branch = call.branch

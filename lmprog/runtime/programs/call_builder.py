@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from lmprog import wire
 from lmprog.constraints.constraint import Constraint, State
@@ -23,19 +25,16 @@ from lmprog.errors import (
     NotSupported,
     UnsatisfiableConstraint,
 )
-from lmprog.runtime.programs.active_call import ActiveCall, BeamRun, GenerateRun, SelectRun
-from lmprog.runtime.programs.beam_search import Beam, BeamSearch, check_beams
+from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, SelectRun
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.healing import Healer
-from lmprog.runtime.programs.judging import Ballots, Judging
 from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
-from lmprog.runtime.scheduling.adapter_names import AdapterNames
 from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings
-from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGroup
 from lmprog.runtime.scheduling.token_rules import BannedSequences, TokenRules
@@ -45,6 +44,9 @@ from lmprog.runtime.text.stops import stop_search
 from lmprog.runtime.text.stream import TextStream
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lmprog.runtime.programs.judging import Asked, Ballots, Judging
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,9 @@ class CallBuilder:
         self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
         self.texts = TextService(tokenizer, limits.vocab_size, limits.longest)
         self.long_texts = LongTexts(self.encoder, self.texts, tokenising)
-        self.judging = Judging(tokenizer, self.encoder, self.texts, limits.check_fits, tokenising)
+        self._tokenising = tokenising
+        self.judged: list[Asked] = []
+        """Gens whose judge's texts are being tokenised in a thread."""
         self._limits = limits
         self.namespaces = limits.namespaces
         self.adapters = limits.adapters
@@ -91,6 +95,14 @@ class CallBuilder:
         """None: constraints are refused."""
         self._forcing = forcing
         self._rng = rng
+
+    @cached_property
+    def judging(self) -> Judging:
+        """Made when the first call has a judge."""
+        from lmprog.runtime.programs.judging import Judging
+
+        check_fits, thread = self._limits.check_fits, self._tokenising
+        return Judging(self.tokenizer, self.encoder, self.texts, check_fits, thread, self.judged)
 
     def seed(self, given: int | None) -> int:
         """The seed of a call: the one it names, or a new one."""
@@ -136,20 +148,26 @@ class CallBuilder:
         """The tokens of the branch with `option` after its text."""
         return branch.tokens_with(self.encoder, option)
 
-    def build(self, call: ActiveCall, now: float) -> GenerateRun | BeamRun | SelectRun:
+    def build(self, call: ActiveCall, now: float) -> GenerateRun | SelectRun:
         """The call's sequences, to be submitted. Raises RequestRejected; then nothing changed."""
-        run: GenerateRun | BeamRun | SelectRun
-        if isinstance(call.op, wire.Generate) and call.op.sampling.beams is not None:
-            run = self._build_beams(call, call.op, call.op.sampling.beams, now)
-        elif isinstance(call.op, wire.Generate):
-            run = self._build_gen(call, call.op, now)
-        else:
-            assert isinstance(call.op, wire.Select)
-            run = self._build_select(call.branch, call.op, now)
-        run.group.program = call.branch.program
-        run.group.client = (call.client, call.branch.account)
-        run.group.weight = call.branch.weight
-        return run
+        if isinstance(call.op, wire.Generate):
+            return self._build_gen(call, call.op, now)
+        assert isinstance(call.op, wire.Select)
+        return self._build_select(call, call.op, now)
+
+    def group(
+        self, call: ActiveCall, op: wire.Generate | wire.Select, prompt_len: int, now: float
+    ) -> SequenceGroup:
+        """The call's, still without sequences."""
+        branch = call.branch
+        return SequenceGroup(
+            op.priority,
+            branch.program,
+            (call.client, branch.account),
+            branch.weight,
+            timing=GroupTiming(now),
+            prompt_len=prompt_len,
+        )
 
     # --- gen
 
@@ -157,8 +175,8 @@ class CallBuilder:
         branch = call.branch
         is_ranked = op.keep == "best" and op.judge is None
         sampling = op.sampling.scored() if is_ranked else op.sampling
-        prompt, settings = self._begun(call, op, sampling)
-        group = SequenceGroup(op.priority, timing=GroupTiming(now), prompt_len=len(prompt))
+        prompt, settings = self.begun(call, op, sampling)
+        group = self.group(call, op, len(prompt), now)
         if settings.seam is not None:
             prompt.pop()
         seed = self.seed(sampling.seed)
@@ -166,9 +184,9 @@ class CallBuilder:
             task = Generation(settings, seed + index)
             tokens = prompt[:]
             task.start(tokens)
-            group.sequences.append(self._sequence(group, tokens, task, branch))
+            group.sequences.append(self.sequence(group, tokens, task, branch))
         searches = [pending.result() for pending in call.stops]
-        streams = [self._stream(settings, searches) for _ in range(sampling.n)]
+        streams = [self.stream(settings, searches) for _ in range(sampling.n)]
         if sampling.stop or sampling.stop_regex:
             for sequence, stream in zip(group.sequences, streams, strict=True):
                 assert isinstance(sequence.task, Generation)
@@ -178,7 +196,7 @@ class CallBuilder:
             selector = ResultSelector(op.keep, sampling.n, settings.max_tokens + 1, judge=op.judge)
         return GenerateRun(group, streams, selector)
 
-    def _begun(
+    def begun(
         self, call: ActiveCall, op: wire.Generate, sampling: wire.SamplingParams
     ) -> tuple[array[int], GenerationSettings]:
         """The prompt of a gen, and its settings. Raises RequestRejected."""
@@ -194,7 +212,7 @@ class CallBuilder:
         constraint = call.constraint.result() if call.constraint is not None else None
         return prompt, self._settings(call.branch, prompt, op, sampling, constraint)
 
-    def _stream(self, settings: GenerationSettings, searches: Iterable[TextSearch]) -> TextStream:
+    def stream(self, settings: GenerationSettings, searches: Iterable[TextSearch]) -> TextStream:
         """The text of a result, of which nothing is known yet."""
         sampling, constraint = settings.sampling, settings.constraint
         made = TextStream(
@@ -269,33 +287,6 @@ class CallBuilder:
             BannedSequences(self.texts.spellings(sampling.bad_words)),
         )
 
-    # --- gen by beam search
-
-    def _build_beams(
-        self, call: ActiveCall, op: wire.Generate, beams: wire.Beams, now: float
-    ) -> BeamRun:
-        """Nothing is forced, so that all texts have equally many tokens, each with its score."""
-        check_beams(op, beams)
-        prompt, settings = self._begun(call, op, op.sampling)
-        group = SequenceGroup(op.priority, timing=GroupTiming(now), prompt_len=len(prompt))
-        if settings.seam is not None:
-            prompt.pop()
-        task = Generation(settings, 0)
-        task.start(prompt)
-        stops = op.sampling.stop or op.sampling.stop_regex
-        searches = [pending.result() for pending in call.stops]
-        start = Beam(prompt, task, self._stream(settings, searches) if stops else None)
-        num_ends = len({*settings.eos_ids, *op.sampling.stop_token_ids})
-        search, branch = BeamSearch(beams, start, num_ends), call.branch
-        run = BeamRun(
-            group,
-            search,
-            lambda: self._stream(settings, searches),
-            lambda tokens, task: self._sequence(group, tokens, task, branch),
-        )
-        run.ask()
-        return run
-
     # --- the judge of a gen
 
     def judged_by(
@@ -316,7 +307,8 @@ class CallBuilder:
 
     # --- select
 
-    def _build_select(self, branch: RuntimeBranch, op: wire.Select, now: float) -> SelectRun:
+    def _build_select(self, call: ActiveCall, op: wire.Select, now: float) -> SelectRun:
+        branch = call.branch
         self.tokenise_certain(branch)
         prompt = branch.tokens_with(self.encoder)
         if not prompt:
@@ -342,7 +334,7 @@ class CallBuilder:
         if op.method == "unconditional_likelihood_normalized":
             alone = self.tokenizer.prefix or self.tokenizer.eos_ids[:1] or tuple(prompt[:1])
         ballot = make_ballot(prompt, options, alone)
-        group = SequenceGroup(op.priority, timing=GroupTiming(now), prompt_len=len(prompt))
+        group = self.group(call, op, len(prompt), now)
         group.sequences = self._scorings(group, ballot, branch)
         return SelectRun(group, ballot)
 
@@ -352,12 +344,12 @@ class CallBuilder:
         extending = {place.sequence for place in ballot.places}
         sequences = []
         for index, scored in enumerate(ballot.sequences):
-            sequence = self._sequence(group, scored.tokens, scored.scoring, branch)
+            sequence = self.sequence(group, scored.tokens, scored.scoring, branch)
             sequence.extends_prompt = index in extending
             sequences.append(sequence)
         return sequences
 
-    def _sequence(
+    def sequence(
         self,
         group: SequenceGroup,
         tokens: array[int],

@@ -18,8 +18,8 @@ from threading import Lock
 from typing import Any
 
 from lmprog import wire
-from lmprog.constraints.cache import ConstraintCache
-from lmprog.constraints.compiler import compile_constraint
+from lmprog.constraints.compiling.cache import ConstraintCache
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Check, Constraint, State
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.search import TextSearch
@@ -113,20 +113,17 @@ class CallConstraints:
         self._lock = Lock()
         self._cache = ConstraintCache()
         self._searches = SearchCache()
-        self._compiling: dict[Hashable, Pending[Any]] = {}
+        self.under_way: dict[Hashable, Pending[Any]] = {}
+        """What is being compiled."""
         self._finished: queue.SimpleQueue[
             tuple[Hashable, Pending[Any], Constraint | TextSearch | LmprogError, float]
         ] = queue.SimpleQueue()
         self.seconds = Histogram(COMPILE_BOUNDS)
         """Processor time of each compile, failures included; cache hits are not counted."""
 
-    @property
-    def is_compiling(self) -> bool:
-        return bool(self._compiling)
-
     def turn(self, busy: bool) -> None:
         """The loop's step is over: compiling goes on, for a moment where the loop is `busy`."""
-        if self._workers is not None and self._compiling:
+        if self._workers is not None:
             self._workers.turn(busy)
 
     def begin(self, constraint: wire.Constraint, owner: Hashable = None) -> Pending[Constraint]:
@@ -149,11 +146,11 @@ class CallConstraints:
         owner: Hashable,
         make: Callable[[Check], Constraint | TextSearch],
     ) -> Pending[Any]:
-        compiling = self._compiling.get(key)
+        compiling = self.under_way.get(key)
         if compiling is None or compiling.is_abandoned:
             if found is not None:
                 return Pending(found)
-            compiling = self._compiling[key] = Pending()
+            compiling = self.under_way[key] = Pending()
             job = self._job(key, compiling, make)
             self._submit(job, owner)
         compiling.num_callers += 1
@@ -165,8 +162,8 @@ class CallConstraints:
         while not self._finished.empty():
             key, compiling, made, seconds = self._finished.get()
             self.seconds.see(seconds)
-            if self._compiling.get(key) is compiling:
-                del self._compiling[key]
+            if self.under_way.get(key) is compiling:
+                del self.under_way[key]
             if isinstance(made, LmprogError):
                 compiling.error = made
             elif isinstance(made, TextSearch):

@@ -1,24 +1,25 @@
 """Completes calls: exactly one last reply each, and the state in which their branches are left.
+Also knows which calls run out of time, and when.
 
-The only module that ends calls; interpreter, runner and delivery all end them through it. Knows the
-scheduler's verbs for ending a sequence and for pins; does not know ops or steps.
+The only module that ends calls; interpreter and delivery end them through it. Knows the scheduler's
+verbs for ending a sequence and for pins; does not know ops or steps, and has no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+import heapq
+from collections.abc import Callable, Sequence
 
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, RequestRejected, UnknownName
 from lmprog.radix import Node
 from lmprog.runtime.programs.active_call import (
     ActiveCall,
-    BeamRun,
     GenerateRun,
+    Run,
     SelectRun,
     failed,
 )
-from lmprog.runtime.programs.beam_search import Beam
 from lmprog.runtime.programs.branch import BranchState, Promise, RuntimeBranch, letters
 from lmprog.runtime.programs.result_selection import RunningContest
 from lmprog.runtime.scheduling import sequence as sequences
@@ -55,7 +56,7 @@ class CallCompletion:
 
     # --- calls
 
-    def submit(self, call: ActiveCall, run: GenerateRun | BeamRun | SelectRun) -> None:
+    def submit(self, call: ActiveCall, run: Run) -> None:
         """Hands a built call to the scheduler; calls of others may lose their places to it. Raises
         `Overloaded`; then nothing was done.
         """
@@ -94,8 +95,8 @@ class CallCompletion:
             for sequence in call.run.group.sequences:
                 if sequence.state is not sequences.SequenceState.ENDED:
                     self.end_sequence(sequence)
-            if isinstance(call.run, BeamRun):
-                self.keep_beams(call.run, ())
+            if not isinstance(call.run, GenerateRun | SelectRun):
+                call.run.let_go()
         if call.is_reached and not isinstance(error, RequestRejected):
             self.fail_branch(call.branch, error)
         self._scheduler.stats.calls_failed += 1
@@ -136,26 +137,6 @@ class CallCompletion:
         for branch in promise.waiting:
             self.wake(branch)
         promise.waiting.clear()
-
-    # --- beams
-
-    def hold_beam(self, run: BeamRun, beam: Beam, sequence: sequences.Sequence) -> None:
-        """Ends the sequence of a text, which stays in memory if it can."""
-        assert run.group.program is not None, "only a submitted call goes on"
-        node = self._scheduler.end(sequence)
-        if node is not None:
-            run.pins[beam] = self._scheduler.pins.pin(node, run.group.program)
-            self._scheduler.unpin(node)
-
-    def keep_beams(
-        self, run: BeamRun, kept: Container[Beam | None], *, forget: bool = True
-    ) -> None:
-        """Lets go of all texts but those; with `forget` what only they stood on is free at once."""
-        for beam in [one for one in run.pins if one not in kept]:
-            pin = run.pins.pop(beam)
-            self._scheduler.pins.unpin(pin)
-            if forget:
-                self._scheduler.forget(pin.node, run.group.prompt_len)
 
     # --- contests
 
@@ -216,3 +197,38 @@ class CallCompletion:
         branch.pin = None if node is None else pins.pin(node, branch.program)
         if old is not None:
             pins.unpin(old)
+
+
+class Deadlines:
+    """Calls by the moment at which their time is up."""
+
+    def __init__(self) -> None:
+        self.under_way: list[tuple[float, int, ActiveCall, float]] = []
+        """A heap."""
+        self._num_added = 0
+        self._sweep_above = 64
+
+    def add(self, call: ActiveCall, now: float, seconds: float) -> None:
+        """`call` has `seconds` from `now` on."""
+        self._num_added += 1
+        heapq.heappush(self.under_way, (now + seconds, self._num_added, call, seconds))
+        if len(self.under_way) > self._sweep_above:
+            self.under_way = [entry for entry in self.under_way if not entry[2].is_done]
+            heapq.heapify(self.under_way)
+            self._sweep_above = max(64, 2 * len(self.under_way))
+
+    @property
+    def next(self) -> float | None:
+        """When the next call runs out of time; None where no call has a deadline."""
+        while self.under_way and self.under_way[0][2].is_done:
+            heapq.heappop(self.under_way)
+        return self.under_way[0][0] if self.under_way else None
+
+    def expired(self, now: float) -> list[tuple[ActiveCall, float]]:
+        """Takes out the calls whose time is up, each with the seconds it had."""
+        found = []
+        while self.under_way and self.under_way[0][0] <= now:
+            _, _, call, seconds = heapq.heappop(self.under_way)
+            if not call.is_done:
+                found.append((call, seconds))
+        return found

@@ -6,12 +6,12 @@ Knows text streams, results and branches; knows neither ops nor who runs when.
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 from lmprog import wire
-from lmprog.errors import LmprogError, UnsatisfiableConstraint
+from lmprog.errors import LmprogError
 from lmprog.runtime.programs.active_call import (
     ActiveCall,
-    BeamRun,
     GenerateRun,
     SelectRun,
     logprob_of,
@@ -22,14 +22,15 @@ from lmprog.runtime.programs.active_call import (
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.completion import CallCompletion
-from lmprog.runtime.programs.judging import Ballots
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.programs.select_scoring import choose, read_scores
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
+
+if TYPE_CHECKING:
+    from lmprog.runtime.programs.judging import Ballots
 
 
 class Delivery:
@@ -69,19 +70,19 @@ class Delivery:
             timing.admitted = began
         if error is not None:
             self._completion.fail(call, error)
+        elif isinstance(run, GenerateRun) and isinstance(sequence.task, Generation):
+            if added or ended:
+                if timing.first_token is None:
+                    timing.first_token = now
+                self._generated(call, run, one, now)
+        elif not ended:
+            return
+        elif isinstance(run, GenerateRun):
+            self._judged(call, run, sequence, now)
         elif isinstance(run, SelectRun):
-            if ended:
-                self._scored(call, run, sequence, now)
-        elif isinstance(run, BeamRun):
-            if ended:
-                self._searched(call, run, sequence, now)
-        elif isinstance(sequence.task, Scoring):
-            if ended:
-                self._judged(call, run, sequence, now)
-        elif added or ended:
-            if timing.first_token is None:
-                timing.first_token = now
-            self._generated(call, run, one, now)
+            self._scored(call, run, sequence, now)
+        else:
+            run.ended(call, sequence, now)
 
     def _generated(self, call: ActiveCall, run: GenerateRun, one: Progress, now: float) -> None:
         index = run.group.sequences.index(one.sequence)
@@ -89,7 +90,7 @@ class Delivery:
         if one.ended or is_stopped:
             self._finish_result(call, run, index, now)
         elif run.selector is not None and run.selector.finished:
-            self._select_result(call, run, run.selector, now)
+            self.select_result(call, run, run.selector, now)
 
     # --- text of a gen
 
@@ -150,16 +151,16 @@ class Delivery:
             run.selector.finished[index] = FinishedResult(
                 sequence.tokens[:num_kept], ended, task.mean_logprob
             )
-            self._select_result(call, run, run.selector, now)
+            self.select_result(call, run, run.selector, now)
             return
         self._send_new(call, run, index, ended.delta, 0)
         self._completion.end_sequence(sequence, num_kept, call.branch if index == 0 else None)
         if index == 0:
             call.branch.adopt(sequence.tokens[:num_kept], ended.text, ended.rest)
         if all(output is not None for output in run.outputs):
-            self._finish_gen(call, run, now)
+            self.finish_gen(call, run, now)
 
-    def _select_result(
+    def select_result(
         self, call: ActiveCall, run: GenerateRun, selector: ResultSelector, now: float
     ) -> None:
         """Ends the sequences that cannot win any more; the branch goes on from the winner."""
@@ -184,10 +185,10 @@ class Delivery:
         if isinstance(call.op, wire.Generate) and call.op.stream and (won.text or won.logprobs):
             delta = wire.Delta(call.id, 0, won.text, len(won.tokens), won.logprobs, won.tags)
             self._completion.send(call.client, delta)
-        self._move_pin_to(call.branch, found.tokens)
+        self.move_pin_to(call.branch, found.tokens)
         call.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
         run.outputs.insert(0, run.outputs.pop(winner))
-        self._finish_gen(call, run, now, winner)
+        self.finish_gen(call, run, now, winner)
 
     def _ask_judge(self, call: ActiveCall, run: GenerateRun, selector: ResultSelector) -> None:
         """All results are there: the call goes on with the judge's scoring of each, once what it
@@ -215,9 +216,9 @@ class Delivery:
         self._completion.end_sequence(sequence)
         if all(other.state is SequenceState.ENDED for other in run.group.sequences):
             run.selector.take_verdicts()
-            self._select_result(call, run, run.selector, now)
+            self.select_result(call, run, run.selector, now)
 
-    def _finish_gen(self, call: ActiveCall, run: GenerateRun, now: float, first: int = 0) -> None:
+    def finish_gen(self, call: ActiveCall, run: GenerateRun, now: float, first: int = 0) -> None:
         """The last reply; `first` is the sequence whose result is the first output."""
         run.group.timing.ended = now
         outputs = tuple(output for output in run.outputs if output is not None)
@@ -228,74 +229,6 @@ class Delivery:
         left_out = () if call.constraint is None else call.constraint.result().left_out
         done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following, left_out)
         self._completion.finish(call, done, [output.text for output in outputs])
-
-    # --- beam search
-
-    def _searched(self, call: ActiveCall, run: BeamRun, sequence: Sequence, now: float) -> None:
-        """What may follow one text is known; with the last one the search goes a token on."""
-        search, group, beam = run.search, run.group, run.beam_of(sequence)
-        if group.timing.first_token is None:
-            group.timing.first_token = now
-        if any(one is not sequence and _is_open(one) for one in group.sequences):
-            self._completion.hold_beam(run, beam, sequence)
-            return
-        try:
-            if not search.is_over:
-                search.take(run.answers())
-            if not search.is_over:
-                run.ask()
-                group.goes_on = True
-                self._scheduler.submit(group)
-            elif not search.complete:
-                raise UnsatisfiableConstraint("nothing may follow any text of the beam search.")
-        except LmprogError as error:
-            self._completion.fail(call, error)
-            return
-        self._completion.hold_beam(run, beam, sequence)  # last, so that the program never pauses
-        self._completion.keep_beams(run, {one.before for one in search.running + search.complete})
-        if search.is_over:
-            self._finish_beams(call, run, now)
-
-    def _finish_beams(self, call: ActiveCall, run: BeamRun, now: float) -> None:
-        """The branch goes on from the best text; with a judge, from the one that it finds best."""
-        op = call.op
-        assert isinstance(op, wire.Generate)
-        call.run = ended = run.ended(op.sampling.n)
-        if op.judge is not None:
-            most = len(ended.streams)
-            ended.selector = ResultSelector("best", most, 1, judge=op.judge)
-        for index, sequence in enumerate(ended.group.sequences):
-            self._scheduler.stats.generated_tokens += sequence.num_generated
-            self._read_beam(call, ended, index, run.search.score(run.search.complete[index]))
-        if ended.selector is not None:
-            self._completion.keep_beams(run, (), forget=False)  # the judge goes on from all
-            self._select_result(call, ended, ended.selector, now)
-        else:
-            self._move_pin_to(call.branch, call.branch.tokens)
-            self._completion.keep_beams(run, ())
-            self._finish_gen(call, ended, now)
-
-    def _read_beam(self, call: ActiveCall, run: GenerateRun, index: int, score: float) -> None:
-        """Makes a complete text a result. The first one continues the branch, without a judge."""
-        sequence, stream, op = run.group.sequences[index], run.streams[index], call.op
-        task, text = sequence.task, stream.finish()
-        assert isinstance(task, Generation)
-        assert isinstance(op, wire.Generate)
-        has_logprobs = op.sampling.logprobs is not None
-        output = run.outputs[index] = output_of(
-            sequence, text, stream, self._tokenizer, logprobs=has_logprobs, score=score
-        )
-        tokens = sequence.tokens[: task.settings.prompt_len + text.num_tokens]
-        if run.selector is not None:
-            run.selector.finished[index] = FinishedResult(tokens, text, score)
-            return
-        if index == 0:
-            call.branch.adopt(tokens, text.text, text.rest)
-        if op.stream and (output.text or output.logprobs):
-            num_tokens = len(output.tokens)
-            logprobs, tags = output.logprobs, output.tags
-            delta = wire.Delta(call.id, index, output.text, num_tokens, logprobs, tags)
-            self._completion.send(call.client, delta)
 
     # --- selects
 
@@ -312,16 +245,12 @@ class Delivery:
         choice = op.choices[index]
         tokens = self._calls.option_tokens(call.branch, choice)
         call.branch.choose(tokens, choice)
-        self._move_pin_to(call.branch, tokens)
+        self.move_pin_to(call.branch, tokens)
         reply = wire.Chosen(call.id, index, options, usage_of(run.group))
         self._completion.finish(call, reply, [choice])
 
-    def _move_pin_to(self, branch: RuntimeBranch, tokens: array[int]) -> None:
+    def move_pin_to(self, branch: RuntimeBranch, tokens: array[int]) -> None:
         """Pins the branch to what is cached of these tokens."""
         namespace = self._calls.namespaces.of(tokens, branch.salt, branch.adapter)
         match = self._scheduler.tree.match(namespace.keys(tokens), namespace.root)
         self._completion.move_pin(branch, match.node if match.length else None)
-
-
-def _is_open(sequence: Sequence) -> bool:
-    return sequence.state is not SequenceState.ENDED

@@ -12,7 +12,8 @@ carries their ops out. Does not know who runs when, nor where bytes come from.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
+from operator import itemgetter
 
 from lmprog import wire
 from lmprog.errors import (
@@ -36,15 +37,18 @@ from lmprog.runtime.programs.branch import (
 )
 from lmprog.runtime.programs.branch_runner import BranchRunner
 from lmprog.runtime.programs.call_builder import CallBuilder
-from lmprog.runtime.programs.clients import MAX_BRANCHES, MAX_CALLS, ClientState, unknown_branch
-from lmprog.runtime.programs.completion import Addressed, CallCompletion
-from lmprog.runtime.programs.deadlines import Deadlines
+from lmprog.runtime.programs.clients import (
+    MAX_BRANCHES,
+    MAX_CALLS,
+    ClientState,
+    PrefixNews,
+    unknown_branch,
+)
+from lmprog.runtime.programs.completion import Addressed, CallCompletion, Deadlines
 from lmprog.runtime.programs.delivery import Delivery
-from lmprog.runtime.programs.figures import runtime_figures
-from lmprog.runtime.programs.prefix_news import PrefixNews
-from lmprog.runtime.programs.snapshot import SnapshotBuilder
+from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
-from lmprog.runtime.scheduling.progress import Progress
+from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.transport import ClientId, Gone, Received, Unreadable
@@ -75,13 +79,18 @@ class Interpreter:
         self._news = PrefixNews(self._completion.send)
         self._delivery = Delivery(scheduler, self._completion, calls)
         self._calls = calls
-        self._runner = BranchRunner(
-            self._completion, self._delivery, calls, template, scheduler.stats
-        )
+        self._runner = BranchRunner(scheduler, self._completion, self._delivery, calls, template)
         self.welcome = welcome
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
+        self._works: list[tuple[Sized, Callable[[], object]]] = [
+            (calls.long_texts.under_way, lambda: calls.long_texts.turn(self._ready.append)),
+            (calls.judged, lambda: calls.judging.turn()),
+        ]
+        """What goes on beside steps until it is done: what of it is under way, and its turn."""
+        if calls.constraints is not None:
+            self._works.insert(0, (calls.constraints.under_way, self._compile))
         self._snapshots = SnapshotBuilder(
             scheduler,
             calls.tokenizer,
@@ -340,25 +349,33 @@ class Interpreter:
         self.scheduler.tree.tick(now)
         for one in progress:
             self._delivery.deliver(one, began, now)
+        if self._deadlines.under_way:
+            self._expire(now)
+        for under_way, go_on in self._works:
+            if under_way:
+                go_on()
+        if self._ready:
+            self._run_ready()
+        return self._completion.take_replies()
+
+    def _expire(self, now: float) -> None:
         for call, seconds in self._deadlines.expired(now):
             error = DeadlineExceeded(f"the call did not end within its timeout of {seconds:.3g} s.")
             self._completion.fail(call, error)
-        if self._calls.constraints is not None:
-            self._calls.constraints.turn(busy=not self.scheduler.idle)
-            for pending in self._calls.constraints.collect():
-                self._ready += pending.waiting
-        self._calls.judging.turn()
-        self._calls.long_texts.turn(self._ready.append)
-        self._run_ready()
-        return self._completion.take_replies()
+
+    def _compile(self) -> None:
+        """Workers go on, and branches whose constraints are there."""
+        constraints = self._calls.constraints
+        assert constraints is not None, "something is compiled"
+        constraints.turn(busy=not self.scheduler.idle)
+        for pending in constraints.collect():
+            self._ready += pending.waiting
 
     @property
     def awaits_thread(self) -> bool:
         """A branch may go on without a message or a step: when a thread has compiled its constraint
         or tokenised its text."""
-        calls, constraints = self._calls, self._calls.constraints
-        is_compiling = constraints is not None and constraints.is_compiling
-        return is_compiling or calls.long_texts.is_waiting or calls.judging.is_waiting
+        return any(map(itemgetter(0), self._works))
 
     @property
     def is_tokenising(self) -> bool:

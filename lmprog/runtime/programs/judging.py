@@ -23,6 +23,8 @@ from lmprog.runtime.text.tokenizer import TextEncoder, Tokenizer
 Ballots = dict[int, Ballot]
 """By the number of the result."""
 Reply = Callable[[Ballots | LmprogError], None]
+Asked = tuple[Future[Ballots], Reply]
+"""What is tokenised, and who is told of it."""
 
 
 class Judging:
@@ -35,20 +37,18 @@ class Judging:
         texts: TextService,
         check_fits: Callable[[int, int], None],
         thread: Executor | None,
+        asked: list[Asked] | None = None,
     ) -> None:
-        """`encoder` is the loop's own. Without a thread the loop's is used for everything."""
+        """`encoder` is the loop's own. Without a thread the loop's is used for everything.
+        `asked` has what is in the thread.
+        """
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._cutter = Cutter(tokenizer)
         self._texts = texts
         self._check_fits = check_fits
         self._thread = thread
-        self._asked: list[tuple[Future[Ballots], Reply]] = []
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether something is in the thread."""
-        return bool(self._asked)
+        self._asked = [] if asked is None else asked
 
     def length(self, judge: wire.Judge) -> int:
         """About how many tokens the judge's text and its longest choice are; of a long text only
@@ -88,10 +88,8 @@ class Judging:
 
     def turn(self) -> None:
         """Replies with what the thread has done."""
-        if not self._asked:
-            return
         ended = [one for one in self._asked if one[0].done()]
-        self._asked = [one for one in self._asked if one not in ended]
+        self._asked[:] = [one for one in self._asked if one not in ended]
         for future, reply in ended:
             error = future.exception()
             if error is not None and not isinstance(error, LmprogError):

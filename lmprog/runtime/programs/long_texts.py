@@ -158,19 +158,17 @@ class LongTexts:
         self.encoder = encoder
         self.service = service
         self._thread = thread
-        self._queue: deque[LongText] = deque()
+        self.under_way: deque[LongText] = deque()
+        """Texts that have begun since the last turn, and those before that are not done."""
         self._left = CHARS_PER_STEP
         """What may still be encoded before the next turn."""
 
     @property
     def is_busy(self) -> bool:
         """Whether the next turn has something to do."""
-        return bool(self._queue) and any(text.can_go_on for text in self._queue)
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a text waits for the thread, or for the next turn."""
-        return bool(self._queue)
+        if not self.under_way:
+            return False
+        return any(text.can_go_on and not text.is_done for text in self.under_way)
 
     def is_long(self, text: str) -> bool:
         """Whether `text` must not be tokenised at once."""
@@ -249,18 +247,20 @@ class LongTexts:
         self._left = CHARS_PER_STEP
         self.encoder.forget_long()
         elsewhere: list[LongText] = []  # or done there meanwhile: that is the next turn's
-        while self._queue and self._left > 0:
-            text = self._queue.popleft()
+        while self.under_way and self._left > 0:
+            text = self.under_way.popleft()
+            if text.is_done:
+                continue
             self._left -= text.encode_some(min(self._left, CHARS_IN_TURN), self)
             if text.is_elsewhere:
                 elsewhere.append(text)
             elif not text.is_done:
-                self._queue.append(text)
+                self.under_way.append(text)
             else:
                 for branch in text.waiting:
                     wake(branch)
                 text.waiting.clear()
-        self._queue += elsewhere
+        self.under_way += elsewhere
 
     def _is_unknown(self, part: TextPart) -> bool:
         return self.is_long(part.text) and self.encoder.kept(part) is None
@@ -289,10 +289,9 @@ class LongTexts:
 
     def _begin(self, text: LongText) -> None:
         """Encodes what may be encoded before the next turn."""
-        if not self._queue and self._left > 0:
+        if self._left > 0 and all(one.is_done for one in self.under_way):
             self._left -= text.encode_some(self._left, self)
-        if not text.is_done:
-            self._queue.append(text)
+        self.under_way.append(text)
 
 
 def _wanted(branch: RuntimeBranch) -> Callable[[], bool]:

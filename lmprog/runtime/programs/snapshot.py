@@ -1,9 +1,10 @@
-"""Snapshots of the runtime between two steps, as one bounded wire message: tree, batch, queue.
+"""What a runtime tells of itself between two steps: figures by name, and snapshots of tree, batch
+and queue as one bounded wire message.
 
-Shown by `lmprog top` and the server's page. Taking one changes nothing and does not count as a use
-of the tree. Its cost is bounded by what it shows (`radix.picture`), since the loop waits meanwhile.
-Names of salts may be derived from keys, so only a keyed hash of them leaves this module; text of
-prompts leaves it only on request.
+Shown by `lmprog top` and the server's page. Changes nothing and does not count as a use of the
+tree. What a snapshot costs is bounded by what it shows (`radix.tree_view`), since the loop waits
+meanwhile. Names of salts may be derived from keys, so only a keyed hash of them leaves this module;
+text of prompts leaves it only on request.
 
 Knows sequences, nodes and calls; decides nothing.
 """
@@ -11,12 +12,13 @@ Knows sequences, nodes and calls; decides nothing.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from lmprog import wire
 from lmprog.radix import Node, TreeView, pages_of, path, view_tree
-from lmprog.runtime.programs.active_call import ActiveCall, BeamRun
+from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, SelectRun
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
@@ -130,8 +132,8 @@ class SnapshotBuilder:
         wants_text = is_own and call.id in op.texts_of
         text, prompt_chars = self._end_of(sequence, op.text_tokens) if wants_text else ("", 0)
         group, task = sequence.group, sequence.task
-        if isinstance(call.run, BeamRun):
-            task = call.run.beam_of(sequence).task
+        if not isinstance(call.run, GenerateRun | SelectRun | None):
+            task = call.run.task_of(sequence)
         waits = sequence.state is SequenceState.WAITING
         gen = task if isinstance(task, Generation) else None
         return wire.SequenceSeen(
@@ -207,3 +209,29 @@ def _nearest(node: Node | None, place: dict[int, int]) -> int:
     """The place of `node` in the snapshot, or of its nearest ancestor shown; -1 for none."""
     above = path(node) if node is not None else iter(())
     return next((place[id(one)] for one in above if id(one) in place), -1)
+
+
+def runtime_figures(scheduler: Scheduler) -> dict[str, float]:
+    """What `stats` counts, and tree, pages and queue right now."""
+    tree, pages = scheduler.tree, scheduler.pages
+    tier = scheduler.tier
+    num_preempted = sum(1 for sequence in scheduler.waiting if sequence.admission_order)
+    kept = {} if tier is None else {f"tier_{name}": value for name, value in tier.figures().items()}
+    drafts = None if scheduler.drafting is None else scheduler.drafting.model
+    if drafts is not None:
+        kept |= {"draft_pages": drafts.num_pages, "draft_pages_free": drafts.num_free_pages}
+    return {
+        **scheduler.stats.figures(),
+        **kept,
+        "running": float(len(scheduler.running)),
+        "waiting": float(len(scheduler.waiting)),
+        "preempted_waiting": float(num_preempted),
+        "pages": float(pages.num_pages),
+        "pages_free": float(pages.num_free),
+        "pages_cached": float(tree.num_cached),
+        "pages_evictable": float(tree.num_evictable),
+        "pages_pinned": float(tree.num_pinned),
+        "tree_nodes": float(tree.num_nodes),
+        "page_size": float(scheduler.config.page_size),
+        "pid": float(os.getpid()),
+    }

@@ -19,8 +19,12 @@ from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, RuntimeGone
 from lmprog.launch.child_process import python
 from lmprog.launch.parent_pipe import FOLDER_VARIABLE, config_to_json
-from lmprog.runtime.engine.sharded.place import Place, place_of_environment
-from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
+from lmprog.runtime.engine.sharded.rank_group import (
+    Place,
+    RankGroup,
+    end_process,
+    place_of_environment,
+)
 from lmprog.runtime.engine.sharded.shard import rank_device
 from lmprog.runtime.ranks.lifelines import Meeting, say_farewell, watch
 

@@ -23,8 +23,12 @@ from typing import NoReturn
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError
 from lmprog.launch.parent_pipe import config_from_json
-from lmprog.runtime.engine.sharded.place import Place, place_of_environment
-from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
+from lmprog.runtime.engine.sharded.rank_group import (
+    Place,
+    RankGroup,
+    end_process,
+    place_of_environment,
+)
 from lmprog.runtime.engine.sharded.shard import rank_device
 from lmprog.runtime.engine.sharded.sharded_engine import follow, load_shard
 from lmprog.runtime.ranks.lifelines import meet, watch

@@ -1,4 +1,5 @@
-"""Which programs have a place in memory: the active set.
+"""Programs and what they keep in memory: which have a place there, what their branches pin, and how
+large they become.
 
 A program is *active* from the admission of its first sequence until it ends or loses its place. New
 programs are admitted while what the active ones use and are expected to add still fits. A program
@@ -6,21 +7,35 @@ that pauses between two calls keeps its place as long as nobody else could use t
 it, youngest first, when computing its tokens again would cost less than what the machine loses
 meanwhile. Costs are measured: seconds per token, seconds per step, seconds of a pause.
 
-Knows numbers of programs, tokens and seconds; knows no tree and no clock.
+Live branches pin softly what they stand on, and the tree evicts pinned nodes last. When pinned
+pages must go, taking a little from every program would be the worst choice: programs that take
+turns would all miss. So pins are dropped program by program, those first that have no place in
+memory, then the youngest, and the older programs keep everything, finish and leave.
+
+Knows numbers of programs, tokens, seconds and the tree's pins; knows no branches and no clock.
 """
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
+from math import log
+from typing import TYPE_CHECKING
 
+from lmprog.radix import Node, RadixTree
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.pins import Pins
-from lmprog.runtime.scheduling.program_sizes import ProgramSizes
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.scheduling.step_costs import StepCosts
-from lmprog.runtime.tier.second_tier import SecondTier
 
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.second_tier import SecondTier
+
+REMEMBERED = 256
+"""Programs that ended last."""
 MEAN_WEIGHT = 0.1
 """Weight of the newest value in a mean."""
 TIMES_LOST = 2.0
@@ -28,6 +43,135 @@ TIMES_LOST = 2.0
 not all fit lose tokens more than once."""
 TIMES_LOST_WITHOUT_PAUSES = 4.0
 """The same where programs do not pause, so that nobody's memory is free for others meanwhile."""
+
+
+@dataclass(eq=False, slots=True)
+class Pin:
+    """One branch's pin on `node`; not `active` once it was given back or dropped."""
+
+    node: Node
+    program: int
+    """A larger number is a younger program."""
+    active: bool = True
+
+
+class Pins:
+    """The pins of all programs."""
+
+    def __init__(self, tree: RadixTree) -> None:
+        self._tree = tree
+        self._pins: dict[int, dict[Pin, None]] = {}
+        """By program: pins that were not given back, dropped ones included. Their order decides
+        what is evicted first.
+        """
+        self._youngest: list[int] = []
+        """A heap of the negative numbers of programs that may have active pins."""
+        self._demoted: set[int] = set()
+        self._youngest_demoted: list[int] = []
+        """The same of programs that may have been demoted."""
+        self._num_active: dict[int, int] = {}
+        self.released: list[int] = []
+        """Programs that have given back their last pin; the reader empties it."""
+
+    def __contains__(self, program: int) -> bool:
+        """Whether a branch of `program` has a pin, dropped or not."""
+        return program in self._pins
+
+    def pin(self, node: Node, program: int) -> Pin:
+        """Pins the path to `node` for a branch of `program`."""
+        pin = Pin(node, program)
+        self._tree.pin(node)
+        self._pins.setdefault(program, {})[pin] = None
+        self._num_active[program] = self._num_active.get(program, 0) + 1
+        if self._num_active[program] == 1:
+            heapq.heappush(self._youngest, -program)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """Gives a pin back, dropped or not."""
+        pins = self._pins[pin.program]
+        del pins[pin]
+        self._drop(pin)
+        if not pins:
+            del self._pins[pin.program], self._num_active[pin.program]
+            self._demoted.discard(pin.program)
+            self.released.append(pin.program)
+
+    def demote(self, program: int) -> None:
+        """The program has lost its place in memory: its pins are dropped before those of others."""
+        if self._num_active.get(program) and program not in self._demoted:
+            self._demoted.add(program)
+            heapq.heappush(self._youngest_demoted, -program)
+
+    def restore(self, program: int) -> None:
+        """The program has a place again."""
+        self._demoted.discard(program)
+
+    def drop_for(self, count: int) -> list[int]:
+        """Drops pins until `count` unpinned pages can be evicted. Returns the programs that lost
+        theirs.
+        """
+        dropped = []
+        while self._tree.num_evictable - self._tree.num_pinned < count:
+            program = self._next_to_drop()
+            if program is None:
+                break
+            for pin in self._pins[program]:
+                self._drop(pin)
+            self._demoted.discard(program)
+            dropped.append(program)
+        return dropped
+
+    def _next_to_drop(self) -> int | None:
+        """The youngest program with active pins, of the demoted ones if there are any."""
+        while self._youngest_demoted:
+            program = -heapq.heappop(self._youngest_demoted)
+            if program in self._demoted and self._num_active.get(program):
+                return program
+        while self._youngest:
+            program = -heapq.heappop(self._youngest)
+            if self._num_active.get(program):
+                return program
+        return None
+
+    def _drop(self, pin: Pin) -> None:
+        if pin.active:
+            pin.active = False
+            self._num_active[pin.program] -= 1
+            self._tree.unpin(pin.node)
+
+
+class ProgramSizes:
+    """`longest` is the longest sequence, in tokens."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._recent: deque[int] = deque()
+        self._sorted: list[int] = []
+        self._sums: list[int] = [0]
+        """Sums of the first sizes of `_sorted`."""
+
+    def ended(self, size: int) -> None:
+        """A program ended with `size` tokens."""
+        if len(self._recent) == REMEMBERED:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        self._recent.append(size)
+        insort(self._sorted, size)
+        self._sums = [0, *accumulate(self._sorted)]
+
+    def expected_growth(self, size: float) -> float:
+        """Tokens that a program of `size` tokens will still add."""
+        first = bisect_left(self._sorted, size)
+        count = len(self._sorted) - first
+        total = self._sums[-1] - self._sums[first]
+        return (total + self._guess(size)) / (count + 1) - size
+
+    def _guess(self, size: float) -> float:
+        """The mean of a size that exceeds k times `size` with a chance of 1/k, up to the
+        longest.
+        """
+        low = max(1.0, size)
+        return low * (1.0 + log(max(1.0, self._longest / low)))
 
 
 @dataclass(eq=False, slots=True)

@@ -12,24 +12,28 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 from functools import partial
 
-from lmprog.runtime.scheduling.draft_chances import (
+from lmprog.runtime.scheduling.admission import Memory
+from lmprog.runtime.scheduling.draft_worth import (
     MOST,
     SHORTEST,
     WRITTEN,
+    DraftAccounts,
     DraftChances,
+    DraftCosts,
+    DraftRecord,
+    StepKind,
     Worth,
 )
-from lmprog.runtime.scheduling.draft_worth import (
-    DraftAccounts,
-    DraftCosts,
-    StepKind,
+from lmprog.runtime.scheduling.drafts import (
+    DraftModel,
+    DraftSource,
+    GrowingDraft,
+    GuessWorth,
+    continuation,
+    draft,
 )
-from lmprog.runtime.scheduling.drafts import DraftSource, GuessWorth, RowDraft, draft
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.growing_drafts import DraftModel, GrowingDraft
-from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.program_admission import Memory
-from lmprog.runtime.scheduling.prompt_lookup import continuation
+from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
 from lmprog.runtime.scheduling.sequence import Sequence
 
 log = logging.getLogger("lmprog")
@@ -65,7 +69,7 @@ class Drafting:
 
     def add(self, rows: list[Row], budget: int) -> dict[int, RowDraft]:
         """Lengthens rows by drafts of at most `budget` tokens in all; returns these by row."""
-        if self._mode == "off" or not rows:
+        if not rows:
             return {}
         began = self._clock()
         if self._mode == "auto":
@@ -73,13 +77,13 @@ class Drafting:
             if not self._is_watched:
                 self._num_unwatched -= 1
                 return {}
-            if not self._may_draft(rows):
-                return {}
         tasks: dict[int, Generation] = {}
         for index, row in enumerate(rows):
             task = row.sequence.task
             if isinstance(task, Generation) and self._may_follow(row, task):
                 tasks[index] = task
+        if not tasks or (self._mode == "auto" and not self._may_draft(rows)):
+            return {}
         if self.model is None:
             drafted = self._guessed(rows, tasks, budget)
         else:
@@ -162,22 +166,31 @@ class Drafting:
     def _may_be_right(self, sequence: Sequence, chance: float) -> bool:
         """Whether the sequence's own drafts were right often enough."""
         record = sequence.drafts
-        if self._mode == "always" or record.factor * chance >= self._least:
+        factor = 1.0 if record is None else record.factor
+        if self._mode == "always" or factor * chance >= self._least:
             return True
-        record.forget()
+        if record is not None:
+            record.forget()
         return False
 
     def _most(self, sequence: Sequence, is_plain: bool, evidence: int) -> int:
         """How many tokens of a guess are worth a draft."""
         if self._mode == "always":
             return MOST
-        num_worth = self.chances.num_worth(is_plain, evidence, self._least, sequence.drafts.factor)
+        factor = 1.0 if sequence.drafts is None else sequence.drafts.factor
+        num_worth = self.chances.num_worth(is_plain, evidence, self._least, factor)
         return min(self._most_each, num_worth)
 
     def _room(self, row: Row, budget: int) -> int:
         """How many tokens may be added to `row`."""
         chunk = self._memory.config.max_chunk
         return min(budget, chunk - row.num_tokens if chunk else budget)
+
+    def committed(self, plan: Plan, accepted: Mapping[int, int], began: float) -> None:
+        """The results of a step that began then are applied."""
+        if plan.drafts:
+            self.settle(plan, accepted)
+        self.observe(plan, accepted, self._clock() - began)
 
     def observe(self, plan: Plan, accepted: Mapping[int, int], seconds: float) -> None:
         """A step lasted so long, in which so many drafted tokens of these rows were right. Steps
@@ -198,7 +211,7 @@ class Drafting:
         elif usual is not None and not has_forced:
             num_steps = costs.observe(kind, num_drafted, seconds - looked) + looked / usual
             paces = [
-                row.sequence.drafts.see_step(accepted.get(index, 0))
+                _record(row.sequence).see_step(accepted.get(index, 0))
                 for index, row in enumerate(plan.rows)
             ]
             self.accounts.see_paces(kind, paces)
@@ -217,7 +230,7 @@ class Drafting:
             expected = self.chances.learn(
                 sequence.task.is_plain, drafted.evidence, num_right, num_drafted
             )
-            sequence.drafts.learn(expected, num_right, num_drafted)
+            _record(sequence).learn(expected, num_right, num_drafted)
             self._memory.tables.give_back(sequence)
             group = sequence.group
             group.computed -= num_wrong
@@ -244,6 +257,13 @@ class Drafting:
         if needed > memory.pages.num_free:
             memory.stats.evicted_pages += memory.tree.evict(needed - memory.pages.num_free)
         return needed <= memory.pages.num_free
+
+
+def _record(sequence: Sequence) -> DraftRecord:
+    """What became of the sequence's drafts."""
+    if sequence.drafts is None:
+        sequence.drafts = DraftRecord()
+    return sequence.drafts
 
 
 def _samples_forced(task: Generation) -> bool:

@@ -7,21 +7,71 @@ Paths of a prefix tree that part never join again, so everything behind that key
 salt, and the public prefix is shared by all.
 
 Whatever an adapter computes is in a namespace of its own, under each salt: keys and values of one
-are wrong for any other. Public prefixes are then shared among the salts of one adapter.
+are wrong for any other. Public prefixes are then shared among the salts of one adapter. Adapters
+are known here by their names and the digests of their contents.
 
-Knows integers, salts and digests. The tree knows nothing of this, and such keys never leave it.
+Knows integers, salts and digests; knows no weights. The tree knows nothing of this, and such keys
+never leave it.
 """
 
 from __future__ import annotations
 
+import difflib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmprog.runtime.scheduling.adapter_names import BASE_ALONE, NamedAdapter
+from lmprog.errors import UnknownName
 from lmprog.wire import SHARES_PUBLIC
 
 _LEAST = -(2**31)  # the tree keeps 32-bit integers
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """`number` counts the runtime's adapters from 1 on; 0 is the base alone. `digest` is that of
+    its content, so that nothing computed with another of this name is taken for its own.
+    """
+
+    number: int = 0
+    name: str = ""
+    digest: str = ""
+
+
+BASE_ALONE = NamedAdapter()
+
+
+class AdapterNames:
+    """`digests` by name, in the order of their numbers."""
+
+    def __init__(self, digests: Mapping[str, str] | None = None) -> None:
+        self._known = {
+            name: NamedAdapter(number, name, digest)
+            for number, (name, digest) in enumerate((digests or {}).items(), 1)
+        }
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._known)
+
+    def find(self, name: str) -> NamedAdapter:
+        """Empty: the base alone. Raises `UnknownName`."""
+        if not name:
+            return BASE_ALONE
+        found = self._known.get(name)
+        if found is None:
+            raise unknown_adapter(name, self.names)
+        return found
+
+
+def unknown_adapter(name: str, names: tuple[str, ...]) -> UnknownName:
+    """With the nearest name and all others."""
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    valid = ", ".join(map(repr, names)) or "none, since the runtime was started without --lora"
+    return UnknownName(f"unknown adapter {name!r}{hint} valid: {valid}", name=name)
+
+
 _ADAPTERS, _ESCAPED = "\0a", "\0s"
 """How roots begin: those of adapters, and those of salts that begin with the same character."""
 
@@ -36,7 +86,7 @@ class Namespace:
     border: int = 0
     shift: int = 0
     adapter: int = 0
-    """What its keys and values are computed with; see `adapter_names`."""
+    """What its keys and values are computed with: the number of a `NamedAdapter`."""
 
     def keys(self, tokens: array[int]) -> array[int]:
         """The keys under which the tree knows `tokens`."""

@@ -3,7 +3,9 @@
 A sequence's page table lists the tree's pages of its shared prefix, then private pages. A page of
 the tree is written only by the row that computes it, in the step in which it enters the tree. A
 sequence that must continue inside a partly filled page of the tree takes the page back when no
-other sequence uses it; otherwise it copies the used slots to a page of its own.
+other sequence uses it; otherwise it copies the used slots to a page of its own. Where another row
+of the same step computes these slots there is nothing to copy yet: that row writes its keys and
+values to the second place as well (a *mirror*).
 
 Steps planned ahead take pages of a sequence's own. What they hold of a prompt enters the tree when
 the next step is planned with everything known.
@@ -14,14 +16,16 @@ Knows the tree, the allocator and sequences; decides nothing about who runs.
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 from lmprog.config import SchedulerConfig
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Row
 from lmprog.runtime.scheduling.scored_prompts import ScoredPrompts
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.scheduling.step_copies import StepCopies
-from lmprog.runtime.tier.second_tier import SecondTier
+
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.second_tier import SecondTier
 
 
 class PageTables:
@@ -367,3 +371,55 @@ class PageTables:
         sequence.pages = array("i")
         sequence.shared = sequence.computed = 0
         sequence.num_resets += 1
+
+
+class StepCopies:
+    """Of one step after the other."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._copies: list[Copy] = []
+        self._mirrors: list[Mirror] = []
+        self._writers: dict[int, tuple[int, int, int]] = {}
+        """Page written in this step -> (row, position of the page's first slot, first position that
+        the row computes).
+        """
+        self._origins: dict[int, Copy | Mirror] = {}
+        """Slot copied to in this step -> how it gets its contents."""
+
+    def begin(self) -> None:
+        """Another step is planned."""
+        self._copies, self._mirrors = [], []
+        self._writers.clear()
+        self._origins.clear()
+
+    def finish(self) -> tuple[tuple[Copy, ...], tuple[Mirror, ...]]:
+        """The copies and mirrors of the step."""
+        return tuple(self._copies), tuple(self._mirrors)
+
+    def write(self, page: int, row: int, begin: int, first: int) -> None:
+        """Row `row`, which computes positions from `first` on, writes `page`, whose first slot is
+        that of position `begin`.
+        """
+        self._writers[page] = (row, begin, first)
+
+    def share_slot(self, page: int, offset: int, target: int) -> None:
+        """Slot `target` gets the contents that slot `offset` of `page` has after this step."""
+        origin: Copy | Mirror | None = None
+        writer = self._writers.get(page)
+        if writer is not None:
+            row, begin, first = writer
+            if begin + offset >= first:
+                origin = Mirror(row, begin + offset - first, target)
+        if origin is None:
+            source = page * self._page_size + offset
+            known = self._origins.get(source)
+            if isinstance(known, Mirror):
+                origin = Mirror(known.row, known.offset, target)
+            else:
+                origin = Copy(known.source if known is not None else source, target)
+        if isinstance(origin, Mirror):
+            self._mirrors.append(origin)
+        else:
+            self._copies.append(origin)
+        self._origins[target] = origin

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lmprog.runtime.scheduling.drafts import RowDraft
+from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import Sequence
 
 
@@ -66,6 +66,20 @@ class Mirror:
     row: int
     offset: int
     target: int
+
+
+class RowDraft(NamedTuple):
+    """What is drafted after the known tokens of a row: pieces of a token that is sampled and those
+    that a constraint forces after it.
+    """
+
+    tokens: array[int]
+    lengths: tuple[int, ...]
+    """Of the pieces."""
+    aheads: tuple[Generation, ...] = ()
+    """The generation after each piece; none where it is plain, so that all pieces are tokens."""
+    evidence: int = 0
+    """What speaks for its first guess, as `draft_worth` counts it."""
 
 
 @dataclass(frozen=True, slots=True)

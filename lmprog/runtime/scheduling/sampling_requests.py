@@ -1,5 +1,5 @@
 """Sampling and scoring requests and their results: the values between the scheduler, which knows no
-tensors, and a sampler.
+tensors, and a sampler. And the random number of each sample.
 
 A logits row is named by its index among the wanted logits of the batch. Knows no pages, no text, no
 torch.
@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 from lmprog.constraints.constraint import MaskRow
 from lmprog.wire import SamplingParams
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
 
 Likely = tuple[tuple[int, float], ...]
 """The most likely tokens of one position with their log-probabilities, best first."""
@@ -71,3 +75,15 @@ class StepResults:
 
     samples: tuple[SampleResult | None, ...]
     scores: tuple[ScoreResult | None, ...]
+
+
+def uniform(seed: int, step: int) -> float:
+    """A number in (0, 1), never 0 or 1 itself."""
+    return (_mixed(_mixed(seed & _MASK) ^ (step * _GOLDEN & _MASK)) >> 11 | 1) / (1 << 53)
+
+
+def _mixed(value: int) -> int:
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

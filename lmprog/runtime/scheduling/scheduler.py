@@ -3,7 +3,7 @@
 Pure: no randomness, no transport, no tensors. A step is `plan`, the forward pass, and `commit`.
 
 Life of a sequence: it waits in the queue; it is *admitted* once its prefix is matched and locked
-and the pages it needs next can be freed (`running_sequences`); then each step gives it a row
+and the pages it needs next can be freed (`admission`); then each step gives it a row
 (`step_planner`). Known tokens enter the tree when they are planned, so that other sequences of the
 same step already share them; generated tokens enter when the sequence ends. Others that need its
 memory can send it back to the queue. A sequence that does not fit the memory alone is refused
@@ -11,35 +11,56 @@ memory can send it back to the queue. A sequence that does not fit the memory al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import inf
+from typing import TYPE_CHECKING
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Node, PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import ActivePrograms
-from lmprog.runtime.scheduling.ahead_planner import AheadPlan, AheadPlanner
-from lmprog.runtime.scheduling.client_shares import ClientShares
-from lmprog.runtime.scheduling.drafting import Drafting
-from lmprog.runtime.scheduling.logits_requests import LogitsRequests
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
+from lmprog.runtime.scheduling.admission import Memory, ProgramAdmission, RunningSequences
+from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, apply_results
 from lmprog.runtime.scheduling.page_tables import PageTables
-from lmprog.runtime.scheduling.pins import Pins
-from lmprog.runtime.scheduling.plan import Plan, Row
+from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
 from lmprog.runtime.scheduling.policy import AdmissionOrder, preemption_order
-from lmprog.runtime.scheduling.program_admission import Memory, ProgramAdmission
-from lmprog.runtime.scheduling.progress import Progress, apply_results
-from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
-from lmprog.runtime.scheduling.sequence_checks import check_sequences
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import StepCosts
 from lmprog.runtime.scheduling.step_planner import StepPlanner
-from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
-from lmprog.runtime.tier.page_store import PageStore
-from lmprog.runtime.tier.second_tier import SecondTier
+from lmprog.runtime.scheduling.waiting_queue import ClientShares, WaitingQueue
+
+if TYPE_CHECKING:
+    from lmprog.runtime.scheduling.drafting import Drafting
+    from lmprog.runtime.tier.page_store import PageStore
+    from lmprog.runtime.tier.second_tier import SecondTier
 
 _NOTHING = Plan()
+
+
+@dataclass(eq=False, slots=True)
+class StepHooks:
+    """What hangs on the steps of a scheduler, beside what every step does. Each list is called in
+    its order; what is switched off is in none.
+    """
+
+    extend_rows: list[Callable[[list[Row], int], dict[int, RowDraft]]] = field(default_factory=list)
+    """Lengthens rows of a step by tokens that are not known, so many at most; returns these by
+    row.
+    """
+    planned: list[Callable[[Plan, int], object]] = field(default_factory=list)
+    """A step is planned with everything known, and so much of its budget is left."""
+    committed: list[Callable[[Plan, Mapping[int, int], float], object]] = field(
+        default_factory=list
+    )
+    """The results of a step that began then are applied; by row, how many tokens that were not
+    known were right.
+    """
+    idle: list[Callable[[float], object]] = field(default_factory=list)
+    """A turn at that time had no work."""
 
 
 class Scheduler:
@@ -65,9 +86,8 @@ class Scheduler:
         self.costs = StepCosts()
         self._work = 0.0
         self._clock = clock or (lambda: self._work)
-        self.tier = None
-        if store is not None:
-            self.tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self._clock)
+        self.hooks = StepHooks()
+        self.tier = None if store is None else self._second_tier(store)
         self.tables = PageTables(config, self.tree, self.pages, self.tier)
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
@@ -75,14 +95,13 @@ class Scheduler:
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)
-        memory = Memory(
+        self.memory = memory = Memory(
             config, self.pages, self.tree, self.tables, self.pins, self.stats, self.tier
         )
         self._admission = ProgramAdmission(memory, self.waiting, self.programs, self.shares)
-        self.drafting = Drafting(memory, self._clock)
         self._running = RunningSequences(memory, self.waiting, self.programs, self._admission)
         step_seconds = config.step_ms / 1000 if config.step_ms else inf
-        self._planner = StepPlanner(
+        self.planner = StepPlanner(
             memory,
             self._running,
             self.waiting,
@@ -90,10 +109,39 @@ class Scheduler:
             self.costs,
             step_seconds if clock else None,
         )
-        self._ahead = AheadPlanner(memory, self._running, self.waiting, self._planner)
-        self._budget_pages = -(-config.token_budget // config.page_size)
+        self.drafting = self._drafting() if config.speculation != "off" else None
         self.step = 0
         self._step_began = 0.0
+
+    # --- what hangs on its steps; assembly hangs what needs more than a scheduler
+
+    def _second_tier(self, store: PageStore) -> SecondTier:
+        """Takes evicted pages. It stores some before they are evicted, while others work."""
+        from lmprog.runtime.tier.second_tier import SecondTier
+
+        tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self._clock)
+        storing, clock = tier.storing, self._clock
+        budget_pages = -(-self.config.token_budget // self.config.page_size)
+
+        def save_ahead(plan: Plan, _: int) -> None:
+            if plan.rows:
+                storing.save_ahead(budget_pages - self.pages.num_free)
+
+        self.hooks.planned.append(save_ahead)
+        self.hooks.committed.append(lambda _plan, _right, began: storing.begin(clock() - began))
+        self.hooks.idle.append(lambda _: storing.rest(self.stats.steps))
+        return tier
+
+    def _drafting(self) -> Drafting | None:
+        """None where the installation has been made without it."""
+        if find_spec("lmprog.runtime.scheduling.drafting") is None:
+            return None
+        from lmprog.runtime.scheduling.drafting import Drafting
+
+        drafting = Drafting(self.memory, self._clock)
+        self.hooks.extend_rows.append(drafting.add)
+        self.hooks.committed.append(drafting.committed)
+        return drafting
 
     @property
     def running(self) -> list[Sequence]:
@@ -200,29 +248,25 @@ class Scheduler:
             self._work += 1.0
             return _NOTHING
         self._admission.begin()
-        rows, budget, is_bounded = self._planner.rows(self.step, self._step_began)
-        drafts = self.drafting.add(rows, budget)
-        for index, drafted in drafts.items():
-            self.shares.serve(rows[index].sequence.group.client, len(drafted.tokens))
+        rows, budget, is_bounded = self.planner.rows(self.step, self._step_began)
+        drafts: dict[int, RowDraft] = {}
+        for extend_rows in self.hooks.extend_rows:
+            drafts = extend_rows(rows, budget)
+            for index, drafted in drafts.items():
+                self.shares.serve(rows[index].sequence.group.client, len(drafted.tokens))
         plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded)
         self._count(plan)
-        self._ahead.begin(is_full=not budget)
-        if self.tier is not None and rows:
-            self.tier.storing.save_ahead(self._budget_pages - self.pages.num_free)
+        for planned in self.hooks.planned:
+            planned(plan, budget)
         return plan
 
-    def plan_ahead(
-        self, plan: Plan, current: list[int], requests: LogitsRequests
-    ) -> AheadPlan | None:
-        """The step after `plan`, which is being computed, for its `current` rows; None where it
-        needs that one's results. `commit` of that one comes first.
+    def go_ahead(self, plan: Plan) -> None:
+        """`plan` is computed next, and was made before the step under way is committed, without
+        what that one brings.
         """
-        ahead = self._ahead.after(plan, current, requests)
-        if ahead is not None:
-            self.step += 1
-            self._count(ahead.rows.plan)
-            self._charge(ahead.rows.plan.rows)
-        return ahead
+        self.step += 1
+        self._count(plan)
+        self._charge(plan.rows)
 
     def commit(self, plan: Plan, requests: LogitsRequests, results: StepResults) -> list[Progress]:
         """Applies the results of a step. Sequences that ended stay admitted until `end` is
@@ -230,15 +274,13 @@ class Scheduler:
         """
         seconds, least = self._clock() - self._step_began, plan.num_decoded
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
-        if self.tier is not None:
-            self.tier.storing.begin(seconds)
         for sequence, _, start, end, _, _ in plan.rows:
             sequence.computed = end
             sequence.group.count_computed(sequence, start, end - start)
         progress, num_generated, accepted = apply_results(plan, requests, results)
         self.stats.generated_tokens += num_generated
-        self.drafting.settle(plan, accepted)
-        self.drafting.observe(plan, accepted, self._clock() - self._step_began)
+        for committed in self.hooks.committed:
+            committed(plan, accepted, self._step_began)
         failed = [one for one in progress if one.error is not None]
         for one in failed:
             if one.not_finite:
@@ -304,3 +346,24 @@ class Scheduler:
         self.pages.check([*held, *self.tables.pages_loading(), *private])
         self.programs.check(self.running, self.waiting)
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
+
+
+def check_sequences(
+    running: Iterable[Sequence], waiting: WaitingQueue, held: set[int], page_size: int
+) -> None:
+    """Invariants of running and waiting sequences; `held` are the pages of the tree. Raises
+    AssertionError.
+    """
+    for sequence in running:
+        assert sequence.state is SequenceState.RUNNING, "an admitted sequence runs"
+        assert sequence not in waiting, "an admitted sequence does not wait"
+        whole = min(sequence.shared, sequence.computed // page_size)
+        assert all(page in held for page in sequence.pages[:whole]), "shared pages are in the tree"
+        if sequence.node is not None:
+            assert sequence.node.salt == sequence.namespace.root, "salts never share a page"
+        room = len(sequence.pages) * page_size
+        assert room >= sequence.computed, "computed tokens have pages"
+    for sequence in waiting:
+        assert sequence.state is SequenceState.WAITING, "a queued sequence waits"
+        assert sequence.node is None, "a waiting sequence locks nothing"
+        assert not sequence.pages, "a waiting sequence has no pages"

@@ -14,13 +14,16 @@ import enum
 from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
-from lmprog.runtime.scheduling.draft_chances import DraftRecord
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import SHARED_NAMESPACE, Namespace
 from lmprog.runtime.scheduling.scoring import Scoring
+
+if TYPE_CHECKING:
+    from lmprog.runtime.scheduling.draft_worth import DraftRecord
 
 
 class SequenceState(enum.Enum):
@@ -165,7 +168,8 @@ class Sequence:
         """How many it has waited for."""
         self.sweep = 0
         """dfs: number of the sweep that it belongs to."""
-        self.drafts = DraftRecord()
+        self.drafts: DraftRecord | None = None
+        """Kept by whoever drafts for it; None before the first draft."""
         self.error: LmprogError | None = None
 
     @property

@@ -5,7 +5,7 @@ budget. Prefills are cut so that the step lasts no longer than it may: beside de
 else `ALONE_SECONDS`. Clients take turns with them, the one that was served least first; within a
 client those that run go before those that wait.
 
-Knows counts and measured costs; which sequences run, and whom to preempt, is `running_sequences`'
+Knows counts and measured costs; which sequences run, and whom to preempt, is `admission`'s
 matter, where their tokens go that of `page_tables`.
 """
 
@@ -15,13 +15,11 @@ from collections.abc import Hashable
 from math import inf
 from typing import NamedTuple
 
-from lmprog.runtime.scheduling.client_shares import ClientShares
+from lmprog.runtime.scheduling.admission import Memory, RunningSequences
 from lmprog.runtime.scheduling.plan import Row
-from lmprog.runtime.scheduling.program_admission import Memory
-from lmprog.runtime.scheduling.running_sequences import RunningSequences
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 from lmprog.runtime.scheduling.step_costs import StepCosts
-from lmprog.runtime.scheduling.waiting_queue import WaitingQueue
+from lmprog.runtime.scheduling.waiting_queue import ClientShares, WaitingQueue
 
 ALONE_SECONDS = 1.0
 """How long a step without decodes may last: what comes meanwhile waits for its end."""
@@ -80,7 +78,9 @@ class StepPlanner:
             ):  # may have been preempted for an earlier one
                 budget -= self._extend(sequence, budget, rows)
         self._waiting.refresh()
-        return StepRows(rows, self._admit(rows, budget, (step, now, inf)), is_bounded)
+        if len(self._waiting):
+            budget = self._admit(rows, budget, (step, now, inf))
+        return StepRows(rows, budget, is_bounded)
 
     def _admit(self, rows: list[Row], budget: int, until: tuple[int, float, float]) -> int:
         """Admits sequences while there is budget for them, as `RunningSequences.admit_next` says.
@@ -96,7 +96,7 @@ class StepPlanner:
     def _plan_decodes(self, rows: list[Row]) -> list[Sequence]:
         """Adds a row for each sequence with one token left to compute; returns the others."""
         prefills: list[Sequence] = []
-        planned: dict[Hashable, int] = {}
+        planned: dict[Hashable, int] | None = None  # where there are several clients
         last: Hashable = None
         count = 0  # rows of the client that came last
         left = min(self._config.token_budget, self._config.max_rows)
@@ -110,16 +110,20 @@ class StepPlanner:
                     rows.append(row)
                     client = sequence.group.client
                     if client != last:  # neighbours mostly have the same one
-                        planned[last] = planned.get(last, 0) + count
+                        if count:
+                            planned = {} if planned is None else planned
+                            planned[last] = planned.get(last, 0) + count
                         last, count = client, 0
                     count += 1
                     left -= 1
                 else:
                     left -= self._extend(sequence, 1, rows)
-        planned[last] = planned.get(last, 0) + count
-        for client, num_tokens in planned.items():
-            if num_tokens:
+        if planned is not None:
+            planned[last] = planned.get(last, 0) + count
+            for client, num_tokens in planned.items():
                 self._shares.serve(client, num_tokens)
+        elif count:
+            self._shares.serve(last, count)
         return prefills
 
     def prefill_budget(self, num_decodes: int) -> tuple[int, bool]:

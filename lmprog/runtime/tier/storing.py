@@ -31,6 +31,8 @@ AHEAD_STEPS = 1000
 """In so many steps pages are stored ahead, at first and whenever evictions have found the store
 full: a page stored ahead may be used again, and then was stored for nothing.
 """
+REST_SECONDS = 0.002
+"""Seconds that storing may take in a turn without other work."""
 CLOSE_WAIT = 1.0
 """Seconds that a page waits for room at the end, before the rest is given up."""
 
@@ -82,6 +84,8 @@ class TierStoring:
         """Seconds that storing ahead may take in a step."""
         self._steps_left = AHEAD_STEPS
         """In which pages are stored ahead."""
+        self._num_steps_stored = 0
+        """After so many steps there was nothing left to store."""
         tree.on_evict = self._evicted
 
     def begin(self, seconds: float) -> None:
@@ -99,6 +103,16 @@ class TierStoring:
             if (not node.children and self._save(node, 1.0, self._takes)) or not has_time():
                 break
         return self.counters.stored > before
+
+    def rest(self, num_steps: int) -> None:
+        """A turn had no work, after so many steps in all: stores for a little while, until there
+        is nothing new since the last of them.
+        """
+        if num_steps == self._num_steps_stored:
+            return
+        ends = self._clock() + REST_SECONDS
+        if not self.save_recent(lambda: self._clock() < ends):
+            self._num_steps_stored = num_steps
 
     def save_ahead(self, num_pages: int) -> None:
         """Stores what will be evicted next, for a little time and as long as the store takes it,

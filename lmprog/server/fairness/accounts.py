@@ -109,8 +109,8 @@ class KeyAccounts:
     def __iter__(self) -> Iterator[KeyAccount]:
         return iter(self._accounts.values())
 
-    def get(self, key: ApiKey | None) -> KeyAccount | None:
-        return None if key is None else self._accounts.get(key.name)
+    def get(self, key: ApiKey) -> KeyAccount | None:
+        return self._accounts.get(key.name)
 
     def most_at_once(self, account: KeyAccount) -> int:
         """Places that the key may hold while it is alone."""

@@ -1,28 +1,60 @@
 """Sends calls of several keys to the runtime in fair order, no more at once than it computes.
 
-The runtime gets at most `window` results; the rest waits here, in a weighted fair queue by key,
-where long lists of choices cost more than one result. Large requests are sent in pieces, so that
-none of them holds up another key for long. What costs nothing is sent in its order, too. Knows ops
-and their costs; knows no connection.
+The runtime gets at most `window` results; the rest waits here, in a weighted fair queue by key
+(start-time fair queueing), where long lists of choices cost more than one result. Large requests
+are sent in pieces, so that none of them holds up another key for long. What costs nothing is sent
+in its order, too. Knows ops and their costs; knows no connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import heapq
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 from lmprog import wire
 from lmprog.errors import LmprogError
-from lmprog.server.fairness.fair_queue import FairQueue
 
+Item = TypeVar("Item")
 PIECE = 16
 """What one piece costs, if it holds more than one call."""
 CHOICE_CHARACTERS = 400
 """Characters of a selection's choices that cost as much as a result: some hundred tokens."""
 _SHORTEST_TIMEOUT = 0.001
+
+
+class FairQueue(Generic[Item]):
+    """Items of flows. Items of one flow leave in their order."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Item]] = []
+        self._order = itertools.count()
+        self._now = 0.0  # virtual time: the start tag of the last item that left
+        self._ends: dict[Hashable, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Item]:
+        """All items, in no order."""
+        return (item for _, _, item in self._heap)
+
+    def push(self, flow: Hashable, weight: float, cost: float, item: Item) -> None:
+        start = max(self._now, self._ends.get(flow, 0.0))
+        self._ends[flow] = start + cost / weight
+        heapq.heappush(self._heap, (start, next(self._order), item))
+
+    def pop(self) -> Item:
+        """The next item. Raises IndexError where there is none."""
+        start, _, item = heapq.heappop(self._heap)
+        self._now = start
+        if len(self._ends) > 2 * len(self._heap) + 64:
+            self._ends = {flow: end for flow, end in self._ends.items() if end > start}
+        return item
 
 
 class Flow(Protocol):

@@ -1,8 +1,15 @@
-"""API keys: their digests, what they permit, and how a request brings one.
+"""Who sends a request: its key, and the site whose page sends it.
 
 A key is given as `Authorization: Bearer KEY`, as the password of `Authorization: Basic` (so that a
-browser can ask for it), or as `x-api-key`. Digests are compared in constant time. Knows headers;
-does not read bodies.
+browser can ask for it), or as `x-api-key`. Digests are compared in constant time.
+
+Pages of other sites must not use the server in the name of a browser's user. Two attacks end here.
+DNS rebinding: a page whose own name resolves to our address is of the same origin for the browser,
+so the `Host` header must be a name that we serve. Cross-site requests: a page of any site can send
+some requests anywhere, so `Origin` must be that of `Host`, or one that the operator allows. Both
+are checked for every request, with or without keys.
+
+Knows headers; knows neither bodies nor routes.
 """
 
 from __future__ import annotations
@@ -11,13 +18,28 @@ import base64
 import binascii
 import enum
 import hashlib
+import ipaddress
+import re
 import secrets
+import socket
+from collections.abc import Mapping
 from contextvars import ContextVar
 
-from starlette.datastructures import Headers
+from starlette.types import Scope
 
+from lmprog.server.http.http_errors import Problem
 from lmprog.server.options.api_keys import ApiKey, digest, keys_of
-from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.options.server_settings import ServerSettings, is_loopback
+
+calling_key: ContextVar[ApiKey | None] = ContextVar("calling_key", default=None)
+"""The key of the request that this context serves; None: it has none, and needs none."""
+calling_adapter: ContextVar[str] = ContextVar("calling_adapter", default="")
+"""The adapter that the request of this context names as its model; empty: the base alone."""
+calling_session: ContextVar[str] = ContextVar("calling_session", default="")
+"""The session of the request that this context serves; empty: none."""
+ANY = "*"
+_HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:\[\]]*)(?P<port>:\d*)?")
+_SHOWN = 100
 
 
 class Access(enum.IntEnum):
@@ -26,15 +48,6 @@ class Access(enum.IntEnum):
     NOTHING = 0
     USER = 1
     ADMIN = 2
-
-
-calling_key: ContextVar[ApiKey | None] = ContextVar("calling_key", default=None)
-"""The key of the request that this context serves; None: it has none, and needs none."""
-
-calling_adapter: ContextVar[str] = ContextVar("calling_adapter", default="")
-"""The adapter that the request of this context names as its model; empty: the base alone."""
-calling_session: ContextVar[str] = ContextVar("calling_session", default="")
-"""The session of the request that this context serves; empty: none."""
 
 
 class Keyring:
@@ -68,7 +81,13 @@ def caller_of(key: str) -> str:
     return hashlib.sha256(b"caller:" + key.encode()).hexdigest()
 
 
-def given_key(headers: Headers) -> tuple[str | None, bool]:
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """The first header of each name: read once, since a guard looks for seven of them."""
+    given = reversed(list(scope["headers"]))
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in given}
+
+
+def given_key(headers: Mapping[str, str]) -> tuple[str | None, bool]:
     """The key that a request brings, and whether a browser may have added it by itself."""
     scheme, _, rest = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and rest:
@@ -81,7 +100,71 @@ def given_key(headers: Headers) -> tuple[str | None, bool]:
     return headers.get("x-api-key"), False
 
 
-def session_of(headers: Headers) -> str:
+def session_of(headers: Mapping[str, str]) -> str:
     """A digest of the header `x-session-id`; empty where there is none."""
     session = headers.get("x-session-id", "")
     return hashlib.blake2b(session.encode(), digest_size=16).hexdigest() if session else ""
+
+
+class ServedSites:
+    """The names that this server is reached by, and the other sites that may use it."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        own = {settings.host, "localhost"}
+        if not is_loopback(settings.host):
+            own.add(socket.gethostname())
+        self._names = frozenset(name.lower() for name in (*settings.allowed_hosts, *own))
+        self._origins = frozenset(origin.lower() for origin in settings.cors_origins)
+
+    def serves(self, host: str) -> bool:
+        """Whether a `Host` header names this server. Nobody can point an address elsewhere."""
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found["name"].lower().removesuffix(".")
+        return ANY in self._names or name in self._names or _is_address(name)
+
+    def allows(self, origin: str, host: str) -> bool:
+        """Whether a page of `origin` may send requests to `host`."""
+        origin = origin.lower()
+        is_own = origin.partition("://")[2] == host.lower() != ""
+        return is_own or origin in self._origins or ANY in self._origins
+
+    def problem(self, headers: Mapping[str, str], method: str) -> Problem | None:
+        """Why such a request may come from a page of another site; None: it does not."""
+        host = headers.get("host")
+        if host is not None and not self.serves(host):
+            return Problem(
+                403,
+                f"The server was reached as {host[:_SHOWN]!r}, which is not a name of its own. "
+                "Use its address or localhost, or start it with --allowed-hosts and this name.",
+                code="unknown_host",
+            )
+        origin = headers.get("origin")
+        if origin is None:
+            is_foreign = _is_sent_by_another_site(headers, method)
+        else:
+            is_foreign = not self.allows(origin, host or "")
+        if not is_foreign:
+            return None
+        return Problem(
+            403,
+            f"A page of another site ({(origin or 'unknown')[:_SHOWN]}) may not use this server; "
+            "to allow it, start the server with --cors-origin and the site's origin.",
+            code="foreign_site",
+        )
+
+
+def _is_sent_by_another_site(headers: Mapping[str, str], method: str) -> bool:
+    """Without an Origin: pictures, scripts and the like. Following a link is allowed."""
+    site = headers.get("sec-fetch-site", "none")
+    is_link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
+    return site not in ("same-origin", "none") and not is_link
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

@@ -2,8 +2,9 @@
 for what is wrong.
 
 Strict: no NaN or Infinity, no number beyond a float's range, no key twice, no absurd nesting,
-nothing but UTF-8 JSON. `fields(Struct)` of a body that the struct does not have are reported, not
-refused (unless the server is strict).
+nothing but UTF-8 JSON. A parsed value takes far more memory than its text (`[[],[],...]` grows by a
+factor of twenty), so the values of a text are counted before it is parsed. Fields of a body that
+its struct does not have are reported, not refused (unless the server is strict).
 """
 
 from __future__ import annotations
@@ -21,11 +22,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from lmprog.server.http.field_errors import MAX_SHOWN, kind_of, wrong_field
 from lmprog.server.http.foreign_fields import check_foreign, unknown_field
 from lmprog.server.http.http_errors import ClientGone, HttpError, Problem, refused
-from lmprog.server.http.json_size import size_problem
-from lmprog.server.http.limits import LIMITS
+from lmprog.server.http.limits import LIMITS, OPTION_OF_SPELLING, Limit
 from lmprog.server.options.server_settings import ServerSettings
 
 log = logging.getLogger("lmprog.server")
@@ -41,6 +40,36 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _logged: set[str] = set()
 """Unknown fields that the log has already. At most `_MOST_LOGGED`: clients choose these names."""
 _MOST_LOGGED = 1000
+MAX_VALUES = 1_500_000
+"""Values in one text, nested ones and keys included: prompts of a million token ids still fit."""
+MAX_CONTAINERS = 100_000
+"""Arrays and objects in one text, the expensive ones among the values."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, or an unterminated one up to the end: so that no start is tried twice."""
+_OPENING = (b"[", b"{")
+_BETWEEN = (b",", b":")
+MAX_SHOWN = 60
+"""Characters of a value that a message repeats."""
+_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_TYPES = {
+    str: "str",
+    bool: "bool",
+    type(None): "null",
+    int: "int",
+    float: "float",
+    dict: "object",
+    list: "array",
+}
+"""What msgspec calls them."""
+_EXPECTED = {
+    "str": "a string",
+    "bool": "a boolean",
+    "int": "an integer",
+    "float": "a number",
+    "object": "an object",
+    "array": "an array",
+}
+"""What messages call msgspec's types. null, which means that a field is left out, is not said."""
 
 
 class BodyRoom:
@@ -313,3 +342,116 @@ def _too_deep() -> HttpError:
         f"The body is nested deeper than {LIMITS['nesting'].maximum:g} levels; flatten it.",
         code="invalid_json",
     )
+
+
+def size_problem(text: bytes) -> str | None:
+    """Why this text may not be parsed, as a sentence; None where it may."""
+    if _is_small(text):  # counted with the strings: quick, and never too low
+        return None
+    bare = _STRING.sub(b'""', text)
+    containers = _count(bare, _OPENING)
+    if containers > MAX_CONTAINERS:
+        return (
+            f"The body has {containers:,} arrays and objects; it may have {MAX_CONTAINERS:,}. "
+            "Send less at once."
+        )
+    values = containers + _count(bare, _BETWEEN)
+    if values > MAX_VALUES:
+        return f"The body has {values:,} values; it may have {MAX_VALUES:,}. Send less at once."
+    return None
+
+
+def _is_small(text: bytes) -> bool:
+    if len(text) <= MAX_CONTAINERS:
+        return True
+    containers = _count(text, _OPENING)
+    return containers <= MAX_CONTAINERS and containers + _count(text, _BETWEEN) <= MAX_VALUES
+
+
+def _count(text: bytes, marks: tuple[bytes, ...]) -> int:
+    return sum(text.count(mark) for mark in marks)
+
+
+def wrong_field(said: str, value: Mapping[str, Any]) -> HttpError:
+    """msgspec's complaint as a sentence: which field, what was sent, what is allowed."""
+    found = _AT.search(said)
+    what = said[: found.start()] if found else said
+    path = _spelled(found["path"] if found else "", what, value)
+    sent = _find(value, path)
+    limit = _limit_of(path)
+    if limit is not None and limit.unit == "items" and isinstance(sent, str):
+        limit = _limit_of(f"{path}[]") or limit
+    if limit is not None and (" >= " in what or " <= " in what or "length" in what):
+        if "length" in what and isinstance(sent, str | list | dict):
+            message = f"{path} has {len(sent):,} {limit.unit}; it may have {limit.words()}."
+        else:
+            message = f"{path} is {_show(sent)}; it must be {limit.words()}."
+    elif what.startswith("Object missing required field"):
+        name = what.rpartition("`")[0].rpartition("`")[2]
+        path = f"{path}.{name}" if path else name
+        message = f"{path} is missing."
+    elif what.startswith("Object contains unknown field"):
+        name = what.rpartition("`")[0].rpartition("`")[2]
+        path = f"{path}.{name}" if path else name
+        message = f"unknown field {json.dumps(path[:MAX_SHOWN])}."
+    elif what.startswith("Invalid"):
+        message = (
+            f"{path} is {_show(sent)}, which is none of its values; docs/server.md lists them."
+        )
+    else:
+        expected = (
+            what.partition(", got")[0].removeprefix("Expected ").replace("`", "").split(" | ")
+        )
+        words = " or ".join(_EXPECTED.get(one, one) for one in expected if one != "null")
+        message = f"{path or 'The body'} is {_show(sent)}; it must be {words}."
+    return refused(message, path or None, "invalid_value")
+
+
+def _limit_of(path: str) -> Limit | None:
+    """`stop[3]` has the limits of `stop[]`; `a.b` those of `b`."""
+    last = re.sub(r"\[[^\]]*\]", "[]", path).rpartition(".")[2]
+    name, brackets, _ = last.partition("[]")
+    last = OPTION_OF_SPELLING.get(name, name) + brackets
+    return LIMITS.get(last) or LIMITS.get(last.replace("[]", ""))
+
+
+def _spelled(path: str, what: str, value: Any) -> str:
+    """The path with the key of the object's value that is wrong, where msgspec says `[...]` for
+    it.
+    """
+    before, dots, after = path.partition("[...]")
+    inside = _find(value, before)
+    if not dots or not isinstance(inside, dict):
+        return path
+    limit = _limit_of(f"{before}[]")
+    for key, one in inside.items():
+        is_number = isinstance(one, int | float) and not isinstance(one, bool)
+        beyond = is_number and limit is not None and not limit.minimum <= one <= limit.maximum
+        if beyond or what.endswith(f"got `{_TYPES.get(type(one))}`"):
+            return f"{before}[{key[:MAX_SHOWN]}]{after}"
+    return path
+
+
+def _find(value: Any, path: str) -> Any:
+    """The value at msgspec's path; of `[...]`, which names no key, the whole."""
+    for key in re.findall(r"[^.\[\]]+", path):
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return value
+    return value
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return kind_of(value)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text):,} characters)"
+
+
+def kind_of(value: Any) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"an array of {len(value):,}"
+    return {str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")

@@ -1,6 +1,9 @@
 """The HTTP server: uvicorn with h11 and limits, on a socket that is bound before anything starts.
 
-Installs no signal handler and prints nothing: its caller does. Knows uvicorn; knows no application.
+Adds to uvicorn's h11 protocol: a time within which headers must have come and answers be read, the
+transport for `sse.cut_off`, a short way for the parts of streams, an answer with its reason to what
+is not HTTP, and refusals in the turn in which a head has come (`EarlyRefusal`). Installs no signal
+handler and prints nothing: its caller does. Knows uvicorn; knows no application.
 """
 
 from __future__ import annotations
@@ -10,15 +13,29 @@ import contextlib
 import gc
 import importlib.util
 import socket
-from collections.abc import Awaitable, Callable, Generator
+import sys
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from http import HTTPStatus
+from typing import Any, ClassVar
 
+import h11
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from lmprog.errors import InvalidParameter
-from lmprog.server.http.early_refusal import EarlyRefusal
-from lmprog.server.http.listener import HttpConnection
-from lmprog.server.http.new_connection import NewConnection
+from lmprog.server.http.http_errors import Problem
+from lmprog.server.http.middleware import (
+    RequestMonitor,
+    log_request,
+    request_id_headers,
+    request_id_of,
+)
 from lmprog.server.options.server_settings import ServerSettings
 
 BACKLOG = 65_535
@@ -29,6 +46,283 @@ COLLECTED_EVERY = (10_000, 20, 10)
 """New objects until the youngest are looked at, and of how many such looks one takes in the next
 older ones. Few objects here stand in cycles, so that little garbage waits for it.
 """
+LINGER_SECONDS = 2.0
+"""How long the rest of a refused body may take."""
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+
+
+class EarlyRefusal:
+    """Answers requests for which there is no room, before a task is made for them: a flood of
+    thousands is refused in a fifth of the time that it would take in the application.
+    """
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        refuse: Callable[[Request], Response | None],
+        monitor: RequestMonitor,
+    ) -> None:
+        """`refuse` gives the refusal of a POST to one of `routes`; None: it may go on. It is asked
+        only while the `monitor` says that requests are being refused.
+        """
+        self._routes = {route.path.encode(): route for route in routes}
+        self._refuse = refuse
+        self._monitor = monitor
+
+    def is_for(self, head: h11.Request) -> bool:
+        """Whether such a request may have to be refused."""
+        return (
+            self._monitor.is_refusing
+            and head.method == b"POST"
+            and head.http_version == b"1.1"
+            and head.target in self._routes
+        )
+
+    def answer(self, head: h11.Request, fields: list[tuple[bytes, bytes]], ends: bool) -> bytes:
+        """The whole answer; empty where the request may go on. `ends`: the connection ends with
+        it.
+        """
+        route = self._routes[head.target]
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": route.path,
+            "route": route,
+            "headers": fields,
+            "query_string": b"",
+            "root_path": "",
+        }
+        request = Request(scope)
+        request_id = request_id_of(request.headers)
+        scope["state"] = {"request_id": request_id}
+        response = self._refuse(request)
+        if response is None:
+            return b""
+        with self._monitor.watch(scope) as end:
+            lines = [_STATUS_LINES[response.status_code]]
+            lines += [b"%b: %b" % field for field in response.raw_headers]
+            for name in request_id_headers(route.path):
+                lines.append(b"%b: %b" % (name.encode(), request_id.encode()))
+            if ends:
+                lines.append(b"connection: close")
+            log_request(scope, response.status_code, end, request_id)
+        return b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body)
+
+
+class RefusedBody:
+    """What is still to come of a refused request: forgotten, and then the connection ends. Bytes
+    that nobody reads would make the system take the answer back.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, missing: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._transport = transport
+        self._missing = missing
+        self._timer = loop.call_later(LINGER_SECONDS, transport.abort)
+        self.forget(0)
+
+    def forget(self, count: int) -> None:
+        self._missing -= count
+        if self._missing <= 0:
+            self._transport.close()
+
+    def end(self) -> None:
+        """The connection is gone."""
+        self._timer.cancel()
+
+
+class _Parser(h11.Connection):
+    """h11, which gives away only the requests that are not refused."""
+
+    def __init__(self, most: int, refuse: Callable[[h11.Request], bytes | None]) -> None:
+        """`refuse` answers a request, and gives what has come after it; None: it may go on."""
+        super().__init__(h11.SERVER, most)
+        self._most = most
+        self._refuse = refuse
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        while type(event) is h11.Request:
+            rest = self._refuse(event)
+            if rest is None:
+                break
+            super().__init__(h11.SERVER, self._most)  # nothing of the refused request is known
+            if not rest:
+                return h11.NEED_DATA
+            self.receive_data(rest)
+            event = super().next_event()
+        return event
+
+
+class UnreadAnswer:
+    """An answer that was written whole, and that its client has not read: it keeps its bytes for as
+    long as the client reads on.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, seconds: float
+    ) -> None:
+        """After `seconds` in which nothing was read the connection ends."""
+        self._transport = transport
+        self._loop = loop
+        self._seconds = seconds
+        self._left = transport.get_write_buffer_size()
+        self.is_over = False
+        """The client has read all of it."""
+        self._timer = loop.call_later(seconds, self._look)
+
+    def end(self) -> None:
+        """Nobody looks any more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        before, self._left = self._left, self._transport.get_write_buffer_size()
+        if self._left == before:
+            self._transport.abort()
+        elif self._left:  # it reads, or asks for more
+            self._timer = self._loop.call_later(self._seconds, self._look)
+        else:
+            self.is_over = True
+
+
+class HttpConnection(H11Protocol):
+    """One client's connection."""
+
+    header_seconds: ClassVar[float] = 60.0
+    """Within which the headers of a request must be there, from its first byte or the connection's
+    beginning.
+    """
+    write_stall: ClassVar[float] = 60.0
+    """An answer that was written, and of which its client reads nothing for so long, is cut off."""
+    early: ClassVar[EarlyRefusal | None] = None
+    """Sees the heads of requests."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, dict(app_state), _loop)
+        if self.early is not None and config.h11_max_incomplete_event_size is not None:
+            self.conn = _Parser(config.h11_max_incomplete_event_size, self._refuse)
+        self._timer: asyncio.TimerHandle | None = None
+        self._unread: UnreadAnswer | None = None
+        self._refused: RefusedBody | None = None
+        """What is still to come of a request that was refused."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state["transport"] = transport
+        self.app_state["write_part"] = self.write_part
+        self._time_headers(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._time_headers(False)
+        if self._unread is not None:
+            self._unread.end()
+        if self._refused is not None:
+            self._refused.end()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused is not None:
+            self._refused.forget(len(data))
+            return
+        super().data_received(data)
+        if not self._is_between:
+            self._time_headers(False)
+        elif self._timer is None:
+            # uvicorn's own timer between requests ends with the first byte of the next
+            self._time_headers(True)
+
+    def on_response_complete(self) -> None:
+        is_watched = self._unread is not None and not self._unread.is_over
+        if not is_watched and self.transport.get_write_buffer_size():
+            self._unread = UnreadAnswer(self.transport, self.loop, self.write_stall)
+        super().on_response_complete()
+
+    @property
+    def _is_between(self) -> bool:
+        """No request has come yet, or the last one is answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _time_headers(self, waits: bool) -> None:
+        """Whether the headers of a request are waited for, from now on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if waits:
+            self._timer = self.loop.call_later(self.header_seconds, self.transport.abort)
+
+    def _refuse(self, head: h11.Request) -> bytes | None:
+        """Answers a request for which there is no room, and gives what has come after it. A body
+        without a content-length, or one that the client sends only when it is asked to, is left to
+        the application.
+        """
+        early = self.early
+        if early is None or not early.is_for(head):
+            return None
+        fields = [(name.lower(), value) for name, value in head.headers.raw_items()]
+        given = dict(fields)
+        if b"content-length" not in given or b"expect" in given:
+            return None
+        come, length = self.conn.trailing_data[0], int(given[b"content-length"])
+        missing = length - len(come)
+        ends = missing > 0 or given.get(b"connection", b"").lower() == b"close"
+        answer = early.answer(head, fields, ends)
+        if not answer:
+            return None
+        self.transport.write(answer)
+        if ends:
+            self._refused = RefusedBody(self.transport, missing, self.loop)
+            return b""
+        self._time_headers(True)
+        return come[length:]
+
+    async def write_part(self, part: bytes) -> None:
+        """Writes a part of a chunked body past ASGI's layers and h11: a fifth of what a stream
+        cost.
+
+        Only between the response's start and its end, and only in HTTP/1.1. h11 keeps no account of
+        chunks, so its state stays right.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if part and not self.transport.is_closing():  # an empty chunk would be the end
+            self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+
+    def send_400_response(self, msg: str) -> None:
+        """The answer to what cannot be read as HTTP/1.1. Called while h11's error is handled."""
+        error = sys.exc_info()[1]
+        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            status = HTTPStatus(hint)
+            if status is HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+                limit = self.config.h11_max_incomplete_event_size or 0
+                message = f"The headers have more than {limit:,} bytes."
+            else:
+                message = f"This is not a valid HTTP/1.1 request: {error or msg}."
+            body = Problem(status, message).body()
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+            ]
+            phrase = status.phrase.encode()
+            for said in (
+                h11.Response(status_code=status, headers=headers, reason=phrase),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                if output := self.conn.send(said):
+                    self.transport.write(output)
+        self.transport.close()
 
 
 class HttpServer(uvicorn.Server):
@@ -47,11 +341,10 @@ class HttpServer(uvicorn.Server):
         http = type(
             "_Connection", (HttpConnection,), {"early": early, "write_stall": settings.write_stall}
         )
-        first = type("_First", (NewConnection,), {"early": early, "http": http})
         super().__init__(
             uvicorn.Config(
                 app,
-                http=http if early is None else first,
+                http=http,
                 ws="none",
                 lifespan="off",
                 loop="none",

@@ -38,6 +38,11 @@ RequestEnd: TypeAlias = Callable[[str, int], float]
 class RequestMonitor(Protocol):
     """Counts and times requests."""
 
+    @property
+    def is_refusing(self) -> bool:
+        """Whether generations have been refused a moment ago."""
+        ...
+
     def watch(self, scope: Scope) -> AbstractContextManager[RequestEnd]:
         """Around one request, which counts as open inside."""
         ...
@@ -99,5 +104,6 @@ def log_request(scope: Scope, status: int, end: RequestEnd, request_id: str) -> 
     """Counts and logs a request that has ended."""
     # The path's pattern, for labels: clients can send any path.
     seconds = end(getattr(scope.get("route"), "path", "other"), status)
-    path = quote(scope["path"][:200], safe="/:~")
-    log.info("%s %s %d %.1f ms %s", scope["method"], path, status, 1e3 * seconds, request_id)
+    if log.isEnabledFor(logging.INFO):
+        path = quote(scope["path"][:200], safe="/:~")
+        log.info("%s %s %d %.1f ms %s", scope["method"], path, status, 1e3 * seconds, request_id)

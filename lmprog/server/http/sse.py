@@ -48,17 +48,13 @@ def event(
     value: object, name: str | None = None, encode: Callable[[Any], bytes] = _encoder.encode
 ) -> bytes:
     """One event with JSON data."""
-    return _event_of(encode(value), name)
+    data = b"data: " + one_line(encode(value)) + b"\n\n"
+    return data if name is None else b"event: " + name.encode() + b"\n" + data
 
 
 def failure_event(problem: Problem, scope: Scope) -> bytes:
     """How a stream of the request of `scope` ends that fails, as its dialect has it."""
-    return _event_of(body_of(problem, scope), event_name_of(scope))
-
-
-def _event_of(encoded: bytes, name: str | None) -> bytes:
-    data = b"data: " + one_line(encoded) + b"\n\n"
-    return data if name is None else b"event: " + name.encode() + b"\n" + data
+    return event(body_of(problem, scope), event_name_of(scope), bytes)
 
 
 def one_line(data: bytes) -> bytes:

@@ -1,14 +1,15 @@
 """The server's metrics: the runtime's figures, and what the gateway itself measures of requests.
 
-`Meters` observes the link: every generation is timed and counted, whichever route it came by. No
-label holds a text, a key or an id; their values are the model's name, routes, methods, statuses
-and our own words.
+`Meters` observes the link: every generation is timed and counted, whichever route it came by.
+`KeyMetrics` says what each key has open and has used. No label holds a text, a key or an id; their
+values are the model's name, the names of keys, routes, methods, statuses and our own words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,12 +19,20 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from lmprog import wire
-from lmprog.server.observability.call_sizes import CallSizes
-from lmprog.server.observability.figure_history import FigureHistory
+from lmprog.server.fairness.accounts import KeyAccount
 from lmprog.server.observability.replica_metrics import FleetView, ReplicaMetrics
-from lmprog.server.observability.runtime_metrics import PREFIX, RuntimeFigures, RuntimeHistogram
+from lmprog.server.observability.runtime_metrics import (
+    PREFIX,
+    FigureHistory,
+    RuntimeFigures,
+    RuntimeHistogram,
+)
+
+Counted = TypeVar("Counted", Counter, Histogram)
 
 _SECONDS = (
     0.005,
@@ -55,6 +64,10 @@ _REFUSALS = (
     "key_share",
     "tokens_per_minute",
 )
+_RESULTS = (1, 2, 4, 8, 16, 32, 64, 128)
+_TIMES = (0, 1, 2, 4, 8, 16, 32, 64)
+_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_LABELS = ("model_name", "key")
 
 
 @dataclass(slots=True)
@@ -64,6 +77,22 @@ class _CallTimes:
     began: float
     first: float | None = None
     last: dict[int, float] = field(default_factory=dict)
+
+
+class _Labelled(Generic[Counted]):
+    """A metric with labels. What belongs to their values is kept: prometheus_client looks it up
+    under a lock, with a check of every value.
+    """
+
+    def __init__(self, metric: Counted) -> None:
+        self._metric: Counted = metric
+        self._found: dict[tuple[str, ...], Counted] = {}
+
+    def labels(self, *values: str) -> Counted:
+        found = self._found.get(values)
+        if found is None:
+            found = self._found[values] = self._metric.labels(*values)
+        return found
 
 
 class Meters:
@@ -127,12 +156,14 @@ class Meters:
             "admission_rejections", "Requests refused, by reason.", "reason"
         )
         self._http = self._counter("http_requests", "HTTP requests.", "method", "route", "status")
-        self._http_seconds = Histogram(
-            PREFIX + "http_request_seconds",
-            "Whole HTTP requests.",
-            ["model_name", "route"],
-            buckets=_SECONDS,
-            registry=self.registry,
+        self._http_seconds = _Labelled(
+            Histogram(
+                PREFIX + "http_request_seconds",
+                "Whole HTTP requests.",
+                ["model_name", "route"],
+                buckets=_SECONDS,
+                registry=self.registry,
+            )
         )
         self._restarts = self._counter("engine_restarts", "Restarts of the runtime.")
         self.open_requests = self._gauge("http_requests_open", "HTTP requests that have not ended.")
@@ -216,8 +247,9 @@ class Meters:
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """An HTTP request has ended. `route` is the pattern of its path."""
         method = method if method in _METHODS else "other"  # clients can send any word
-        self._http.labels(self._model(), method, route, str(status)).inc()
-        self._http_seconds.labels(self._model(), route).observe(seconds)
+        model = self._model()
+        self._http.labels(model, method, route, str(status)).inc()
+        self._http_seconds.labels(model, route).observe(seconds)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' format."""
@@ -262,8 +294,81 @@ class Meters:
         self.registry.register(made)
         return made
 
-    def _counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(PREFIX + name, says, ["model_name", *labels], registry=self.registry)
+    def _counter(self, name: str, says: str, *labels: str) -> _Labelled[Counter]:
+        made = Counter(PREFIX + name, says, ["model_name", *labels], registry=self.registry)
+        return _Labelled(made)
 
     def _gauge(self, name: str, says: str) -> Gauge:
         return Gauge(PREFIX + name, says, registry=self.registry)
+
+
+class CallSizes:
+    """The histograms of one server's calls."""
+
+    def __init__(self, histogram: Callable[[str, str, tuple[float, ...]], RuntimeHistogram]):
+        """`histogram` makes one of a name, its meaning and its bounds."""
+        self._wanted_n = histogram("request_params_n", "Results asked for by a call.", _RESULTS)
+        self._wanted_tokens = histogram(
+            "request_params_max_tokens", "max_tokens of a call, where it has one.", _TOKENS
+        )
+        self._prompts = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self._computed = histogram(
+            "request_prefill_kv_computed_tokens",
+            "Tokens of a prompt that the cache did not have.",
+            _TOKENS,
+        )
+        self._generated = histogram(
+            "request_generation_tokens", "Tokens of all results of a call.", _TOKENS
+        )
+        self.longest = histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest result of a call.", _TOKENS
+        )
+        self._preemptions = histogram("num_retractions", "Preemptions of a call.", _TIMES)
+
+    def asked(self, sampling: wire.SamplingParams) -> None:
+        self._wanted_n.observe(sampling.n)
+        if sampling.max_tokens is not None:
+            self._wanted_tokens.observe(sampling.max_tokens)
+
+    def ended(self, usage: wire.Usage) -> None:
+        self._computed.observe(max(0, usage.prompt - usage.cached))
+        self._prompts.observe(usage.prompt)
+        self._generated.observe(usage.generated)
+        self._preemptions.observe(usage.preemptions)
+
+
+class KeyMetrics(Collector):
+    """Reads the accounts when it is asked."""
+
+    def __init__(
+        self, accounts: Callable[[], Iterable[KeyAccount]], model: Callable[[], str]
+    ) -> None:
+        self._accounts = accounts
+        self._model = model
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        open_results = GaugeMetricFamily(
+            PREFIX + "key_results_open", "Results that a key has open.", labels=_LABELS
+        )
+        prompt = CounterMetricFamily(
+            PREFIX + "key_prompt_tokens", "Tokens of a key's prompts.", labels=_LABELS
+        )
+        generated = CounterMetricFamily(
+            PREFIX + "key_generation_tokens", "Tokens generated for a key.", labels=_LABELS
+        )
+        refused = CounterMetricFamily(
+            PREFIX + "key_requests_refused", "Requests of a key refused with 429.", labels=_LABELS
+        )
+        for account in self._accounts():
+            labels = [self._model(), account.name]
+            open_results.add_metric(labels, account.open_results)
+            prompt.add_metric(labels, account.prompt_tokens)
+            generated.add_metric(labels, account.generated_tokens)
+            refused.add_metric(labels, account.refused)
+        return (open_results, prompt, generated, refused)

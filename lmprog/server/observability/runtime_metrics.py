@@ -1,15 +1,17 @@
-"""The runtime's figures as metrics: a table of names, kinds and meanings, and the collector that
-reads it.
+"""The runtime's figures as metrics, and the last hour of them.
 
-Names are those of vLLM and SGLang where these count the same, so that their boards need another
-prefix only; where they differ in a name, both are told. Counters continue over restarts of the
-runtime, whose own begin again at 0. Knows figures by name; does not fetch them.
+A table has their names, kinds and meanings; a collector reads it. Names are those of vLLM and
+SGLang where these count the same, so that their boards need another prefix only; where they differ
+in a name, both are told. Counters continue over restarts of the runtime, whose own begin again at
+0. The history has a sample every few seconds, for the charts of the page: there, whoever draws
+rates leaves out where a counter falls. Knows figures by name; does not fetch them.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,6 +29,35 @@ ROUTERS_PREFIX = "vllm:"
 ROUTERS_NAMES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 """Gauges that routers of other people's fleets scrape by vLLM's own names."""
 Figures = Mapping[str, float]
+HISTOGRAMS = (
+    (
+        "wait_passes",
+        "Scheduler steps that a result waited before it first ran.",
+        "wait_passes",
+    ),
+    (
+        "grammar_compilation_time_seconds",
+        "Compile time of constraints that were not cached.",
+        "compile_seconds",
+    ),
+    ("iteration_tokens_total", "Tokens computed in a forward pass.", "step_tokens"),
+)
+"""Histograms: name, help, and how their figures begin."""
+_SPEED = "Tokens generated a second, since the figures were read before."
+HISTORY_EVERY = 10.0
+"""Seconds between two samples, at least."""
+HISTORY_SPAN = 3600.0
+"""Seconds that are kept."""
+HISTORY_NAMES = (
+    "cached_tokens",
+    "prefill_tokens",
+    "generated_tokens",
+    "forced_tokens",
+    "running",
+    "waiting",
+    "pages",
+    "pages_free",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,23 +221,6 @@ COUNTERS = (
         "channel_frames_malformed",
     ),
 )
-HISTOGRAMS = (
-    (
-        "wait_passes",
-        "Scheduler steps that a result waited before it first ran.",
-        "wait_passes",
-    ),
-    (
-        "grammar_compilation_time_seconds",
-        "Compile time of constraints that were not cached.",
-        "compile_seconds",
-    ),
-    ("iteration_tokens_total", "Tokens computed in a forward pass.", "step_tokens"),
-)
-"""Histograms: name, help, and how their figures begin."""
-
-
-_SPEED = "Tokens generated a second, since the figures were read before."
 
 
 class _Totals:
@@ -356,3 +370,26 @@ def _summed(figures: Figures) -> list[str]:
         for name in figures
         if name in known or name.startswith(tuple(figure for _, _, figure in HISTOGRAMS))
     ]
+
+
+class FigureHistory:
+    """Samples of one runtime's figures, or of the sums of several."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._samples: deque[tuple[float, ...]] = deque(maxlen=int(HISTORY_SPAN / HISTORY_EVERY))
+
+    def see(self, figures: Mapping[str, float]) -> None:
+        """The figures of now; taken where the last sample is old enough."""
+        now = self._clock()
+        if not self._samples or now >= self._samples[-1][0] + HISTORY_EVERY:
+            self._samples.append((now, *(figures.get(name, 0.0) for name in HISTORY_NAMES)))
+
+    def rows(self) -> list[list[float]]:
+        """Seconds ago and the figures of `HISTORY_NAMES`, the oldest first."""
+        now = self._clock()
+        return [
+            [round(now - sample[0], 1), *sample[1:]]
+            for sample in self._samples
+            if now - sample[0] <= HISTORY_SPAN
+        ]

@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from lmprog import wire
 from lmprog.errors import NotSupported
-from lmprog.server.runtime_link import Observer
+from lmprog.server.link.runtime_link import Observer
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

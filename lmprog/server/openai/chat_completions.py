@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.calls.harmony import FINAL
-from lmprog.server.gateway import Gateway
+from lmprog.calls.harmony import FINAL, ThoughtText
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
@@ -22,21 +23,26 @@ from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
 from lmprog.server.openai import answers
-from lmprog.server.openai.answering_request import Started, answer_request
-from lmprog.server.openai.choice_stream import ChoiceStream
 from lmprog.server.openai.messages import ChatMessage, pieces_of
 from lmprog.server.openai.output_constraint import OutputConstraint, constraint_of
-from lmprog.server.openai.prompt_tokens import PromptFields, as_tokens, ids_of
 from lmprog.server.openai.running_request import (
+    PromptFields,
     RequestPrompt,
     RunningAnswers,
     RunningRequest,
+    Started,
+    answer_request,
     answering,
+    as_tokens,
+    ids_of,
     needs_counting,
 )
-from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
-from lmprog.server.openai.tools import ChatTool, NamedTool, Toolbox, toolbox
-from lmprog.server.routers import GatewayRouter
+from lmprog.server.openai.shared_fields import (
+    SILENT,
+    beams_of,
+    check_stream,
+)
+from lmprog.server.openai.tools import AnswerPart, ChatTool, NamedTool, Toolbox, toolbox
 
 
 class ChatBody(PromptFields, kw_only=True):
@@ -116,7 +122,8 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls, support)
     made = constraint_of(body)
     goes_on = _goes_on(body)
-    if support.form.harmony and (goes_on or isinstance(made.constraint, wire.Grammar)):
+    is_whole = made.constraint is not None and made.constraint.is_whole
+    if support.form.harmony and (goes_on or is_whole):
         box = _with_header(box)
     variables = _variables(body)
     is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
@@ -150,7 +157,7 @@ def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Co
         return box, box.constraint
     if box.choice == "none":
         return box, box.in_channel(made.constraint)
-    if isinstance(made.constraint, wire.Grammar):
+    if made.constraint.is_whole:
         raise refused(
             f"{made.field} is a grammar of the whole text, which then cannot be a call of a tool; "
             'leave out the tools, say tool_choice "none", or give a regex or a schema.',
@@ -315,3 +322,83 @@ def _chunk(
             prompt_token_ids=ids,
         )
     )
+
+
+class ChoiceStream:
+    """One choice of a stream: which parts of its text are content, and which are calls."""
+
+    def __init__(
+        self, box: Toolbox, sampling: wire.SamplingParams, wants_ids: bool, index: int
+    ) -> None:
+        self._index = index
+        self._reader = box.reader()
+        self._sampling = sampling
+        self._wants_ids = wants_ids
+        self._num_calls = 0
+        self._id = box.id
+        self._named = box.tools[0].name if box.streams_arguments else None
+        """The one function that is called: all text is its arguments, which go out as they come."""
+
+    def opening(self) -> answers.ChunkChoice:
+        return answers.ChunkChoice(self._index, answers.ChatDelta(role="assistant", content=""))
+
+    def add(
+        self, text: str, logprobs: Sequence[wire.TokenLogprob] = (), tags: Sequence[int] = ()
+    ) -> list[answers.ChunkChoice]:
+        """More text has come, and the log-probabilities of the tokens that are whole now."""
+        if self._named is None:
+            choices = [self._part(part) for part in self._reader.feed(text, tags)]
+        else:
+            choices = [self._arguments(text)] if text else []
+        if logprobs:
+            last = (
+                choices.pop()
+                if choices
+                else answers.ChunkChoice(self._index, answers.ChatDelta(content=""))
+            )
+            choices.append(msgspec.structs.replace(last, logprobs=answers.chat_logprobs(logprobs)))
+        return choices
+
+    def end(self, output: wire.Output) -> list[answers.ChunkChoice]:
+        """Nothing more will come: what was held back, and the reason."""
+        parts = self._reader.finish(output) if self._named is None else []
+        choices = [self._part(part) for part in parts]
+        finish = answers.finish_of(output)
+        reason = "tool_calls" if self._num_calls and finish == "stop" else finish
+        stop_reason = None if self._num_calls else answers.stop_reason_of(output, self._sampling)
+        return [
+            *choices,
+            answers.ChunkChoice(
+                self._index,
+                answers.ChatDelta(),
+                reason,
+                None,
+                stop_reason,
+                output.tokens if self._wants_ids else msgspec.UNSET,
+            ),
+        ]
+
+    def _arguments(self, text: str) -> answers.ChunkChoice:
+        """More of the named function's arguments; the first part says whose they are."""
+        if self._num_calls:
+            call = answers.AnsweredCall(answers.Function(text), index=0)
+        else:
+            call = answers.AnsweredCall(
+                answers.Function(text, self._named or ""), self._id, "function", index=0
+            )
+        self._num_calls = 1
+        return answers.ChunkChoice(self._index, answers.ChatDelta(tool_calls=[call]))
+
+    def _part(self, part: AnswerPart) -> answers.ChunkChoice:
+        if isinstance(part, str):
+            return answers.ChunkChoice(self._index, answers.ChatDelta(content=part))
+        if isinstance(part, ThoughtText):
+            return answers.ChunkChoice(self._index, answers.ChatDelta(reasoning_content=part.text))
+        call = answers.AnsweredCall(
+            answers.Function(part.arguments, part.name),
+            part.id,
+            "function",
+            index=self._num_calls,
+        )
+        self._num_calls += 1
+        return answers.ChunkChoice(self._index, answers.ChatDelta(tool_calls=[call]))

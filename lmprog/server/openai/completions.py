@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
@@ -23,18 +24,20 @@ from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
 from lmprog.server.openai import answers
-from lmprog.server.openai.answering_request import Started, answer_request
 from lmprog.server.openai.output_constraint import constraint_of
-from lmprog.server.openai.prompt_tokens import PromptFields, as_tokens, ids_of
 from lmprog.server.openai.running_request import (
+    PromptFields,
     RequestPrompt,
     RunningAnswers,
     RunningRequest,
+    Started,
+    answer_request,
     answering,
+    as_tokens,
+    ids_of,
     needs_counting,
 )
 from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
-from lmprog.server.routers import GatewayRouter
 
 DEFAULT_MAX_TOKENS = 16
 

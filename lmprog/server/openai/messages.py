@@ -18,8 +18,7 @@ from lmprog.calls.describing import result_text
 from lmprog.calls.writing import WrittenCall, written
 from lmprog.server.http.http_errors import HttpError, refused
 from lmprog.server.http.limits import within
-from lmprog.server.openai.tool_calls import shortened
-from lmprog.server.openai.tools import Toolbox
+from lmprog.server.openai.tools import Toolbox, shortened
 
 _MOST_BRACKETS = 512  # more could nest deeper than JSON can be written again
 _RESULT = "result"

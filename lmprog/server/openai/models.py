@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from lmprog.server.gateway import Gateway
-from lmprog.server.routers import GatewayRouter
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 
 
 def router(gateway: Gateway) -> GatewayRouter:

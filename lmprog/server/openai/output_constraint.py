@@ -8,17 +8,74 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from lmprog import wire
 from lmprog.server.http.http_errors import refused
-from lmprog.server.http.limits import LIMITS
-from lmprog.server.openai.shared_fields import GenerationFields, ResponseFormat, StructuredOutputs
+from lmprog.server.http.limits import LIMITS, within
+from lmprog.server.http.option_fields import OpenAIOptions
 
 OBJECT = wire.JsonSchema('{"type":"object"}')
 """`json_object`: any object."""
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True):
+    """vLLM's way to constrain a text: one of these."""
+
+    json: dict[str, Any] | str | bool | None = None
+    regex: Annotated[str, within("regex")] | None = None
+    choice: Annotated[list[Annotated[str, within("choice[]")]], within("choice")] | None = None
+    grammar: Annotated[str, within("grammar")] | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
+
+
+class NamedSchema(msgspec.Struct, frozen=True):
+    name: Annotated[str, within("name")]
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """`schema` is how llama.cpp and others say it beside `json_object`. `structures` and `triggers`
+    belong to `structural_tag`, or `format`.
+    """
+
+    type: str
+    json_schema: NamedSchema | None = None
+    schema: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+
+class ConstraintFields(OpenAIOptions, kw_only=True):
+    """All spellings, besides the sampling options. None: not given."""
+
+    response_format: ResponseFormat | None = None
+    regex: Annotated[str, within("regex")] | None = None
+    ebnf: Annotated[str, within("grammar")] | None = None
+    grammar: Annotated[str, within("grammar")] | None = None
+    json_schema: dict[str, Any] | str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: Annotated[str, within("regex")] | None = None
+    guided_choice: Annotated[list[Annotated[str, within("choice[]")]], within("choice")] | None = (
+        None
+    )
+    guided_grammar: Annotated[str, within("grammar")] | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    guided_whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
+
+    whitespace: wire.Whitespace | None = None
+    whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
+    order: Literal["declared", "any"] | None = None
+    strict: bool | None = None
+    """False: what of the schema cannot be enforced exactly is never written, instead of refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +87,7 @@ class OutputConstraint:
     warnings: tuple[str, ...] = ()
 
 
-def constraint_of(asked: GenerationFields) -> OutputConstraint:
+def constraint_of(asked: ConstraintFields) -> OutputConstraint:
     """Raises HttpError for two constraints, or one that makes no sense."""
     found = list(_all(asked))
     if len(found) > 1:
@@ -48,7 +105,7 @@ def constraint_of(asked: GenerationFields) -> OutputConstraint:
     return OutputConstraint(constraint, field, warnings)
 
 
-def _all(asked: GenerationFields) -> Iterator[tuple[str, wire.Constraint]]:
+def _all(asked: ConstraintFields) -> Iterator[tuple[str, wire.Constraint]]:
     if asked.response_format is not None:
         yield from _format(asked.response_format)
     if asked.structured_outputs is not None:
@@ -137,7 +194,7 @@ class JsonFields:
     strict: bool | None = None
 
 
-def layout_of(asked: GenerationFields) -> JsonFields:
+def layout_of(asked: ConstraintFields) -> JsonFields:
     """The fields of chats, completions and the gens of programs."""
     given = asked.structured_outputs
     patterns = {
@@ -167,14 +224,15 @@ def laid_out(constraint: wire.Constraint | None, fields: JsonFields) -> wire.Con
     spelled += ["strict"] if fields.strict is not None else []
     if not spelled:
         return constraint
-    if not isinstance(constraint, wire.JsonSchema):
+    schema = None if constraint is None else constraint.as_schema()
+    if schema is None:
         raise refused(f"{spelled[0]} says how JSON is written; give a JSON schema too.", spelled[0])
     return msgspec.structs.replace(
-        constraint,
+        schema,
         whitespace=fields.whitespace or "fixed",
         any_order=fields.order == "any",
         whitespace_pattern=fields.patterns[0][1] if fields.patterns else None,
-        strict=constraint.strict if fields.strict is None else fields.strict,
+        strict=schema.strict if fields.strict is None else fields.strict,
     )
 
 

@@ -1,32 +1,42 @@
-"""Calls under way for one request: prompts go out in one frame, deltas and results come back with
-their numbers.
+"""Requests for texts that were understood: their calls under way, and their answers, whole or as
+streams.
 
 A request has one or more prompts, each a branch with one gen of `n` results; choice `prompt * n +
-index` is the one that OpenAI numbers so. Knows exchanges and ops; knows no formats.
+index` is the one that OpenAI numbers so. Prompts go out in one frame, deltas and results come back
+with their numbers. A request may want the tokens of its prompts, or only the last of them. Chats
+and completions are answered here; what they ask for and how an answer looks is theirs. Knows
+exchanges and ops; knows no formats.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.server.exchange import Exchange
-from lmprog.server.gateway import Gateway
+from lmprog.errors import ProtocolError
+from lmprog.server.gateway.gateway import Gateway, version
 from lmprog.server.http.large_answers import (
     IDS_PER_ENTRY,
     asked_entries,
     check_entries,
+    entries_in,
     is_beyond,
+    made_aside,
 )
-from lmprog.server.http.limits import INT31
-from lmprog.server.operations.health import version
+from lmprog.server.http.limits import INT31, within
+from lmprog.server.http.sse import EventStream, until_gone
+from lmprog.server.link.exchange import Exchange
+from lmprog.server.openai.shared_fields import GenerationFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +57,7 @@ class RequestPrompt:
     """Whether a text ends with the stop text that ended it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPiece:
+class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
     """More text of one choice, or, where `done` is set, the end of a prompt's choices."""
 
     prompt: int
@@ -127,13 +136,8 @@ class RunningRequest:
         while self._left:
             reply = await self._exchange.next()
             if isinstance(reply, wire.Delta):
-                yield AnswerPiece(
-                    self._places[reply.call],
-                    reply.index,
-                    reply.text,
-                    reply.logprobs,
-                    tags=reply.tags,
-                )
+                place = self._places[reply.call]
+                yield AnswerPiece(place, reply.index, reply.text, reply.logprobs, None, reply.tags)
             elif isinstance(reply, wire.CallDone):
                 self._left -= 1
                 place = self._places[reply.call]
@@ -220,3 +224,82 @@ def running(
 def warned(warnings: Sequence[str]) -> Mapping[str, str]:
     """The `warning` header, if there is something to warn of."""
     return {"warning": ", ".join(f'299 lmprog "{text}"' for text in warnings)} if warnings else {}
+
+
+class PromptFields(GenerationFields, kw_only=True):
+    """What chats and completions have alike: with `truncate_prompt_tokens` only the last tokens of
+    a longer prompt stay, and with `return_token_ids` an answer has the tokens of prompt and result.
+    """
+
+    truncate_prompt_tokens: Annotated[int, within("truncate_prompt_tokens")] | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the prompt has to be known as tokens before it is run."""
+        return self.truncate_prompt_tokens is not None or bool(self.return_token_ids)
+
+
+async def as_tokens(
+    gateway: Gateway, prompts: Sequence[RequestPrompt], most: int | None
+) -> tuple[RequestPrompt, ...]:
+    """The same prompts as their tokens; of more than `most` the last ones. Raises what the runtime
+    says of one.
+    """
+    rows: dict[int, tuple[int, ...]] = {}
+    with gateway.link.exchange() as exchange:
+        calls: dict[int, int] = {}
+        for place, prompt in enumerate(prompts):
+            branch, call = exchange.branch(), exchange.call()
+            calls[call] = place
+            read = wire.Read(branch, call, with_tokens=True)
+            exchange.send(wire.Open(branch), wire.Append(branch, prompt.pieces), read)
+        while len(rows) < len(prompts):
+            reply = await exchange.next()
+            if not isinstance(reply, wire.TextIs):
+                raise ProtocolError("asked for tokens, the runtime answered something else")
+            rows[calls[reply.call]] = reply.tokens if most is None else reply.tokens[-most:]
+    return tuple(
+        replace(prompt, pieces=(wire.TokensPiece(rows[place]),))
+        for place, prompt in enumerate(prompts)
+    )
+
+
+def ids_of(prompt: RequestPrompt) -> tuple[int, ...]:
+    """The tokens of a prompt that `as_tokens` has made."""
+    (piece,) = prompt.pieces
+    assert isinstance(piece, wire.TokensPiece)
+    return piece.ids
+
+
+Started: TypeAlias = Callable[[], AbstractContextManager[RunningRequest]]
+"""Sends the request's calls when it is entered, and closes them when it is left."""
+
+
+class UnderstoodRequest(Protocol):
+    """What a body asks for."""
+
+    @property
+    def prompts(self) -> tuple[RequestPrompt, ...]: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+
+async def answer_request(
+    gateway: Gateway,
+    request: Request,
+    body: GenerationFields,
+    asked: UnderstoodRequest,
+    events: Callable[[Started], AsyncGenerator[bytes, None]],
+    whole: Callable[[RunningRequest, Sequence[wire.CallDone]], Any],
+) -> Response:
+    """`events` are the stream's, `whole` is the answer without one. Raises HttpError."""
+    headers = warned(asked.warnings)
+    started = partial(running, gateway, request, asked.prompts, bool(body.stream), body.cache_salt)
+    if body.stream:
+        return await EventStream.begin(request, events(started), gateway.settings, headers)
+    with started() as run:
+        dones = await until_gone(request, run.dones())
+        answer = await made_aside(lambda encode: encode(whole(run, dones)), entries_in(dones))
+    return Response(answer, headers=headers, media_type="application/json")

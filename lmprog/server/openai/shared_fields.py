@@ -1,5 +1,5 @@
 """The fields that chats, completions and the gens of programs have alike: sampling options, ways to
-stream, ways to constrain the text.
+constrain the text (`output_constraint.py`), ways to stream.
 
 `None` always means that the field was not given. Knows no messages and no answers.
 """
@@ -13,7 +13,7 @@ import msgspec
 from lmprog import wire
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import within
-from lmprog.server.http.option_fields import OpenAIOptions
+from lmprog.server.openai.output_constraint import ConstraintFields
 
 SILENT = (
     "user",
@@ -36,40 +36,8 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class StructuredOutputs(msgspec.Struct, frozen=True):
-    """vLLM's way to constrain a text: one of these."""
-
-    json: dict[str, Any] | str | bool | None = None
-    regex: Annotated[str, within("regex")] | None = None
-    choice: Annotated[list[Annotated[str, within("choice[]")]], within("choice")] | None = None
-    grammar: Annotated[str, within("grammar")] | None = None
-    json_object: bool | None = None
-    structural_tag: dict[str, Any] | str | None = None
-    whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
-
-
-class NamedSchema(msgspec.Struct, frozen=True):
-    name: Annotated[str, within("name")]
-    schema: dict[str, Any] | bool | None = None
-    strict: bool | None = None
-    description: str | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """`schema` is how llama.cpp and others say it beside `json_object`. `structures` and `triggers`
-    belong to `structural_tag`, or `format`.
-    """
-
-    type: str
-    json_schema: NamedSchema | None = None
-    schema: dict[str, Any] | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
-    format: dict[str, Any] | None = None
-
-
-class GenerationFields(OpenAIOptions, kw_only=True):
-    """The common fields, besides the sampling options."""
+class GenerationFields(ConstraintFields, kw_only=True):
+    """The common fields, besides the sampling options and those that constrain the text."""
 
     model: Annotated[str, within("model")] | None = None
     stream: bool | None = None
@@ -83,27 +51,6 @@ class GenerationFields(OpenAIOptions, kw_only=True):
     beam_width: Annotated[int, within("beam_width")] | None = None
     length_penalty: Annotated[float, within("length_penalty")] | None = None
     early_stopping: bool | Literal["never"] | None = None
-
-    response_format: ResponseFormat | None = None
-    regex: Annotated[str, within("regex")] | None = None
-    ebnf: Annotated[str, within("grammar")] | None = None
-    grammar: Annotated[str, within("grammar")] | None = None
-    json_schema: dict[str, Any] | str | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: dict[str, Any] | str | None = None
-    guided_regex: Annotated[str, within("regex")] | None = None
-    guided_choice: Annotated[list[Annotated[str, within("choice[]")]], within("choice")] | None = (
-        None
-    )
-    guided_grammar: Annotated[str, within("grammar")] | None = None
-    structural_tag: dict[str, Any] | str | None = None
-    guided_whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
-
-    whitespace: wire.Whitespace | None = None
-    whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
-    order: Literal["declared", "any"] | None = None
-    strict: bool | None = None
-    """False: what of the schema cannot be enforced exactly is never written, instead of refused."""
 
     @property
     def wants_usage(self) -> bool:

@@ -76,63 +76,8 @@ _HELP: Mapping[str, str] = {
     "drain_seconds": "seconds that requests may take to finish after SIGTERM",
     "stall": "seconds without progress after which the runtime is restarted",
     "longest_step": "longest step, in seconds: a runtime that computes may take this to answer",
-    "device": "what computes: cpu, auto (a GPU where one can be used), cuda, cuda:<number>, "
-    "emulated",
-    "dtype": "of weights and activations; "
-    "default: the checkpoint's own, where this machine supports it",
-    "kv_dtype": "of cached keys and values (int8: each with a scale, on the processor; fp8: with a "
-    "layer's scales, on a device); default: dtype",
-    "engine": "what computes the model; default: native where a compiler is found and the "
-    "architecture is known",
-    "quantize": "round weights to 8 or 4 bits (native engine, or a device)",
-    "tp": "tensor parallelism: processes that compute the model together, each with a part of its "
-    "weights (torch engine)",
-    "tp_ranks": "who starts them: the runtime, on this machine, or torchrun (RANK, WORLD_SIZE, "
-    "MASTER_ADDR, MASTER_PORT), on several",
-    "attention": "processor: native, reference (asks for the torch engine); device: tree, "
-    "flashinfer, cascade, reference; default: the best that is right on this machine",
-    "threads": "processor threads, of all ranks here; default: all cores; small steps of small "
-    "models use one",
-    "context_len": "most tokens of one branch; default: the model's",
-    "kv_memory_mb": "memory for keys and values; default: by model and machine",
-    "device_memory_fraction": "on a device: the part of its memory, as far as it is free beside "
-    "the model and its largest step, that keys and values may take; default: 0.9",
-    "kv_pool": "on a device: take memory for keys and values at once (fixed), or map it when it is "
-    "first needed and unmap it after kv_idle_seconds (virtual)",
-    "kv_idle_seconds": "seconds without work after which cached keys and values are given up and "
-    "their memory goes back to the system; 0: never",
-    "kv_host_mb": "on a device: pinned memory of the host for keys and values that the device has "
-    "no place for; default: none is kept",
-    "kv_disk_mb": "size of a file for keys and values that memory has no place for, found again "
-    "after a restart; default: none is kept",
-    "kv_disk_folder": "where that file is; default: the folder kv of the cache",
-    "kv_events": "address at which vLLM's key/value events are published, as in "
-    "tcp://127.0.0.1:5557, for routers that know the cache by them; default: none",
-    "kv_events_replay": "address at which routers ask for events that they missed; default: none",
-    "kv_events_topic": "their topic; llm-d wants kv@POD@MODEL; default: none",
-    "kv_events_open": "allow addresses of events that other machines reach: whoever does reads "
-    "prompts",
-    "lora": "a LoRA adapter, as NAME=FOLDER of PEFT's files, which requests name as their model; "
-    "repeat it for several",
-    "draft_model": "a small model of the same vocabulary, whose drafts the model verifies several "
-    "at a time, in place of text that stood before; it has an eighth of kv_memory_mb",
-    "public_prefix": "a file whose text, or messages (.json), all keys share in the cache; "
-    "repeat it for several",
-    "page_size": "tokens of one page",
-    "num_pages": "pages of memory; 0: as kv_memory_mb says",
-    "token_budget": "tokens computed in one step",
-    "max_rows": "rows of one step",
-    "max_chunk": "tokens of one row in one step; 0: only the budget limits it",
-    "step_ms": "milliseconds that a step with decoding rows may last, longer where prompts would "
-    "have less than half of it; 0: as long as without such rows",
-    "policy": "order of the waiting queue: arrival (fcfs), longest cached prefix (lpm), "
-    "depth first",
-    "ageing": "seconds of waiting that a level of priority or a cached context is worth",
-    "admission": "who gets memory: as many programs as fit until they end, or all",
-    "speculation": "try text that stood before as several tokens of one step: where it pays, "
-    "always, off; the texts are the same",
-    "share": "enable prefix caching",
 }
+"""Of the server's own options; `lmprog.config` has that of a runtime's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +89,7 @@ class Option:
     of: type
     kind: Any
     default: Any
+    says: str = ""
 
     @property
     def flag(self) -> str:
@@ -157,7 +103,7 @@ class Option:
     def help(self) -> str:
         unsaid = self.default is None or self.default is False or self.default == ()
         default = "" if unsaid else f"default: {self.default}"
-        return "; ".join(filter(None, (_HELP.get(self.name, ""), default)))
+        return "; ".join(filter(None, (self.says, default)))
 
 
 def options() -> tuple[Option, ...]:
@@ -170,9 +116,9 @@ def options() -> tuple[Option, ...]:
         for field in dataclasses.fields(of):
             name = NAMES.get(field.name, field.name) if of is ServerSettings else field.name
             if name not in found and field.name not in ("model", "scheduler"):
-                found[name] = Option(
-                    name, field.name, of, _without_none(hints[field.name]), field.default
-                )
+                kind = _without_none(hints[field.name])
+                says = _HELP.get(name, "") if of is ServerSettings else field.metadata["rules"].help
+                found[name] = Option(name, field.name, of, kind, field.default, says)
     return tuple(found.values())
 
 

@@ -19,15 +19,14 @@ from fastapi import Path
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.auth import Access
 from lmprog.server.http.json_body import Given
 from lmprog.server.http.sse import EventStream
-from lmprog.server.page.blocks import Blocks, Search
 from lmprog.server.page.playing import Play, Player
 from lmprog.server.page.requests_view import RequestsView, Viewer
-from lmprog.server.page.watching import Watcher
-from lmprog.server.routers import GatewayRouter
+from lmprog.server.page.watching import Blocks, Search, Watcher
 
 Number: TypeAlias = Annotated[int, Path(ge=1, le=2**53)]
 STATIC = FilePath(__file__).parent / "static"

@@ -17,11 +17,11 @@ from msgspec import Meta
 
 from lmprog import wire
 from lmprog.errors import LmprogError, from_wire
-from lmprog.server.exchange import Exchange
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_errors import problem_of, refused
 from lmprog.server.http.limits import within
 from lmprog.server.http.sse import END, event
+from lmprog.server.link.exchange import Exchange
 
 MOST_FORKS = 16
 

@@ -18,10 +18,9 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.errors import Cancelled
-from lmprog.server.exchange import Exchange
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError, Problem, refused
-from lmprog.server.request_records import RequestRecord
+from lmprog.server.link.exchange import Exchange, RequestRecord
 
 MOST_OPEN = 100
 MOST_ENDED = 40

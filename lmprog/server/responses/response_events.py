@@ -17,7 +17,7 @@ from lmprog.calls.reading import ParsedCall
 from lmprog.server.http.http_errors import Problem
 from lmprog.server.http.sse import event
 from lmprog.server.openai import answers
-from lmprog.server.openai.tool_calls import AnswerPart
+from lmprog.server.openai.tools import AnswerPart
 from lmprog.server.responses.responses_body import ResponsesBody
 
 Json = dict[str, Any]

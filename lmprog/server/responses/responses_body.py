@@ -17,7 +17,7 @@ from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import ResponsesOptions, carry
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
-from lmprog.server.openai.shared_fields import NamedSchema, ResponseFormat
+from lmprog.server.openai.output_constraint import NamedSchema, ResponseFormat
 from lmprog.server.openai.tools import (
     AllowedTools,
     ChatTool,

@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from lmprog import wire
 from lmprog.errors import LmprogError
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import HttpError, Problem, problem_of, refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.large_answers import entries_in, made_aside
@@ -34,7 +35,6 @@ from lmprog.server.responses.responses_body import (
     messages_of,
     renamed,
 )
-from lmprog.server.routers import GatewayRouter
 
 log = logging.getLogger("lmprog.server")
 

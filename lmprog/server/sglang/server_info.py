@@ -11,12 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lmprog import wire
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway, version
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import HttpError, Problem
 from lmprog.server.http.json_body import described
 from lmprog.server.http.sse import until_gone
-from lmprog.server.operations.health import version
-from lmprog.server.routers import GatewayRouter
 
 HEALTH_SECONDS = 20.0
 HEALTH_ACCOUNT = "(health)"

@@ -15,12 +15,12 @@ from starlette.responses import Response
 
 from lmprog import wire
 from lmprog.errors import ProtocolError
-from lmprog.server.gateway import Gateway
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.sse import until_gone
-from lmprog.server.routers import GatewayRouter
 
 _Id = Annotated[int, within("prompt[]")]
 

@@ -21,8 +21,8 @@ from lmprog.fleet.questions import summed
 from lmprog.fleet.replica_link import ReplicaState
 from lmprog.launch import Connection, RuntimeProcess
 from lmprog.launch.progress_watch import HangTimeouts
-from lmprog.server.gateway import Gateway
-from lmprog.server.supervision.in_thread import in_thread
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.supervision.supervised_runtime import in_thread
 from lmprog.transport import client_keys
 
 log = logging.getLogger("lmprog.server")

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from lmprog.errors import Detail, LmprogError, RuntimeGone
 from lmprog.launch import Connection, RuntimeProcess, connect
-from lmprog.server.gateway import Gateway
-from lmprog.server.supervision.in_thread import in_thread
+from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.supervision.supervisor import Phase, RestartTimeouts, Supervisor
 
+T = TypeVar("T")
 log = logging.getLogger("lmprog.server")
-
 TICK = 0.2
 """Seconds between two looks: a death is seen within one of them."""
 _REACH_PAUSE = 0.5  # between two tries to connect again
@@ -192,3 +192,34 @@ class SupervisedRuntime:
 def _connected(runtime: RuntimeProcess) -> Connection:
     """Without the runtime's own explanations, which quote its log: clients would read them."""
     return connect(runtime.address, client="http")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Like `asyncio.to_thread`, in a thread that does not hold up the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)  # type: ignore[arg-type]
+
+    def body() -> None:
+        try:
+            value = work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+            _tell(loop, lambda error=error: settle(None, error))  # type: ignore[misc]
+        else:
+            _tell(loop, lambda: settle(value, None))
+
+    threading.Thread(target=body, name="lmprog-supervisor", daemon=True).start()
+    return await future
+
+
+def _tell(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
+    """Does nothing where the loop is closed."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(action)

@@ -1,12 +1,16 @@
 """Reads a LoRA adapter from a folder of PEFT's layout, checked against the shape of its base.
 
-Knows the names of weights in such files, and in which product of a model each of them stands.
+Fields of adapter_config.json by which PEFT computes something else than `up @ (down @ x)` with a
+scale are refused by name. Knows the names of weights in such files, and in which product of a model
+each of them stands.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.adapters.adapter_config import CONFIG, AdapterConfig, read_adapter_config
-from lmprog.runtime.engine.model.checkpoint import FLOATS, Checkpoint
+from lmprog.runtime.documents.checkpoint_documents import json_document
+from lmprog.runtime.engine.model import weight_table
+from lmprog.runtime.engine.model.checkpoint import FLOATS, Checkpoint, listed
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.model.weight_names import listed
-from lmprog.runtime.engine.native import recipe
 
+CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PRODUCTS = ("qkv", "out", "gate_up", "down")
 """Of a layer: what adapters change."""
@@ -182,7 +186,7 @@ def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, 
     found: dict[str, dict[str, tuple[_Place, ...]]] = {}
     has_experts = shape.mixture_of(layer) is not None  # whose products no adapter changes here
     names = PRODUCTS[:2] if has_experts else PRODUCTS
-    products = recipe.products(shape, layer)
+    products = weight_table.products(shape, layer)
     for name in names:
         matrix = products[name]
         modules: dict[str, tuple[_Place, ...]] = {}
@@ -195,7 +199,7 @@ def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, 
     return found
 
 
-def _in_order(parts: tuple[recipe.Part, ...]) -> Iterator[recipe.Part]:
+def _in_order(parts: tuple[weight_table.Part, ...]) -> Iterator[weight_table.Part]:
     yield from sorted(parts, key=lambda part: (part.name, part.begin))
 
 
@@ -204,3 +208,113 @@ def _widened(array: NDArray[Any]) -> Floats:
     if array.dtype == np.uint16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return np.array(array, np.float32)
+
+
+# --- adapter_config.json --------------------------------------------------------------------------
+
+MOST_RANK = 1024
+"""Of one weight: more is no low rank, but a mistake."""
+_REFUSED: Mapping[str, str] = {
+    "use_dora": "DoRA",
+    "modules_to_save": "modules_to_save (whole weights beside the low-rank parts)",
+    "lora_bias": "lora_bias (biases in the low-rank parts)",
+    "layer_replication": "layer_replication",
+    "trainable_token_indices": "trainable_token_indices",
+    "target_parameters": "target_parameters",
+    "megatron_config": "megatron_config",
+    "corda_config": "corda_config",
+    "eva_config": "eva_config",
+    "use_qalora": "QALoRA",
+    "alora_invocation_tokens": "aLoRA",
+    "arrow_config": "Arrow",
+    "fan_in_fan_out": "fan_in_fan_out",
+}
+"""Fields that must be unset, and what they are called."""
+_CHANGED_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin that change the base's own weights, too: such an adapter is of another base."""
+_PATTERN = re.compile(r"(?:[\w^$|-]|\\\.|\\d\+?|\.[*+]?)*")
+_MOST_REPEATS = 4
+"""Patterns of a stranger's file: names, with so many stretches that may be anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """Ranks and scales by the names of weights."""
+
+    rank: int
+    alpha: float
+    is_rank_stabilized: bool
+    ranks: Mapping[str, int]
+    """By a pattern of names, where they have their own."""
+    alphas: Mapping[str, float]
+
+    def rank_of(self, module: str) -> int:
+        """What `module` ("model.layers.0.self_attn.q_proj") must have."""
+        return int(_matching(self.ranks, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """What the low-rank part is multiplied by."""
+        rank = self.rank_of(module)
+        alpha = _matching(self.alphas, module, self.alpha)
+        return float(alpha) / (math.sqrt(rank) if self.is_rank_stabilized else rank)
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Raises `ModelError`, which names the folder and what is not computed."""
+    described = json_document(folder, CONFIG)
+    if described is None:
+        raise ModelError(f"{folder} is no LoRA adapter: it has no {CONFIG}")
+    kind = described.get("peft_type")
+    if kind != "LORA":
+        raise ModelError(f"{folder}: peft_type {kind!r} is not supported; only LORA is")
+    refused = [what for name, what in _REFUSED.items() if described.get(name)]
+    begun = described.get("init_lora_weights", True)
+    if isinstance(begun, str) and begun.lower().startswith(_CHANGED_BASE):
+        refused.append(f"init_lora_weights = {begun!r}, which changes the base's weights")
+    if described.get("bias", "none") != "none":
+        refused.append(f"bias = {described['bias']!r}")
+    if refused:
+        raise ModelError(f"{folder} is a LoRA adapter with {', '.join(refused)}: not supported")
+    try:
+        return AdapterConfig(
+            _rank(described["r"]),
+            _alpha(described.get("lora_alpha", 8)),
+            bool(described.get("use_rslora", False)),
+            _patterns(described.get("rank_pattern"), _rank),
+            _patterns(described.get("alpha_pattern"), _alpha),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"{folder / CONFIG} is malformed: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _rank(given: Any) -> int:
+    if type(given) is not int or not 1 <= given <= MOST_RANK:
+        raise ValueError(f"a rank must be a whole number from 1 to {MOST_RANK}, not {given!r}")
+    return given
+
+
+def _alpha(given: Any) -> float:
+    if type(given) not in (int, float) or not math.isfinite(given):
+        raise ValueError(f"lora_alpha must be a number, not {given!r}")
+    return float(given)
+
+
+def _patterns(given: Any, number: Any) -> dict[str, Any]:
+    found = {str(pattern): number(value) for pattern, value in (given or {}).items()}
+    for pattern in found:
+        repeats = pattern.count("*") + pattern.count("+")
+        if not _PATTERN.fullmatch(pattern) or repeats > _MOST_REPEATS:
+            raise ValueError(
+                f"{pattern[:80]!r} is no name of a module, nor a simple pattern of such"
+            )
+    return found
+
+
+def _matching(numbers: Mapping[str, Any], module: str, otherwise: Any) -> Any:
+    """As PEFT matches: the pattern is the name, or its end behind a dot; the first one counts."""
+    for pattern, number in numbers.items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return number
+    return otherwise

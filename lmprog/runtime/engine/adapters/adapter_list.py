@@ -1,4 +1,4 @@
-"""The adapters that a configuration names, loaded for a model; and refused where they cannot be."""
+"""The adapters that a configuration names, loaded for a model."""
 
 from __future__ import annotations
 
@@ -37,16 +37,6 @@ def load_adapters(config: RuntimeConfig, shape: ModelShape) -> tuple[Adapter, ..
             raise ModelError(f"the adapter {name!r} is no folder: {folder}")
         found.append(read_adapter(name, folder, shape))
     return tuple(found)
-
-
-def refuse_adapters(config: RuntimeConfig, what: str) -> None:
-    """Raises InvalidParameter where adapters are asked for: `what` does not compute them."""
-    if config.lora:
-        raise InvalidParameter(
-            f"lora = {config.lora[0]!r} is not possible here: {what} computes no adapters",
-            name="lora",
-            value=config.lora[0],
-        )
 
 
 def _wrong(given: str, allowed: str) -> InvalidParameter:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from lmprog.runtime.engine.attention.float8 import Float8Scales
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

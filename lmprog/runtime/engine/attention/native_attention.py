@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from lmprog.errors import NotSupported
 from lmprog.native import library, may_await_threads
 from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
-from lmprog.runtime.engine.batch import Batch, Ints
-from lmprog.runtime.engine.kv_pool import KvPool
-from lmprog.runtime.engine.native.attention_interface import (
+from lmprog.runtime.engine.attention.kv_pool import KvPool
+from lmprog.runtime.engine.machine.region import aligned
+from lmprog.runtime.engine.native.interface import (
     PATHS,
     CAttentionBatch,
     CAttentionLayer,
@@ -33,7 +33,7 @@ from lmprog.runtime.engine.native.attention_interface import (
     declare,
     declare_attention,
 )
-from lmprog.runtime.engine.region import aligned
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _KEPT = _TYPES | {torch.int8: 3}

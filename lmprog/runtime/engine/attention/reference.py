@@ -11,9 +11,9 @@ import torch
 
 from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.float8 import in_float8
-from lmprog.runtime.engine.batch import Batch, Ints
-from lmprog.runtime.engine.kv_pool import KvPool
-from lmprog.runtime.engine.region import aligned
+from lmprog.runtime.engine.attention.kv_pool import KvPool
+from lmprog.runtime.engine.machine.region import aligned
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 
 class ReferenceAttention:

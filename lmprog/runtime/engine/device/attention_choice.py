@@ -18,8 +18,11 @@ from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.device import flashinfer_reader
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
 from lmprog.runtime.engine.device.evidence import kept_evidence
-from lmprog.runtime.engine.device.flashinfer_cascade import FlashInferCascadeReader
-from lmprog.runtime.engine.device.flashinfer_reader import FlashInferPageReader, why_not
+from lmprog.runtime.engine.device.flashinfer_reader import (
+    FlashInferCascadeReader,
+    FlashInferPageReader,
+    why_not,
+)
 from lmprog.runtime.engine.device.page_readers import PageReader, ReferencePageReader
 
 log = logging.getLogger("lmprog")

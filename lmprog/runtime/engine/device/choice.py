@@ -10,7 +10,7 @@ import ctypes
 import re
 
 from lmprog.errors import InvalidParameter, NotSupported
-from lmprog.runtime.engine.machine import has_torch
+from lmprog.runtime.engine.machine.resources import has_torch
 
 ALLOWED = "auto, cpu, cuda, cuda:<number>, emulated"
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmprog.runtime.engine.adapters.adapted_decoder import (
+from lmprog.runtime.engine.device.driver import Driver
+from lmprog.runtime.engine.torch_engine.adapted_decoder import (
     FusedLayers,
     FusedLowRank,
     token_adapters,
 )
-from lmprog.runtime.engine.batch import Batch, Ints
-from lmprog.runtime.engine.device.driver import Driver
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 _Group = tuple[FusedLayers, Tensor]
 """An adapter, and the places of its tokens."""

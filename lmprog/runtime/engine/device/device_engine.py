@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.batch import Batch, PagesFull
 from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder, StepInputs
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
@@ -24,6 +23,7 @@ from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceResults, D
 from lmprog.runtime.engine.device.staging import Staging, StagingLayout
 from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
+from lmprog.runtime.scheduling.batch import Batch, PagesFull
 
 _STAGING_BYTES = 1 << 20
 _MOST_GRAPHS = 64

@@ -25,11 +25,11 @@ from lmprog.runtime.engine.device.quantized_weight import (
 )
 from lmprog.runtime.engine.device.tree_attention import placed
 from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
-from lmprog.runtime.engine.model.decoder import Weights
 from lmprog.runtime.engine.model.derived_weights import Float8Weight
-from lmprog.runtime.engine.model.fusing import Read, layer_vectors, paired_rows
-from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.model.weights import ReadFloat8
+from lmprog.runtime.engine.model.shape import ModelShape, Norms
+from lmprog.runtime.engine.model.weight_table import EMBEDDING, Matrix, Part, head, norm, products
+from lmprog.runtime.engine.torch_engine.decoder import Weights
+from lmprog.runtime.engine.torch_engine.weights import Read, ReadFloat8, layer_vectors, paired
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +126,19 @@ class WeightReading:
 
 def quantized_weights(shape: ModelShape, reading: WeightReading, driver: Driver) -> DeviceWeights:
     """The weights of a model, each product on the device before the next is read."""
-    if shape.norms != "before" or any(size % 8 for size in (shape.hidden, shape.inner)):
+    if shape.norms != Norms() or any(size % 8 for size in (shape.hidden, shape.inner)):
         raise NotSupported(f"no {reading.kind} products for a model of {shape.hidden} dimensions")
     loader = _Loader(shape, reading, driver)
     layers = tuple(loader.layer(index) for index in range(shape.num_layers))
-    norm = placed(driver, loader.vector("model.norm.weight"))
-    embedding_name = "model.embed_tokens.weight"
+    last = placed(driver, loader.plain(norm(shape).parts[0].name))
     if not shape.tied_head:
-        embedding: Product = loader.vector(embedding_name)
-        return DeviceWeights(embedding, layers, norm, loader.product(["lm_head.weight"]))
+        embedding: Product = loader.plain(EMBEDDING)
+        return DeviceWeights(embedding, layers, last, loader.product(head(shape)))
     if reading.kind == "fp8":
-        embedding = loader.vector(embedding_name)
-        return DeviceWeights(embedding, layers, norm, embedding.t())
-    both = loader.product([embedding_name])
-    return DeviceWeights(both, layers, norm, both)
+        embedding = loader.plain(EMBEDDING)
+        return DeviceWeights(embedding, layers, last, embedding.t())
+    both = loader.product(head(shape))
+    return DeviceWeights(both, layers, last, both)
 
 
 class _Loader:
@@ -149,27 +148,21 @@ class _Loader:
         self._shape = shape
         self._reading = reading
         self._driver = driver
-        heads = {"q": shape.num_heads, "k": shape.num_kv_heads}
         self._orders = {
-            f"self_attn.{name}_proj.weight": paired_rows(shape, count).to(driver.device)
-            for name, count in heads.items()
+            heads: paired(shape, torch.arange(heads * shape.head_dim), heads).to(driver.device)
+            for heads in (shape.num_heads, shape.num_kv_heads)
         }
+        """By a number of heads: which rows of a checkpoint's weight are those of the fused form."""
 
     def layer(self, index: int) -> DeviceLayer:
-        prefix = f"model.layers.{index}."
         own = layer_vectors(self._shape, self._reading.dtype, self._reading.read, index)
+        made = {name: self.product(one) for name, one in products(self._shape, index).items()}
 
         def there(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else placed(self._driver, tensor)
 
-        def product(*names: str) -> Product:
-            return self.product([f"{prefix}{name}_proj.weight" for name in names])
-
         return DeviceLayer(
-            qkv=product("self_attn.q", "self_attn.k", "self_attn.v"),
-            out=product("self_attn.o"),
-            gate_up=product("mlp.gate", "mlp.up"),
-            down=product("mlp.down"),
+            **made,
             qkv_bias=there(own.qkv_bias),
             out_bias=there(own.out_bias),
             gate_up_bias=there(own.gate_up_bias),
@@ -179,23 +172,24 @@ class _Loader:
             mlp_norm=there(own.mlp_norm),
         )
 
-    def vector(self, name: str) -> Tensor:
+    def plain(self, name: str) -> Tensor:
         """A weight as it is, in the model's type."""
         return self._reading.read(name).to(self._reading.dtype)
 
-    def product(self, names: list[str]) -> Product:
+    def product(self, product: Matrix) -> Product:
         """Several weights as one, where the device reads it."""
+        parts = product.parts
         if self._reading.kind != "fp8":
-            return self._placed([self._rounded(name) for name in names])
-        stored = [self._reading.read_float8(name) for name in names]
-        parts = [self._small(one) for one in stored if one is not None and _fits(one)]
-        if len(parts) == len(names) and len({one.group for one in parts}) == 1:
-            ordered = zip(parts, names, strict=True)
-            return self._placed([self._ordered(part, name) for part, name in ordered])
-        return torch.cat([self._plain(name) for name in names]).t().contiguous()
+            return self._placed([self._rounded(part) for part in parts])
+        stored = [self._reading.read_float8(part.weight) for part in parts]
+        small = [self._small(one) for one in stored if one is not None and _fits(one)]
+        if len(small) == len(parts) and len({one.group for one in small}) == 1:
+            ordered = zip(small, parts, strict=True)
+            return self._placed([self._ordered(one, part) for one, part in ordered])
+        return torch.cat([self._ordered_plain(part) for part in parts]).t().contiguous()
 
-    def _rounded(self, name: str) -> QuantizedWeight:
-        return self._ordered(rounded(self._reading.read(name), self._reading.kind), name)
+    def _rounded(self, part: Part) -> QuantizedWeight:
+        return self._ordered(rounded(self._reading.read(part.weight), self._reading.kind), part)
 
     def _small(self, stored: Float8Weight) -> QuantizedWeight:
         inputs, group = stored.bits.shape[1], stored.group
@@ -204,16 +198,12 @@ class _Loader:
         bits, scales = (sent(torch.from_numpy(one.copy())) for one in (stored.bits, stored.scales))
         return of_floats(bits, scales, group)
 
-    def _ordered(self, weight: QuantizedWeight, name: str) -> QuantizedWeight:
-        order = self._order(name)
-        return weight if order is None else weight.rows(order)
+    def _ordered(self, weight: QuantizedWeight, part: Part) -> QuantizedWeight:
+        return weight.rows(self._orders[part.heads]) if part.heads else weight
 
-    def _plain(self, name: str) -> Tensor:
-        order, weight = self._order(name), self.vector(name)
-        return weight if order is None else weight[order]
-
-    def _order(self, name: str) -> Tensor | None:
-        return next((rows for end, rows in self._orders.items() if name.endswith(end)), None)
+    def _ordered_plain(self, part: Part) -> Tensor:
+        weight = self.plain(part.weight)
+        return weight[self._orders[part.heads]] if part.heads else weight
 
     def _placed(self, parts: list[QuantizedWeight]) -> QuantizedWeight:
         whole, driver = joined(parts), self._driver

@@ -21,7 +21,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.batch import Batch, Ints
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 CHUNK = 256
 """Positions of a chunk: also those of the kernels on the processor."""

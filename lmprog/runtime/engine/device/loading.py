@@ -1,25 +1,30 @@
-"""Loads a model onto a device: what the configuration leaves open is decided here.
+"""Loads a model onto a device: what the configuration leaves open is decided here, and how much
+memory is left for pages.
 
-Weights go from their files through pinned memory to the device. Raises NotSupported for models that
-have no kernels, no decoder of ours, or no place in the device's memory.
+Weights go from their files through pinned memory to the device. What is left is measured while the
+largest steps that a runtime may ask for are computed, on a pool just large enough for them: what
+torch keeps of a step's memory is not free afterwards, so what is free then is what was free at the
+peak. Raises NotSupported for models that have no kernels, no decoder of ours, or no place in the
+device's memory.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from lmprog.config import RuntimeConfig
-from lmprog.errors import InvalidParameter, NotSupported
-from lmprog.runtime.engine.adapters.adapted_decoder import fused_adapter
+from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.config_check import check_options
+from lmprog.errors import NotSupported
 from lmprog.runtime.engine.adapters.adapter_list import load_adapters
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.attention.float8 import Float8Scales
+from lmprog.runtime.engine.attention.float8 import Float8Scales, kept_scales
 from lmprog.runtime.engine.device.attention_choice import (
-    NAMES,
     DeviceAttentionName,
     page_reader,
     right_attention,
@@ -38,29 +43,26 @@ from lmprog.runtime.engine.device.device_weights import (
 from lmprog.runtime.engine.device.driver import Driver, KernelsKey, ProductKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 from lmprog.runtime.engine.device.kernels import Kernels
-from lmprog.runtime.engine.device.pool_sizing import (
-    USUAL_FRACTION,
-    StepSizes,
-    free_beside,
-    pages_in,
-)
 from lmprog.runtime.engine.device.quantized_weight import WeightKind
 from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
 from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
-from lmprog.runtime.engine.model.fusing import fused
-from lmprog.runtime.engine.model.kv_scales import kept_scales
+from lmprog.runtime.engine.machine.region import pages_that_fit
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.quantization import read_quantization
+from lmprog.runtime.engine.model.resolution import context_length, quantized_type
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
-from lmprog.runtime.engine.model.weights import (
+from lmprog.runtime.engine.model.stored_weights import weight_source
+from lmprog.runtime.engine.torch_engine.adapted_decoder import fused_adapter
+from lmprog.runtime.engine.torch_engine.weights import (
     ReadFloat8,
     float8_reader,
+    fused,
     weight_reader,
-    weight_source,
 )
-from lmprog.runtime.engine.region import pages_that_fit
-from lmprog.runtime.engine.resolution import context_length, quantized_type
+from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
+from lmprog.wire import SamplingParams
 
 log = logging.getLogger("lmprog")
 
@@ -236,7 +238,7 @@ def open_driver(device: str, *keys: KernelsKey) -> Driver:
 
 def asked_model(config: RuntimeConfig) -> AskedModel:
     """The whole model, as `config` wants it on a device."""
-    _check_fraction(config)
+    check_options(config, "device")
     folder = locate(config.model)
     if folder is None:
         shape, own = dummy_shape(config.model), "float32"
@@ -249,20 +251,7 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
             )
         shape = read_shape(described)
         own = described.get("dtype") or described.get("torch_dtype") or "float32"
-    allowed = ", ".join(NAMES)
-    if config.attention not in (None, *NAMES):
-        raise InvalidParameter(
-            f"attention = {config.attention!r} is of the processor; a device has {allowed}",
-            name="attention",
-            value=config.attention,
-            allowed=allowed,
-        )
-    if config.engine is not None:
-        raise InvalidParameter(
-            f"engine = {config.engine!r} is of the processor; a device has none",
-            name="engine",
-            value=config.engine,
-        )
+    assert config.attention != "native", "it is of the processor"
     name = config.dtype or own
     if config.kv_dtype not in (None, name, "fp8"):
         raise NotSupported(
@@ -289,12 +278,103 @@ def _weight_kind(config: RuntimeConfig, folder: Path | None) -> WeightKind | Non
     return None if how is None else "fp8"
 
 
-def _check_fraction(config: RuntimeConfig) -> None:
-    fraction = config.device_memory_fraction
-    if fraction is not None and not 0.0 < fraction <= 1.0:
-        raise InvalidParameter(
-            f"device_memory_fraction = {fraction} is no part of a device's memory",
-            name="device_memory_fraction",
-            value=fraction,
-            allowed="0 < x <= 1",
+# --- how many pages there is memory for -----------------------------------------------------------
+
+USUAL_FRACTION = 0.9
+"""Of what is left; the rest is for graphs, which come later, and for others."""
+_TOP = 20
+"""Of the most likely tokens, which a request may ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The most tokens and rows of a step, and tokens of a row."""
+
+    tokens: int
+    rows: int
+    row_tokens: int
+    page_size: int
+
+    @staticmethod
+    def of(config: SchedulerConfig, context_len: int) -> StepSizes:
+        rows = min(config.max_rows, config.token_budget)
+        row_tokens = min(context_len, config.max_chunk or context_len)
+        return StepSizes(
+            min(config.token_budget, rows * row_tokens), rows, row_tokens, config.page_size
         )
+
+    @property
+    def num_pages(self) -> int:
+        """That the largest step takes, at most."""
+        return self.tokens // self.page_size + self.rows
+
+
+def largest_steps(sizes: StepSizes) -> Iterator[Batch]:
+    """As many tokens as there may be, in few rows, every logit wanted, as for scores; and as many
+    rows of one token.
+    """
+    full, rest = divmod(sizes.tokens, sizes.row_tokens)
+    yield _batch([sizes.row_tokens] * full + [rest] * bool(rest), sizes.page_size)
+    yield _batch([1] * sizes.rows, sizes.page_size)
+
+
+def free_beside(engine: DeviceEngine, sizes: StepSizes) -> int:
+    """Bytes that are left for pages beside the largest steps. Raises DeviceMemoryFull where they do
+    not fit.
+    """
+    asked = SamplingParams(temperature=1.0, logprobs=_TOP)
+    for batch in largest_steps(sizes):
+        logits = engine.forward(batch)
+        picks = tuple(SampleRequest(row, asked, 0, 0) for row in range(batch.num_rows))
+        score = ScoreRequest(0, (0,) * len(batch.logit_tokens), _TOP)
+        engine.sampler.sample(logits, picks, (score,))
+    engine.finish()
+    info = engine.driver.memory_info()
+    assert info is not None, "a device without a bound is not measured"
+    return info.free + engine.attention.pages.mapped_bytes
+
+
+def pages_in(free: int, fraction: float, engine: DeviceEngine, sizes: StepSizes) -> int:
+    """How many pages `fraction` of `free` bytes hold. Raises NotSupported where they are fewer than
+    the largest step takes.
+    """
+    each, least = engine.attention.bytes_per_page, sizes.num_pages
+    found = int(free * fraction) // each
+    if found < least:
+        raise NotSupported(
+            f"beside the model and its largest step ({sizes.tokens} tokens, {sizes.rows} rows) "
+            f"{_mib(free)} of the device's memory are left, {fraction:g} of it for keys and "
+            f"values; these take {_mib(least * each)} in one step. Lower token_budget or max_rows, "
+            "or choose a smaller model"
+        )
+    return found
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 20):,.1f} MiB"
+
+
+def _batch(counts: list[int], page_size: int) -> Batch:
+    """Rows of so many first tokens, each on pages of its own."""
+
+    def ints(values: object) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+        return np.ascontiguousarray(np.array(values, np.int32))
+
+    positions = np.concatenate([np.arange(count, dtype=np.int32) for count in counts])
+    used = [-(-count // page_size) for count in counts]
+    page_starts, row_starts = ints([0, *np.cumsum(used)]), ints([0, *np.cumsum(counts)])
+    first_slots = np.repeat(page_starts[:-1] * page_size, counts)
+    each = np.arange(len(positions), dtype=np.int32)
+    return Batch(
+        tokens=np.zeros(len(positions), np.int32),
+        positions=positions,
+        row_starts=row_starts,
+        kv_lens=ints(counts),
+        page_starts=page_starts,
+        pages=np.arange(page_starts[-1], dtype=np.int32),
+        write_tokens=each,
+        write_slots=(first_slots + positions).astype(np.int32),
+        copies=np.zeros((0, 2), np.int32),
+        logit_tokens=each,
+        page_size=page_size,
+    )

@@ -14,7 +14,7 @@ import torch
 
 from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.attention.reference import attend
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch
 
 
 class PageReader(Protocol):

@@ -164,7 +164,7 @@ def _masks(picks: Sequence[SampleRequest], vocab_size: int) -> tuple[Array, Arra
 
 
 def _points(seeds: list[int], steps: list[int]) -> NDArray[np.float64]:
-    """`scheduling.randomness.uniform` of each pair."""
+    """`sampling_requests.uniform` of each pair."""
     start = np.array([seed & _WORD for seed in seeds], np.uint64)
     mixed = _mixed(_mixed(start) ^ (np.array(steps, np.uint64) * _GOLDEN))
     found: NDArray[np.float64] = (mixed >> np.uint64(11) | np.uint64(1)) / np.float64(1 << 53)

@@ -15,7 +15,6 @@ import torch
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape
-from lmprog.runtime.engine.batch import Batch
 from lmprog.runtime.engine.device.driver import (
     HEAD_DIMS,
     TYPE_NAMES,
@@ -38,6 +37,7 @@ from lmprog.runtime.engine.device.page_pool import FixedPages, PagePool, Virtual
 from lmprog.runtime.engine.device.page_readers import PageReader
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import StepRules
+from lmprog.runtime.scheduling.batch import Batch
 
 _PARTIAL_BYTES = {"cpu": 8 << 20, "cuda": 128 << 20}
 _FLOAT_BYTES = 4

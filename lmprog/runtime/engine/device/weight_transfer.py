@@ -11,8 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from lmprog.runtime.engine.device.driver import DeviceEvent, Driver
-from lmprog.runtime.engine.model.joined_weights import WeightSource
-from lmprog.runtime.engine.model.weights import as_tensor
+from lmprog.runtime.engine.model.stored_weights import WeightSource
+from lmprog.runtime.engine.torch_engine.weights import as_tensor
 
 PIECE_BYTES = 32 << 20
 """Enough that a copy is much longer than its beginning."""

@@ -1,5 +1,4 @@
-"""Models: one native decoder for Llama and its kin (`decoder`), everything else through
-transformers (`fallback`).
-"""
+"""Checkpoints: what their files say a model is, which weights it has, and how these are read.
 
-from __future__ import annotations
+Knows numpy, files and names of weights; computes nothing, and imports no torch.
+"""

@@ -4,7 +4,7 @@ them.
 Files are memory-mapped; nothing is read before it is asked for. Names, sizes and places are checked
 first: a damaged or hostile file is an error, never a read beyond its end. Pickled checkpoints
 (`.bin`) are refused: reading them runs their code. Knows numpy and files; knows no torch and no
-model but the sizes it is told to expect.
+model but the weights it is told to expect.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.gguf_file import gguf_parts
-from lmprog.runtime.engine.model.weight_names import check_weights, listed, says_more
 
 FLOATS: Mapping[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 """Types that are read, as safetensors spells them, and how numpy holds them: bfloat16 as its
@@ -177,3 +176,48 @@ def checkpoint_files(folder: Path) -> list[Path]:
             "for example."
         )
     raise ModelError(f"{folder} has no weights: no model.safetensors and no index of one")
+
+
+# --- the weights that a config asks for -----------------------------------------------------------
+
+_SHOWN = 8
+"""Names in an error message; more are counted."""
+
+Sizes = Mapping[str, tuple[int, ...]]
+
+
+def check_weights(
+    location: Path, there: Sizes, wanted: Sizes, unread_types: Sequence[str] = ()
+) -> None:
+    """Raises ModelError unless exactly `wanted` is there; one error tells all that is wrong."""
+    wrong = []
+    if missing := sorted(wanted.keys() - there.keys()):
+        wrong.append(f"missing weights: {listed(missing)}")
+    if surplus := sorted(there.keys() - wanted.keys()):
+        wrong.append(f"weights that the config does not explain: {listed(surplus)}")
+    sizes = [
+        f"{name} is {list(there[name])} instead of {list(wanted[name])}"
+        for name in sorted(there.keys() & wanted.keys())
+        if there[name] != wanted[name]
+    ]
+    if sizes:
+        wrong.append(f"wrong sizes: {listed(sizes)}")
+    if unread_types:
+        wrong.append(f"types other than F32, BF16 and F16: {listed(unread_types)}")
+    if wrong:
+        raise ModelError(
+            f"the weights of {location} do not fit its config.json; " + "; ".join(wrong)
+        )
+
+
+def says_more(name: str, tied_head: bool) -> bool:
+    """Whether a decoder needs the weight: some tools save the tied head a second time, older ones
+    what follows from the config.
+    """
+    is_tied = tied_head and name == "lm_head.weight"
+    return not is_tied and not name.endswith("rotary_emb.inv_freq")
+
+
+def listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

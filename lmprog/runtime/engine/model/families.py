@@ -15,7 +15,7 @@ from typing import Any
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.mixture import ExpertNames, SharedExpert, read_mixture, size_of
 from lmprog.runtime.engine.model.rope import read_rope
-from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_shape
+from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, Norms, read_shape
 
 Config = dict[str, Any]
 
@@ -95,7 +95,11 @@ def _gemma(config: Config) -> ModelShape:
     return replace(
         shape,
         activation="gelu_tanh",
-        norms="both",
+        norms=Norms(
+            attention_post_norm="post_attention_layernorm",
+            mlp_norm="pre_feedforward_layernorm",
+            mlp_post_norm="post_feedforward_layernorm",
+        ),
         norms_add_one=True,
         embedding_scale=float(shape.hidden) ** 0.5,
         attention_scale=float(config.get("query_pre_attn_scalar") or 256) ** -0.5,
@@ -123,7 +127,8 @@ def _phi3(config: Config) -> ModelShape:
 
 def _olmo2(config: Config) -> ModelShape:
     shape = _as_llama(config, rms_norm_eps=1e-5)
-    return replace(shape, norms="after", qk_norm=True, qk_norm_wide=True)
+    norms = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+    return replace(shape, norms=norms, qk_norm=True, qk_norm_wide=True)
 
 
 def _smollm3(config: Config) -> ModelShape:

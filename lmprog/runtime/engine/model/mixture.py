@@ -49,7 +49,7 @@ class Mixture:
     """Feed-forward layers in which each token goes through `used` of several experts.
 
     A shared expert is computed as further ones of the same size, which all tokens meet
-    (`shared_experts.py`).
+    (`derived_weights.py`).
     """
 
     experts: int

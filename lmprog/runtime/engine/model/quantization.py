@@ -1,7 +1,7 @@
 """What config.json says of how a checkpoint's weights were quantized, and what they become here.
 
-Knows the fields of `quantization_config`; the layouts of tensors are those of `integer_layouts` and
-`float_layouts`. What is not understood as a whole is refused by name.
+Knows the fields of `quantization_config`; the layouts of tensors are those of `stored_weights`.
+What is not understood as a whole is refused by name.
 """
 
 from __future__ import annotations

@@ -11,13 +11,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.rope import FeatureNotComputed, Rope, read_rope
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The norms of a layer's halves: what the weight of each is called in a checkpoint; None: there
+    is none at that place. They are named as in the C interface.
+    """
+
+    attention_norm: str | None = "input_layernorm"
+    attention_post_norm: str | None = None
+    """Of what attention gives, before it is added."""
+    mlp_norm: str | None = "post_attention_layernorm"
+    mlp_post_norm: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +61,7 @@ class ModelShape:
     (GPT-OSS), which `activation_slope` and `activation_limit` belong to."""
     activation_slope: float = 1.702
     activation_limit: float = 7.0
-    norms: Literal["before", "after", "both"] = "before"
-    """Where a layer's halves are normalized: what goes in, what comes out, or both."""
+    norms: Norms = Norms()
     norms_add_one: bool = False
     """Weights of norms are kept as their distance from 1 (Gemma)."""
     qk_norm_wide: bool = False

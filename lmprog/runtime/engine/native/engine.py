@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +19,19 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.native import may_await_threads
-from lmprog.runtime.engine.adapters.adapter_folder import Adapter
-from lmprog.runtime.engine.batch import Batch, Ints
+from lmprog.runtime.engine.machine.region import Bytes, Region, aligned
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
-from lmprog.runtime.engine.native.attention_interface import (
+from lmprog.runtime.engine.native.interface import (
     PATHS,
     CAttentionBatch,
     CAttentionShape,
 )
-from lmprog.runtime.engine.native.memory_ahead import MemoryAhead
-from lmprog.runtime.engine.native.packed_adapters import packed_adapters
 from lmprog.runtime.engine.native.packing import Packed
-from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, NativePageMemory
-from lmprog.runtime.engine.region import Bytes, Region, aligned
+from lmprog.runtime.engine.native.page_memory import BLOCK_SLOTS, MemoryAhead, NativePageMemory
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 Logits = NDArray[np.float32]
 
@@ -48,6 +46,17 @@ class KvMemory:
     kv_dtype: str
     page_size: int
     num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAdapters:
+    """LoRA adapters for the engine: the C interface's array [adapters][layers][products]."""
+
+    low_ranks: ctypes.Array[interface.CLowRank]
+    digests: Mapping[str, str]
+    """By name, in the order of their numbers."""
+    held: tuple[object, ...]
+    """What the array points into."""
 
 
 class NativeEngine:
@@ -85,7 +94,7 @@ class NativeEngine:
         self._kv_parts: list[Bytes] = []  # keys and values, layer by layer
         self._model = self._described(shape, packed)
         self._handle = self._opened(threads, path or os.environ.get("LMPROG_ENGINE_PATH"))
-        self._logits = np.empty((0, interface.up32(shape.vocab_size)), np.float32)
+        self._logits = np.empty((0, up32(shape.vocab_size)), np.float32)
         self._ahead: MemoryAhead | None = None
         if self.has_page_memory:
             populate = self.page_memory().populate
@@ -111,12 +120,11 @@ class NativeEngine:
         name: bytes = self._library.lmprog_engine_path(self._handle)
         return name.decode()
 
-    def take_adapters(self, adapters: Sequence[Adapter]) -> None:
+    def take_adapters(self, packed: PackedAdapters) -> None:
         """Those that rows of later batches may have."""
-        packed = packed_adapters(adapters, self._shape.inner)
         self._held.append(packed)
-        self.adapters = {one.name: one.digest for one in adapters}
-        self._library.lmprog_engine_adapters(self._handle, packed.low_ranks, len(adapters))
+        self.adapters = dict(packed.digests)
+        self._library.lmprog_engine_adapters(self._handle, packed.low_ranks, len(packed.digests))
 
     def forward(self, batch: Batch) -> Logits:
         """Computes the batch's tokens and keeps their keys and values in its slots. # [L, vocab]

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from lmprog.runtime.engine.machine.region import Region
+from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.checkpoint_digests import weight_digests
 from lmprog.runtime.engine.model.quantization import read_quantization
-from lmprog.runtime.engine.model.random_weights import RandomSource
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
-from lmprog.runtime.engine.model.stored_weights import stored_weights
-from lmprog.runtime.engine.native import interface, recipe
+from lmprog.runtime.engine.model.stored_weights import RandomSource, stored_weights
+from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.packing import Packed, PackedLayout, Source, packed_layout
-from lmprog.runtime.engine.region import Region
 from lmprog.weight_cache import user_cache
 
 _SMALLEST_KEPT = 64 << 20
@@ -34,7 +34,7 @@ def packed_checkpoint(
     do not fit `shape`.
     """
     checkpoint = stored_weights(folder, shape)
-    checkpoint.check(recipe.expected(shape), shape.tied_head)
+    checkpoint.check(weight_table.expected(shape), shape.tied_head)
     layout = packed_layout(shape, checkpoint, weight_type)
     files = user_cache()
     if layout.num_bytes < _SMALLEST_KEPT or not files.limit:
@@ -58,7 +58,7 @@ def packed_checkpoint(
 
 def packed_random(shape: ModelShape, seed: int, weight_type: str, threads: int) -> Packed:
     """Random weights, which no file keeps."""
-    source = RandomSource(recipe.expected(shape), seed)
+    source = RandomSource(weight_table.expected(shape), seed)
     return _packed_now(packed_layout(shape, source, weight_type), source, threads)
 
 

@@ -17,16 +17,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.runtime.engine.machine.region import Bytes, Region, aligned
+from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native import interface, recipe
-from lmprog.runtime.engine.region import Bytes, Region, aligned
+from lmprog.runtime.engine.model.weight_table import EMBEDDING, up32
+from lmprog.runtime.engine.native import interface
 
+Floats = NDArray[np.float32]
 _PANEL = 32
 _AT_ONCE = 2 << 20
 """Numbers that one thread packs at a time."""
 _SOURCE_TYPES = {np.dtype(np.float32): interface.F32, np.dtype(np.float16): interface.F16}
 _SOURCE_TYPES[np.dtype(np.uint16)] = interface.BF16
-_EMBEDDING = "model.embed_tokens.weight"
 
 
 class Source(Protocol):
@@ -85,9 +87,9 @@ class PackedLayout:
         self.embedding_type = embedding_type
         self._library = interface.opened()
         layers = range(shape.num_layers)
-        self._products = [recipe.products(shape, layer) for layer in layers]
-        self._vectors = [recipe.vectors(shape, layer) for layer in layers]
-        self._head, self._norm = recipe.head(shape), recipe.norm(shape)
+        self._products = [weight_table.products(shape, layer) for layer in layers]
+        self._vectors = [weight_table.vectors(shape, layer) for layer in layers]
+        self._head, self._norm = weight_table.head(shape), weight_table.norm(shape)
         self._matrices = [
             self._head,
             *(matrix for layer in self._products for matrix in layer.values()),
@@ -142,19 +144,19 @@ class PackedLayout:
         count = 0 if self.shape.tied_head else self.shape.vocab_size * self.shape.hidden
         return count * self.embedding_type.itemsize
 
-    def _product(self, matrix: recipe.Matrix) -> interface.CProduct:
+    def _product(self, matrix: weight_table.Matrix) -> interface.CProduct:
         kind = matrix.weight_type or self.weight_type
         return interface.CProduct(interface.TYPES[kind], matrix.outputs, matrix.inputs)
 
-    def _matrix_bytes(self, matrix: recipe.Matrix) -> int:
+    def _matrix_bytes(self, matrix: weight_table.Matrix) -> int:
         return int(self._library.lmprog_engine_packed_bytes(byref(self._product(matrix))))
 
     def _pack(
-        self, matrix: recipe.Matrix, place: Bytes, source: Source, pool: ThreadPoolExecutor
+        self, matrix: weight_table.Matrix, place: Bytes, source: Source, pool: ThreadPoolExecutor
     ) -> None:
         product, to = self._product(matrix), ctypes.c_void_p(place.ctypes.data)
 
-        def packed(part: recipe.Part, first: int, end: int) -> None:
+        def packed(part: weight_table.Part, first: int, end: int) -> None:
             begin = part.begin
             array = source.rows(part.name, begin + first, begin + end)
             assert array.flags.c_contiguous
@@ -178,9 +180,9 @@ class PackedLayout:
 
     def _copy_embedding(self, kept: NDArray[Any], source: Source, pool: ThreadPoolExecutor) -> None:
         def copied(first: int, end: int) -> None:
-            array = source.rows(_EMBEDDING, first, end)
+            array = source.rows(EMBEDDING, first, end)
             kept[first:end] = array if array.dtype == kept.dtype else narrowed(array)
-            source.release(_EMBEDDING, first, end)
+            source.release(EMBEDDING, first, end)
 
         _in_stretches(pool, kept.shape[0], kept.shape[1], copied)
 
@@ -189,7 +191,7 @@ def packed_layout(shape: ModelShape, source: Source, weight_type: str) -> Packed
     """The layout of `source` as `weight_type`. The embedding keeps its own type, or has that of
     the products if it is smaller.
     """
-    own = source.number_type(_EMBEDDING)
+    own = source.number_type(EMBEDDING)
     small = own != np.float32 or weight_type == "float32"
     return PackedLayout(shape, weight_type, own if small else np.dtype(np.uint16))
 
@@ -209,15 +211,15 @@ def _in_stretches(
     list(pool.map(work, [0, *cuts[:-1]], cuts))
 
 
-def _copy_vector(vector: recipe.Vector, place: Bytes, source: Source) -> None:
+def _copy_vector(vector: weight_table.Vector, place: Bytes, source: Source) -> None:
     numbers = place.view(np.float32)
     for part in vector.parts:
         array = widened(source.array(part.name)) + np.float32(vector.plus)
         numbers[part.first : part.first + part.size] = array
 
 
-def _vector_bytes(vector: recipe.Vector) -> int:
-    return interface.up32(vector.size) * 4
+def _vector_bytes(vector: weight_table.Vector) -> int:
+    return up32(vector.size) * 4
 
 
 def widened(array: NDArray[Any]) -> NDArray[np.float32]:

@@ -1,4 +1,5 @@
-"""What the ranks of one model say to each other: sums, the parts of logits, batches, facts.
+"""What the ranks of one model say to each other (sums, the parts of logits, batches, facts), and
+where each finds the others: told by whoever starts it, or by torchrun's variables.
 
 The door of `torch.distributed`. Rank 0 leads: the others do what its batches say. What lies on a
 GPU goes over NCCL, all else over gloo: which one is decided by where a tensor is. Nothing here has
@@ -13,8 +14,9 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,8 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lmprog.runtime.engine.batch import Batch, Ints
-from lmprog.runtime.engine.sharded.place import Place
+from lmprog.config import RuntimeConfig
+from lmprog.errors import InvalidParameter
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 log = logging.getLogger("lmprog")
 
@@ -39,6 +42,44 @@ _HEAD = 2 + len(_ARRAYS)
 _FIRST_INTS = 2048
 """Integers of a batch that go out with its lengths; a decoding step of a few rows has no more."""
 _MESSAGE_BYTES = 2048
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who a rank is, and how it finds the others."""
+
+    rank: int
+    size: int
+    here: int
+    """Ranks on this machine."""
+    meeting: Path | None
+    """A new file that the ranks of one machine meet by; None: by torchrun's variables."""
+    local: int = 0
+    """Its number among the ranks of this machine, by which it has its GPU."""
+
+
+def place_of_environment(config: RuntimeConfig) -> Place:
+    """What torchrun's variables say. Raises InvalidParameter where they say something else than
+    `config`, or nothing.
+    """
+    absent = [name for name in _VARIABLES if not os.environ.get(name)]
+    if absent:
+        raise InvalidParameter(
+            f"tp_ranks = 'torchrun' needs {', '.join(absent)} in the environment, as torchrun "
+            "sets them; without it the runtime starts its ranks itself, on this machine",
+            name="tp_ranks",
+            value=config.tp_ranks,
+        )
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size != config.tp:
+        raise InvalidParameter(
+            f"tp = {config.tp}, but WORLD_SIZE is {size}: both count the ranks",
+            name="tp",
+            value=config.tp,
+        )
+    here, local = os.environ.get("LOCAL_WORLD_SIZE", "1"), os.environ.get("LOCAL_RANK", "0")
+    return Place(rank, size, int(here), None, int(local))
 
 
 class RankGroup:

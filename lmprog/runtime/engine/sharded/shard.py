@@ -2,7 +2,8 @@
 vocabulary.
 
 A product whose outputs are split is followed by one whose inputs are split alike, so that a layer
-needs two sums over all ranks and nothing else. Knows shapes and names of weights; computes nothing.
+needs two sums over all ranks and nothing else. Which weights are shared along which axis, the table
+of weights says (`weight_table`). Knows shapes; computes nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.device.choice import chosen_device
 from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
-from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
+from lmprog.runtime.engine.model.stored_weights import WeightSource
+from lmprog.runtime.engine.model.weight_table import Split, splits
 
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 _WORD = 8
 """Numbers of 16 bits that a GPU's kernel reads at once."""
 
@@ -98,29 +99,25 @@ class Shard:
             shared = replace(shared, inner=mixture.shared_parts * inner)
         return replace(mixture, inner=inner, shared=shared)
 
-    def part_of(self, name: str) -> tuple[slice, slice]:
-        """The rows and columns of a weight that the rank has; of a vector the rows alone count."""
+    def part_of(self, split: Split | None) -> tuple[slice, slice]:
+        """The rows and columns that the rank has of a weight that is shared so; of a vector the
+        rows alone count.
+        """
         whole, dim = slice(None), self.shape.head_dim
-        queries, keys = _times(self.heads, dim), _times(self.kv_heads, dim)
-        kind = name.rpartition(".layers.")[2].partition(".")[2] if ".layers." in name else name
-        parts = {
-            EMBEDDING: (self.vocabulary, whole),
-            HEAD: (self.vocabulary, whole),
-            "self_attn.q_proj": (queries, whole),
-            "self_attn.k_proj": (keys, whole),
-            "self_attn.v_proj": (keys, whole),
-            "self_attn.o_proj": (whole, queries),
-            "mlp.gate_proj": (self.inner, whole),
-            "mlp.up_proj": (self.inner, whole),
-            "mlp.down_proj": (whole, self.inner),
-        }
-        if self.shape.qk_norm_wide:
-            parts |= {"self_attn.q_norm": (queries, whole), "self_attn.k_norm": (keys, whole)}
-        mixture = self.shape.mixture
-        if mixture is not None and kind.startswith(f"{mixture.names.block}.experts."):
-            is_down = kind.endswith(f".{mixture.names.down}.weight")
-            return (whole, self.expert_inner) if is_down else (self.expert_inner, whole)
-        return parts.get(kind) or parts.get(kind.rpartition(".")[0]) or (whole, whole)
+        if split is None:
+            return whole, whole
+        match split.of:
+            case "heads":
+                own = _times(self.heads, dim)
+            case "kv_heads":
+                own = _times(self.kv_heads, dim)
+            case "inner":
+                own = self.inner
+            case "expert_inner":
+                own = self.expert_inner
+            case "vocabulary":
+                own = self.vocabulary
+        return (whole, own) if split.axis else (own, whole)
 
 
 class ShardSource:
@@ -131,10 +128,11 @@ class ShardSource:
     def __init__(self, source: WeightSource, shard: Shard) -> None:
         self._source = source
         self._shard = shard
+        self._splits = splits(shard.shape)
 
     def array(self, name: str) -> NDArray[Any]:
         whole = self._source.array(name)
-        rows, columns = self._shard.part_of(name)
+        rows, columns = self._shard.part_of(self._splits[name])
         part = np.array(whole[rows, columns] if whole.ndim == 2 else whole[rows], order="C")
         self._source.release(name, 0, len(whole))
         return part
@@ -142,40 +140,13 @@ class ShardSource:
 
 def check_ranks(config: RuntimeConfig) -> None:
     """Raises InvalidParameter for what `tp` ranks cannot do together with other options."""
-    if config.tp < 1:
-        raise _refused("tp", config.tp, f"tp = {config.tp} must be at least 1")
     if config.tp == 1:
-        if config.tp_ranks != "local":
-            says = f"tp_ranks = {config.tp_ranks!r} is for tp of 2 and more"
-            raise _refused("tp_ranks", config.tp_ranks, says)
+        check_options(config)
         return
-    only = f"tp = {config.tp} is computed by torch"
-    if config.engine == "native":
-        raise _refused("engine", config.engine, f"{only}; leave out engine = 'native'")
-    if config.quantize is not None:
-        raise _refused("quantize", config.quantize, f"{only}, which has no quantized weights")
-    if config.lora:
-        raise _refused("lora", config.lora[0], f"{only}, which has no adapters over several ranks")
-    for name in ("kv_disk_mb", "kv_host_mb"):
-        if getattr(config, name) is not None:
-            says = f"{only}, or on devices of several processes, without a second tier of pages"
-            raise _refused(name, getattr(config, name), f"{says}; leave out {name}")
-    if config.device in ("cpu", "auto") and config.device_memory_fraction is not None:
-        says = f"{only}: device_memory_fraction is of devices; leave it out"
-        raise _refused("device_memory_fraction", config.device_memory_fraction, says)
-    if config.kv_pool != "fixed":
-        says = f"{only}; kv_pool = {config.kv_pool!r} is of one device; leave it out"
-        raise _refused("kv_pool", config.kv_pool, says)
+    check_options(config, "processor" if config.device in ("cpu", "auto") else "device")
     if config.device.startswith("cuda:"):
         says = "every rank has a GPU of its own, by its number on its machine; device is 'cuda'"
         raise _refused("device", config.device, says)
-    of_processors = (None, "native", "reference")
-    if config.device in ("cpu", "auto") and config.attention not in of_processors:
-        raise _refused("attention", config.attention, f"{only}: attention is native or reference")
-    has_device = config.device not in ("cpu", "auto")
-    if config.kv_dtype == "fp8" and not has_device and config.attention != "reference":
-        says = f"{only}: kv_dtype = 'fp8' is of devices and of attention = 'reference'"
-        raise _refused("kv_dtype", config.kv_dtype, says)
     rank_device(config, config.tp - 1 if config.tp_ranks == "local" else 0)
 
 

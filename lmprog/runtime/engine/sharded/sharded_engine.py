@@ -5,6 +5,11 @@ Rank 0 decides what a configuration leaves open and says it to the others, who c
 the same checkpoint. Then every rank loads its part, and all agree on the number of pages that each
 has room for, so that page numbers mean the same everywhere. What goes wrong on any rank before that
 is rank 0's error; afterwards it is the end of all.
+
+A rank's decoder, on the processor or on a device, sums with the others what it computes with its
+part of each layer (`RankGroup` decides what carries that). All ranks hold the same residual. There
+are two sums a layer, where a half ends (and a small one where queries are normalized over all
+heads), and one gathering of logits, whose parts only rank 0 needs.
 """
 
 from __future__ import annotations
@@ -13,38 +18,43 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError, ModelError
 from lmprog.runtime.engine.attention import make_attention, page_bytes
-from lmprog.runtime.engine.batch import Batch
+from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
-from lmprog.runtime.engine.device.loading import asked_model
+from lmprog.runtime.engine.device.device_weights import device_weights
+from lmprog.runtime.engine.device.kernels import Kernels
+from lmprog.runtime.engine.device.loading import OpenedDevice, asked_model
+from lmprog.runtime.engine.device.products import Product, ProductInputs
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
-from lmprog.runtime.engine.machine import default_threads
+from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
+from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.checkpoint_digests import checkpoint_digests
-from lmprog.runtime.engine.model.joined_weights import WeightSource
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, locate
-from lmprog.runtime.engine.model.random_weights import RandomSource
+from lmprog.runtime.engine.model.resolution import computable, context_length, data_type, num_pages
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
-from lmprog.runtime.engine.model.stored_weights import stored_weights
-from lmprog.runtime.engine.native.recipe import expected
-from lmprog.runtime.engine.resolution import computable, context_length, data_type, num_pages
-from lmprog.runtime.engine.sampler import TorchSampler
+from lmprog.runtime.engine.model.stored_weights import WeightSource, weight_source
+from lmprog.runtime.engine.model.weight_table import EMBEDDING
 from lmprog.runtime.engine.sharded.rank_group import RankGroup, end_process
-from lmprog.runtime.engine.sharded.shard import Shard, shardable_shape
-from lmprog.runtime.engine.sharded.sharded_decoder import ShardedDecoder, shard_weights
-from lmprog.runtime.engine.sharded.sharded_device import DevicePart
-from lmprog.runtime.engine.torch_engine import (
+from lmprog.runtime.engine.sharded.shard import Shard, ShardSource, shardable_shape
+from lmprog.runtime.engine.torch_engine.decoder import Decoder, Weights, wide
+from lmprog.runtime.engine.torch_engine.engine import (
     DTYPES,
     Loaded,
     Threads,
     TorchEngine,
     attention_shape,
 )
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+from lmprog.runtime.engine.torch_engine.weights import Keep, as_tensor, fused
+from lmprog.runtime.scheduling.batch import Batch
 
 log = logging.getLogger("lmprog")
 
@@ -158,7 +168,9 @@ def _loaded(config: RuntimeConfig, agreed: Agreed, group: RankGroup) -> _Part | 
     if group.device == "cpu":
         return _Part(config, agreed, shard, group)
     same: Any = {"dtype": agreed.dtype}
-    return DevicePart(replace(config, **same), shard, _source(folder, shard.shape), group)
+    return DevicePart(
+        replace(config, **same), shard, weight_source(folder, shard.shape, DUMMY_SEED), group
+    )
 
 
 class _Part:
@@ -173,7 +185,7 @@ class _Part:
         self._threads = max(1, (config.threads or default_threads()) // group.here)
         torch.set_num_threads(self._threads)
         with torch.inference_mode():
-            weights = shard_weights(shard, dtype, _source(folder, shard.shape))
+            weights = shard_weights(shard, dtype, weight_source(folder, shard.shape, DUMMY_SEED))
             model = ShardedDecoder(shard, weights, agreed.context_len, group)
         self._loaded = Loaded(model, folder, agreed.context_len, dtype, weights.num_weights)
         self._attention = attention_shape(self._loaded, agreed.kv_dtype)
@@ -214,9 +226,140 @@ def _checkpoint(config: RuntimeConfig, folder: Path | None) -> str:
     return f"{found.weights} {found.config} {found.rope}"
 
 
-def _source(folder: Path | None, shape: ModelShape) -> WeightSource:
-    if folder is None:
-        return RandomSource(expected(shape), DUMMY_SEED)
-    stored = stored_weights(folder, shape)
-    stored.check(expected(shape), shape.tied_head)
-    return stored
+# --- what a rank computes -------------------------------------------------------------------------
+
+
+class PartSums(Protocol):
+    """What a rank's decoder needs of the others (`RankGroup`)."""
+
+    def sum(self, part: Tensor) -> None: ...
+    def gather(self, part: Tensor) -> list[Tensor]: ...
+
+
+class ShardedDecoder(Decoder):
+    """See `Decoder`. Every rank is given the same batches in the same order."""
+
+    def __init__(self, shard: Shard, weights: Weights, context_len: int, group: PartSums) -> None:
+        super().__init__(shard.local_shape, weights, context_len)
+        self._part = shard.vocabulary_part
+        self._num_ranks = shard.size
+        self._group = group
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return super()._embedded(tokens).to(self.weights.norm.dtype)
+
+    def _add_half(self, index: int, product: str, inputs: Tensor, x: Tensor) -> None:
+        weight, bias, norm = self.weights.layers[index].ending(product)
+        part = torch.mm(inputs, weight)
+        self._group.sum(part)
+        if bias is not None:
+            part.add_(bias)
+        x.add_(part if norm is None else self._after(part, norm))
+
+    def _whole(self, part: Tensor) -> Tensor:
+        self._group.sum(part)
+        return part
+
+    def _average(self, means: Tensor) -> None:
+        self._group.sum(means)
+        means.div_(self._num_ranks)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Of the whole vocabulary at rank 0; of nothing elsewhere."""
+        own = self._capped(wide(torch.mm(x, self.weights.head)))
+        if len(own):
+            own = F.pad(own, (0, self._part - own.shape[1]))
+            parts = self._group.gather(own.contiguous())
+            if parts:
+                return torch.cat(parts, 1)[:, : self.vocab_size].contiguous()
+        return own.new_empty(len(own), self.vocab_size)
+
+
+def _here(weight: Tensor) -> Tensor:
+    return weight
+
+
+def shard_weights(
+    shard: Shard, dtype: torch.dtype, source: WeightSource, send: Keep = _here, keep: Keep = _here
+) -> Weights:
+    """A rank's part of the weights, made where `send` puts what is read. The embedding stays in the
+    memory that `source` has it in, a mapped file where it can be: a step reads the rows of its
+    tokens alone.
+    """
+    parts = ShardSource(source, shard)
+
+    def read(name: str) -> Tensor:
+        if name == EMBEDDING and not shard.shape.tied_head:
+            return torch.empty(0, shard.shape.hidden)  # no part of it is needed as the head
+        return send(as_tensor(parts.array(name)))
+
+    local = fused(shard.local_shape, dtype, read, progress=None, keep=keep)
+    return replace(local, embedding=as_tensor(source.array(EMBEDDING)))
+
+
+class ShardedDeviceDecoder(DeviceDecoder):
+    """See `DeviceDecoder`. Every rank is given the same steps in the same order."""
+
+    def __init__(
+        self,
+        opened: OpenedDevice,
+        shard: Shard,
+        weights: Weights,
+        context_len: int,
+        group: PartSums,
+    ) -> None:
+        kernels: Kernels = opened.kernels
+        placed = device_weights(weights, kernels.driver)
+        super().__init__(kernels, shard.local_shape, placed, context_len, opened.budget)
+        self._part = shard.vocabulary_part
+        self._group = group
+
+    def _end_half(
+        self, given: ProductInputs, weight: Product, bias: Tensor | None, out: Tensor
+    ) -> None:
+        self._products.issue(given, weight, None, out)
+        self._driver.compute(lambda: self._group.sum(out))
+        if bias is not None:
+            self._driver.compute(lambda: out.add_(bias))
+
+    def _compute_logits(self, given: ProductInputs, logits: Tensor) -> None:
+        """Of the whole vocabulary at rank 0; elsewhere they stay undefined."""
+        self._driver.compute(lambda: self._gather(given.x, logits))
+
+    def _gather(self, x: Tensor, logits: Tensor) -> None:
+        head = self._weights.head
+        assert isinstance(head, Tensor), "a part of a model has weights of its own type"
+        own = torch.mm(x, head).float()
+        parts = self._group.gather(F.pad(own, (0, self._part - own.shape[1])))
+        if parts:
+            logits.copy_(torch.cat(parts, 1)[:, : self.shape.vocab_size])
+
+
+class DevicePart:
+    """A rank's part on its device, before its pages are counted."""
+
+    def __init__(
+        self, config: RuntimeConfig, shard: Shard, source: WeightSource, group: RankGroup
+    ) -> None:
+        """Memory for keys and values that was asked for is of all ranks of a machine together."""
+        if config.kv_memory_mb is not None:
+            config = replace(config, kv_memory_mb=max(1, config.kv_memory_mb // group.here))
+        asked = replace(asked_model(config), shape=shard.local_shape, weight_kind=None)
+        self._opened = OpenedDevice(config, asked, group.device)
+        with torch.inference_mode():
+            transfer = WeightTransfer(self._opened.driver)
+            weights = shard_weights(shard, asked.dtype, source, transfer.sent, transfer.kept)
+            embedding = transfer.sent(weights.embedding).to(asked.dtype)
+            weights = replace(weights, embedding=transfer.kept(embedding))
+            self._decoder = ShardedDeviceDecoder(
+                self._opened, shard, weights, asked.context_len, group
+            )
+
+    def num_pages(self) -> int:
+        """For which the device has memory."""
+        return self._opened.num_pages()
+
+    def engine(self, pages: int) -> DeviceEngine:
+        """Without graphs: whether sums can be in one, nobody could try yet."""
+        with torch.inference_mode():
+            return self._opened.engine(self._decoder, pages, is_captured=False)

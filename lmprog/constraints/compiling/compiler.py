@@ -1,0 +1,171 @@
+"""Compiles a specification for a vocabulary into a constraint.
+
+Compilation uses no model and waits for no other thread, so it can run on any thread; the result is
+then owned by one thread (see `Constraint`). This module alone decides which engine serves a
+specification.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from lmprog import wire
+from lmprog.constraints.automaton import DEAD
+from lmprog.constraints.choices import choices_node
+from lmprog.constraints.compiling.llguidance_engine import LlguidanceConstraint
+from lmprog.constraints.constraint import (
+    Check,
+    CompileLimits,
+    Constraint,
+    never_stop,
+)
+from lmprog.constraints.expression import whole
+from lmprog.constraints.finish import finish
+from lmprog.constraints.free_text import free_text_node
+from lmprog.constraints.grammar.read import grammar_node
+from lmprog.constraints.grammar.rules import NeedsLlguidance
+from lmprog.constraints.lower import Lowering
+from lmprog.constraints.native_masks import native_engine
+from lmprog.constraints.net import NetBuilder, Node
+from lmprog.constraints.net_arrays import Net
+from lmprog.constraints.pattern import parse_pattern
+from lmprog.constraints.regular import RegularConstraint
+from lmprog.constraints.schema.contradiction import why_nothing_fits
+from lmprog.constraints.schema.entry import schema_node
+from lmprog.constraints.unique_items import UniqueItemsConstraint
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.constraints.walk import MaskEngine, PlainEngine
+from lmprog.errors import GrammarError, UnsatisfiableConstraint
+
+DEFAULT_LIMITS = CompileLimits()
+_PROBE_LIMITS = CompileLimits(max_positions=300_000)
+_PROBE_TEXTS, _PROBE_BYTES = 8, 48
+
+
+def compile_constraint(
+    spec: wire.Constraint,
+    vocabulary: Vocabulary,
+    limits: CompileLimits = DEFAULT_LIMITS,
+    check: Check = never_stop,
+) -> Constraint:
+    """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint with the reason and the
+    place, and whatever `check` raises, which is called about every ten microseconds.
+    """
+    vocabulary.prepare()
+    grammar = spec.as_grammar()
+    builder = NetBuilder(limits, check)
+    try:
+        net = _net_of(spec, builder, vocabulary, limits)
+        if grammar is not None:
+            _refuse_where_ambiguous(net, vocabulary, check)
+    except NeedsLlguidance as why:
+        assert grammar is not None, "only grammars may be left to the other engine"
+        return LlguidanceConstraint(grammar, vocabulary, limits, str(why), check)
+    engine = _engine(net, vocabulary, limits)
+    made = RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
+    if not builder.unique_arrays:
+        return made
+    arrays = {int(net.args[leaf, 0]): one for leaf, one in builder.unique_arrays.items()}
+    return UniqueItemsConstraint(made, arrays, vocabulary)
+
+
+def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngine:
+    return native_engine(net, vocabulary, limits) or PlainEngine(net, vocabulary, limits)
+
+
+def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> None:
+    """Raises NeedsLlguidance if random texts show that the grammar is too ambiguous for this
+    automaton.
+    """
+    rng = random.Random(0)
+    try:
+        probe = _engine(net, vocabulary, _PROBE_LIMITS)
+        for number in range(_PROBE_TEXTS):  # always the first branch, the last, then random
+            state = probe.start
+            for _ in range(_PROBE_BYTES):
+                check()
+                following = list(
+                    dict.fromkeys(after for after in probe.row(state) if after != DEAD)
+                )
+                if not following:
+                    break
+                state = (
+                    following[0]
+                    if number == 0
+                    else following[-1]
+                    if number == 1
+                    else rng.choice(following)
+                )
+    except GrammarError as error:
+        raise NeedsLlguidance("the grammar is too ambiguous") from error
+
+
+def regular_net(
+    spec: wire.Constraint,
+    vocabulary: Vocabulary,
+    limits: CompileLimits = DEFAULT_LIMITS,
+    check: Check = never_stop,
+) -> Net:
+    """Raises what `compile_constraint` raises, and NeedsLlguidance for a grammar."""
+    return _net_of(spec, NetBuilder(limits, check), vocabulary, limits)
+
+
+def _net_of(
+    spec: wire.Constraint, builder: NetBuilder, vocabulary: Vocabulary, limits: CompileLimits
+) -> Net:
+    try:
+        root = _root(spec, builder, limits)
+    except RecursionError as error:
+        raise GrammarError("the constraint nests too deeply", position=None) from error
+    try:
+        return finish(builder, root, vocabulary.alphabet)
+    except UnsatisfiableConstraint as error:
+        if builder.left_out:
+            raise next(iter(builder.left_out.values())) from error
+        schema = spec.as_schema()
+        if schema is None:
+            raise
+        raise UnsatisfiableConstraint(why_nothing_fits(schema, limits, builder.check)) from error
+
+
+def _root(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
+    return _NODES[type(spec)](spec, builder, limits)
+
+
+def _part(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
+    """Of a constraint that others are made of. Raises GrammarError for one that cannot be."""
+    if spec.is_whole:
+        raise GrammarError("a grammar cannot be a part of another constraint", position=None)
+    return _root(spec, builder, limits)
+
+
+def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) -> Node:
+    expression = whole(parse_pattern(spec.pattern, limits))
+    return Lowering(builder, json_string=False).lower(expression)
+
+
+def _in_order_node(spec: wire.InOrder, builder: NetBuilder, limits: CompileLimits) -> Node:
+    return builder.seq([_part(one, builder, limits) for one in spec.parts])
+
+
+def _any_of_node(spec: wire.AnyOf, builder: NetBuilder, limits: CompileLimits) -> Node:
+    return builder.alt([_part(one, builder, limits) for one in spec.options])
+
+
+def _repeated_node(spec: wire.Repeated, builder: NetBuilder, limits: CompileLimits) -> Node:
+    return builder.repeat(_part(spec.item, builder, limits), spec.low, spec.high)
+
+
+_NODES: dict[type[wire.Constraint], Callable[[Any, NetBuilder, CompileLimits], Node]] = {
+    wire.Regex: _regex_node,
+    wire.JsonSchema: schema_node,
+    wire.Choices: choices_node,
+    wire.Grammar: grammar_node,
+    wire.FreeText: free_text_node,
+    wire.InOrder: _in_order_node,
+    wire.AnyOf: _any_of_node,
+    wire.Repeated: _repeated_node,
+}
+"""How each kind becomes a node of a net."""

@@ -1,0 +1,88 @@
+"""What a configuration leaves open, decided from model and machine: types, context, pages.
+
+Knows numbers and names; knows no tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lmprog.config import RuntimeConfig
+from lmprog.errors import InvalidParameter
+from lmprog.runtime.engine.machine.region import pages_that_fit
+from lmprog.runtime.engine.machine.resources import free_memory
+from lmprog.runtime.engine.model.checkpoint import checkpoint_files
+from lmprog.runtime.engine.model.gguf_weights import mostly_quantized
+from lmprog.runtime.engine.model.quantization import WeightType, read_quantization
+from lmprog.runtime.engine.model.shape import read_config
+
+log = logging.getLogger("lmprog")
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_USUAL_TOKENS = 65_536
+"""Key/value memory is sized for so many tokens, or for eight whole contexts, where the
+configuration is silent.
+"""
+
+
+def data_type(
+    config: RuntimeConfig, described: Mapping[str, Any], folder: Path, fast: frozenset[str]
+) -> str:
+    """As asked; else the checkpoint's own type where it is among those that are computed `fast`;
+    else float32, which is exact, while the model stays below a quarter of the free memory in it;
+    else the checkpoint's own.
+    """
+    if config.dtype is not None:
+        return computable(config.dtype)
+    own = described.get("dtype") or described.get("torch_dtype") or "float32"
+    own = own if own in _BYTES else "float32"
+    if own in fast:
+        return own
+    size = sum(path.stat().st_size for path in checkpoint_files(folder))
+    return "float32" if size * 4 // _BYTES[own] <= free_memory() // 4 else computable(own)
+
+
+def computable(dtype: str) -> str:
+    """float16 becomes float32, which holds all of its numbers: torch multiplies float16 on
+    processors a thousand times slower (0.2 s instead of 2 ms for a product of 256 x 256 x 1536
+    numbers), and the native engine has no products of it."""
+    if dtype != "float16":
+        return dtype
+    log.info("float16 is computed in float32 on this processor, with twice the memory")
+    return "float32"
+
+
+def context_length(config: RuntimeConfig, limit: int) -> int:
+    wanted = limit if config.context_len is None else config.context_len
+    if not 1 <= wanted <= limit:
+        raise InvalidParameter(
+            f"context_len = {wanted} is not possible: {config.model} was made for at most "
+            f"{limit} tokens",
+            name="context_len",
+            value=wanted,
+            allowed=f"1 .. {limit}",
+        )
+    return wanted
+
+
+def num_pages(config: RuntimeConfig, context_len: int, bytes_per_page: int) -> int:
+    page_size = config.scheduler.page_size
+    if config.scheduler.num_pages:
+        return config.scheduler.num_pages
+    if config.kv_memory_mb is not None:
+        return pages_that_fit(config.kv_memory_mb << 20, bytes_per_page)
+    usual = -(-max(8 * context_len, _USUAL_TOKENS) // page_size)
+    return min(usual, pages_that_fit(free_memory() // 4, bytes_per_page))
+
+
+def quantized_type(config: RuntimeConfig, location: Path | None) -> WeightType | None:
+    """What a quantized checkpoint's weights become where nothing was asked for; else None."""
+    if config.dtype is not None or location is None:
+        return None
+    if location.is_file():
+        return mostly_quantized(location)
+    how = read_quantization(read_config(location))
+    return None if how is None else how.weight_type

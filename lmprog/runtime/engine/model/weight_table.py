@@ -1,0 +1,319 @@
+"""The weights of a model as a table: what each is called in a checkpoint, and what becomes of it.
+
+By a layer's products and vectors, named as in the C interface (`lmprog_engine.h`): which rows of
+which weights they are made of, which of these are heads that are rotated, the norm of what goes in
+and of what comes out, and along which axis ranks share a weight. All engines read it, ranks and
+adapters too. Knows names and sizes; reads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from lmprog.runtime.engine.model.mixture import Mixture
+from lmprog.runtime.engine.model.shape import ModelShape
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How ranks share a weight: each has its part of so many rows, or columns."""
+
+    of: Literal["heads", "kv_heads", "inner", "expert_inner", "vocabulary"]
+    axis: int = 0
+    """1: along the inputs, so that ranks sum what they compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows `begin .. begin + rows` of a weight; they become outputs of a product: number `first` is
+    the first of them, `step` apart with `offset` in the native engine (lmprog_engine.h says how).
+    """
+
+    name: str
+    begin: int
+    rows: int
+    first: int = 0
+    step: int = 1
+    offset: int = 0
+    own: str = ""
+    """What these rows are called where a checkpoint does not join them with others; "": `name`."""
+    heads: int = 0
+    """How many heads they are, which are rotated; 0: they are not."""
+    split: Split | None = None
+    """None: every rank has all of it."""
+
+    @property
+    def weight(self) -> str:
+        """The name of these rows alone."""
+        return self.own or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A product: its size, what it is made of in the order of its outputs, and what is normalized
+    around it.
+    """
+
+    outputs: int
+    inputs: int
+    parts: tuple[Part, ...]
+    weight_type: str | None = None
+    """None: the model's."""
+    met: float = 1.0
+    """The share of its weights that a token is multiplied with."""
+    norm: str | None = None
+    """The vector that what goes in is normalized with; None: it is not."""
+    post_norm: str | None = None
+    """The same of what comes out."""
+    ends_half: bool = False
+    """What it gives is added to the residual."""
+
+
+@dataclass(frozen=True, slots=True)
+class VectorPart:
+    """All `size` numbers of a weight; they begin at `first` of a vector. `heads` and `split` as of
+    a `Part`.
+    """
+
+    name: str
+    size: int
+    first: int = 0
+    heads: int = 0
+    split: Split | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """`size` numbers made of parts, `plus` added to each number of these; zeros elsewhere."""
+
+    parts: tuple[VectorPart, ...]
+    size: int
+    plus: float = 0.0
+
+
+def head(shape: ModelShape) -> Matrix:
+    name = EMBEDDING if shape.tied_head else "lm_head.weight"
+    part = Part(name, 0, shape.vocab_size, split=Split("vocabulary"))
+    return Matrix(shape.vocab_size, shape.hidden, (part,))
+
+
+def norm(shape: ModelShape) -> Vector:
+    return _whole("model.norm.weight", shape.hidden, _plus(shape))
+
+
+def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
+    """The layer's products by their names."""
+    prefix = f"model.layers.{layer}."
+    mixture = shape.mixture_of(layer)
+    ends = _feed_forward(shape, prefix) if mixture is None else _experts(shape, mixture, prefix)
+    return _attention(shape, prefix) | ends
+
+
+def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
+    """The layer's biases and norms by their names; what the model lacks is absent."""
+    prefix = f"model.layers.{layer}."
+    mixture = shape.mixture_of(layer)
+    found = dict(_attention_vectors(shape, f"{prefix}self_attn."))
+    if mixture is not None and mixture.biases:
+        found |= dict(_expert_biases(shape, mixture, prefix))
+    elif mixture is None and shape.mlp_bias:
+        for name in ("gate", "up"):
+            part = VectorPart(f"{prefix}mlp.{name}_proj.bias", shape.inner, split=Split("inner"))
+            found[f"{name}_bias"] = Vector((part,), shape.inner)
+        found["down_bias"] = _whole(f"{prefix}mlp.down_proj.bias", shape.hidden)
+    for place in fields(shape.norms):
+        if weight := getattr(shape.norms, place.name):
+            name = f"{prefix}{weight}.weight"
+            found[place.name] = _whole(name, shape.hidden, _plus(shape))
+    return found
+
+
+def expected(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Every weight that a checkpoint of this shape has, with its size."""
+    found: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab_size, shape.hidden)}
+    for inputs, part in _parts(shape):
+        before = found.get(part.name, (0, 0))[0]
+        found[part.name] = (max(before, part.begin + part.rows), inputs)
+    return found | {part.name: (part.size,) for part in _vector_parts(shape)}
+
+
+def splits(shape: ModelShape) -> dict[str, Split | None]:
+    """How ranks share each weight, by the name that it has alone."""
+    found: dict[str, Split | None] = {EMBEDDING: Split("vocabulary")}
+    found |= {part.weight: part.split for _, part in _parts(shape)}
+    return found | {part.name: part.split for part in _vector_parts(shape)}
+
+
+def joined_parts(shape: ModelShape) -> dict[str, Part]:
+    """Those that a checkpoint joins with others, by the names that they have alone."""
+    return {part.own: part for _, part in _parts(shape) if part.own}
+
+
+def up32(count: int) -> int:
+    """Outputs and inputs of packed products are filled up to this."""
+    return -(-count // 32) * 32
+
+
+def _parts(shape: ModelShape) -> Iterator[tuple[int, Part]]:
+    """Of all products, each with the inputs."""
+    for matrix in (head(shape), *_of_layers(shape)):
+        for part in matrix.parts:
+            yield matrix.inputs, part
+
+
+def _of_layers(shape: ModelShape) -> Iterator[Matrix]:
+    for layer in range(shape.num_layers):
+        yield from products(shape, layer).values()
+
+
+def _vector_parts(shape: ModelShape) -> Iterator[VectorPart]:
+    yield from norm(shape).parts
+    for layer in range(shape.num_layers):
+        for vector in vectors(shape, layer).values():
+            yield from vector.parts
+
+
+def _attention(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
+    hidden, block = shape.hidden, f"{prefix}self_attn."
+    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    parts, at = [], 0
+    for name, rows, heads, split in (
+        ("q", q, shape.num_heads, Split("heads")),
+        ("k", kv, shape.num_kv_heads, Split("kv_heads")),
+        ("v", kv, 0, Split("kv_heads")),
+    ):
+        own = f"{block}{name}_proj.weight"
+        if shape.joined:
+            joined = f"{block}qkv_proj.weight"
+            parts.append(Part(joined, at, rows, at, own=own, heads=heads, split=split))
+        else:
+            parts.append(Part(own, 0, rows, at, heads=heads, split=split))
+        at += rows
+    out = Part(f"{block}o_proj.weight", 0, hidden, split=Split("heads", 1))
+    return {
+        "qkv": Matrix(at, hidden, tuple(parts), norm=_placed("attention_norm", shape)),
+        "out": Matrix(
+            hidden,
+            q,
+            (out,),
+            post_norm=_placed("attention_post_norm", shape),
+            ends_half=True,
+        ),
+    }
+
+
+def _feed_forward(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
+    hidden, inner, block = shape.hidden, shape.inner, f"{prefix}mlp."
+    gates = []
+    for offset, name in enumerate(("gate", "up")):
+        own, split = f"{block}{name}_proj.weight", Split("inner")
+        if shape.joined:
+            joined, begin = f"{block}gate_up_proj.weight", offset * inner
+            gates.append(Part(joined, begin, inner, 0, 2, offset, own=own, split=split))
+        else:
+            gates.append(Part(own, 0, inner, step=2, offset=offset, split=split))
+    down = Part(f"{block}down_proj.weight", 0, hidden, split=Split("inner", 1))
+    return {
+        "gate_up": Matrix(2 * up32(inner), hidden, tuple(gates), norm=_placed("mlp_norm", shape)),
+        "down": Matrix(
+            hidden,
+            inner,
+            (down,),
+            post_norm=_placed("mlp_post_norm", shape),
+            ends_half=True,
+        ),
+    }
+
+
+def _experts(shape: ModelShape, mixture: Mixture, prefix: str) -> dict[str, Matrix]:
+    """The router, and all experts one after the other, each filled up to whole panels: a gate and
+    its partner for each, and what ends it. Parts of a shared expert come last."""
+    names, norm = mixture.names, _placed("mlp_norm", shape)
+    hidden, inner, count = shape.hidden, mixture.inner, mixture.computed_experts
+    met = (mixture.used + mixture.shared_parts) / count
+    rows, columns = Split("expert_inner"), Split("expert_inner", 1)
+    gates, downs = [], []
+    for expert in range(count):
+        first = expert * up32(inner)
+        for offset, product in enumerate(("gate", "up")):
+            name = prefix + names.of_expert(expert, product)
+            gates.append(Part(name, 0, inner, first, step=2, offset=offset, split=rows))
+        name = prefix + names.of_expert(expert, "down")
+        downs.append(Part(name, 0, hidden, expert * up32(hidden), split=columns))
+    router = Part(prefix + names.of_router(), 0, mixture.router_outputs)
+    return {
+        "router": Matrix(mixture.router_outputs, hidden, (router,), "float32", norm=norm),
+        "gate_up": Matrix(2 * count * up32(inner), hidden, tuple(gates), met=met, norm=norm),
+        "down": Matrix(
+            count * up32(hidden),
+            inner,
+            tuple(downs),
+            met=met,
+            post_norm=_placed("mlp_post_norm", shape),
+            ends_half=True,
+        ),
+    }
+
+
+def _attention_vectors(shape: ModelShape, prefix: str) -> Iterator[tuple[str, Vector]]:
+    of_heads = {
+        "q": (shape.num_heads, shape.num_heads, Split("heads")),
+        "k": (shape.num_kv_heads, shape.num_kv_heads, Split("kv_heads")),
+        "v": (shape.num_kv_heads, 0, Split("kv_heads")),
+    }
+    if shape.qkv_bias:
+        parts, at = [], 0
+        for name, (count, rotated, split) in of_heads.items():
+            size = count * shape.head_dim
+            parts.append(VectorPart(f"{prefix}{name}_proj.bias", size, at, rotated, split))
+            at += size
+        yield "qkv_bias", Vector(tuple(parts), at)
+    if shape.out_bias:
+        yield "out_bias", _whole(f"{prefix}o_proj.bias", shape.hidden)
+    if shape.qk_norm:
+        for name in ("q", "k"):
+            count, _, split = of_heads[name]
+            own = count if shape.qk_norm_wide else 1
+            size = shape.head_dim * own
+            shared = split if shape.qk_norm_wide else None
+            part = VectorPart(f"{prefix}{name}_norm.weight", size, 0, own, shared)
+            yield f"{name}_norm", Vector((part,), size, _plus(shape))
+    if shape.sinks:
+        yield "sinks", _whole(f"{prefix}sinks", shape.num_heads)
+
+
+def _expert_biases(
+    shape: ModelShape, mixture: Mixture, prefix: str
+) -> Iterator[tuple[str, Vector]]:
+    names, count = mixture.names, mixture.experts
+    yield "router_bias", _whole(prefix + names.of_router("bias"), count)
+    sizes = {"gate": mixture.inner, "up": mixture.inner, "down": shape.hidden}
+    for product, size in sizes.items():
+        split = None if product == "down" else Split("expert_inner")
+        parts = tuple(
+            VectorPart(
+                prefix + names.of_expert(expert, product, "bias"),
+                size,
+                expert * up32(size),
+                split=split,
+            )
+            for expert in range(count)
+        )
+        yield f"{product}_bias", Vector(parts, count * up32(size))
+
+
+def _placed(name: str, shape: ModelShape) -> str | None:
+    """The norm of that name, where the shape has it."""
+    return None if getattr(shape.norms, name) is None else name
+
+
+def _plus(shape: ModelShape) -> float:
+    return 1.0 if shape.norms_add_one else 0.0
+
+
+def _whole(name: str, size: int, plus: float = 0.0) -> Vector:
+    return Vector((VectorPart(name, size),), size, plus)

@@ -1,0 +1,344 @@
+"""Who runs: which waiting sequence is admitted next, whether memory allows it, and who makes room.
+
+Clients take turns by what they were served. Within a client, sequences of programs in memory go
+before others, unless another one has waited longer by more than the policy's margin. A sequence of
+a program that is not in memory needs a place: room for its pages and for what it and all active
+programs are expected to add, if need be the places of programs that pause (what these stand on
+stays until the pages are really needed). Without room it runs all the same where sharing the fixed
+cost of steps saves more than computing tokens again will cost. An overdue one gets the places of
+all paused programs, and meanwhile nobody is admitted before it. Where a second tier gives
+back what was evicted for little, places are not needed: whoever has pages for the next call runs.
+
+A running sequence leaves by its end, because others need its memory (*preempted*: it waits again at
+the head of the queue, and what it computed stays in the tree until its pages are needed), or
+because what it stood on was discarded. When memory runs out, unlocked pages are evicted first; then
+the sequences admitted last are preempted. The sequence admitted first can preempt all others and
+fits the pool alone, so at least one makes progress in each step.
+
+Knows pages, programs and the queue; knows no budget and no rows: which of those that run computes
+how much is `step_planner`'s matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from lmprog.config import SchedulerConfig
+from lmprog.radix import PageAllocator, RadixTree
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
+from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.scheduling.plan import Row
+from lmprog.runtime.scheduling.policy import preemption_order
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
+from lmprog.runtime.scheduling.stats import Stats
+from lmprog.runtime.scheduling.waiting_queue import (
+    ClientQueue,
+    ClientShares,
+    OrderedSequences,
+    WaitingQueue,
+)
+
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.second_tier import SecondTier
+
+MOST_LOADS_AWAITED = 8
+"""Loads from the second tier that a sequence waits for; what it lacks then is computed. Others may
+need the pages of what was loaded before it runs, so that the first load may not be the last.
+"""
+FETCHED_AHEAD = 4
+"""While the head of a queue waits for a load, so many from the head on are loaded too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The pages and everything that keeps them."""
+
+    config: SchedulerConfig
+    pages: PageAllocator
+    tree: RadixTree
+    tables: PageTables
+    pins: Pins
+    stats: Stats
+    tier: SecondTier | None = None
+
+    @property
+    def num_obtainable(self) -> int:
+        """Pages that are free or can be evicted, pinned ones too."""
+        return self.pages.num_free + self.tree.num_evictable
+
+    @property
+    def num_used(self) -> int:
+        """Pages that are locked, private or pinned."""
+        return self.pages.num_pages - self.num_obtainable + self.tree.num_pinned
+
+
+class ProgramAdmission:
+    """Chooses from `waiting`; takes places from `programs`."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        waiting: WaitingQueue,
+        programs: ActivePrograms,
+        shares: ClientShares,
+    ) -> None:
+        self._memory = memory
+        self._waiting = waiting
+        self._programs = programs
+        self._shares = shares
+        self._growth: float | None = None
+
+    def begin(self) -> None:
+        """A new step."""
+        self._growth = None
+
+    def next(self, running: Items[Sequence], now: float, limit: float) -> Sequence | None:
+        """The next sequence to admit, of a client that was served less than `limit`; its prefix is
+        locked. None when there is none, or no memory for it yet."""
+        queues = {queue.client: queue for queue in self._waiting.clients()}
+        for place, client in enumerate(self._shares.least_served_first(queues)):
+            queue = queues[client]
+            if self._shares.served(client) >= limit:
+                return None
+            if queue.active.head is not None and not self._is_overdue(queue):
+                sequence = queue.active.head[1]
+                if not self._has_pages(sequence, running):
+                    return None
+                return None if self._is_loading(queue.active, running) else sequence
+            if queue.others.head is not None and (place == 0 or self._is_overdue(queue)):
+                sequence = queue.others.head[1]
+                if self._has_place(sequence, running, now, self._is_overdue(queue)):
+                    return None if self._is_loading(queue.others, running) else sequence
+                if self._is_overdue(queue):
+                    return None
+        return None
+
+    def lose_place(self, program: int, *, is_kept: bool) -> None:
+        """Unless the program runs, it must be admitted again. `is_kept`: what it stands on stays
+        until others need the pages; else its pins are gone.
+        """
+        self._programs.deactivate(program, is_kept=is_kept)
+        if not self._programs.is_active(program):
+            self._waiting.move_program(program, is_active=False)
+            if is_kept:
+                self._memory.pins.demote(program)
+
+    def take_place(self, sequence: Sequence) -> None:
+        """The sequence, which has left the queue, begins to run."""
+        if self._programs.admit(sequence):
+            program = self._programs.number_of(sequence)
+            self._waiting.move_program(program, is_active=True)
+            self._memory.pins.restore(program)
+
+    def _is_overdue(self, queue: ClientQueue) -> bool:
+        """Whether the first sequence without a place has waited much longer than those with one."""
+        if queue.active.head is None:
+            return False
+        return queue.others.least_rank + self._waiting.order.margin < queue.active.least_rank
+
+    def _is_loading(self, part: OrderedSequences, running: Items[Sequence]) -> bool:
+        """Whether the head, whose prefix is locked, waits for the second tier. Then its lock is
+        given back, and those behind it are asked for too.
+        """
+        tier, reserve = self._memory.tier, len(running) + 1
+        if tier is None:
+            return False
+        head, *others = [sequence for _, sequence in part.entries[:FETCHED_AHEAD]]
+        if not self._awaits_load(tier, head, lambda count: self._free(count, reserve)):
+            return False
+        self._memory.tables.detach(head)
+        pinned = self._memory.tree.num_pinned
+        for sequence in others:
+            self._awaits_load(tier, sequence, lambda count: self._free(count, reserve + pinned))
+        return True
+
+    def _free(self, count: int, reserve: int) -> bool:
+        """Frees `count` pages where `reserve` more could be freed, pinned ones last and by program.
+        Whether it did.
+        """
+        memory = self._memory
+        if memory.num_obtainable < count + reserve:
+            return False
+        missing = max(0, count - memory.pages.num_free)
+        for program in memory.pins.drop_for(missing):
+            self.lose_place(program, is_kept=False)
+        memory.stats.evicted_pages += memory.tree.evict(missing)
+        return memory.pages.num_free >= count
+
+    def _awaits_load(
+        self, tier: SecondTier, sequence: Sequence, free: Callable[[int], bool]
+    ) -> bool:
+        """Whether a load of the sequence's prefix is under way; begins one where it may."""
+        if sequence.load is not None and tier.is_loading(sequence.load):
+            return True
+        sequence.load = None
+        if sequence.num_loads < MOST_LOADS_AWAITED:
+            sequence.load = tier.fetch(*self._memory.tables.prefix(sequence), free)
+        sequence.num_loads += sequence.load is not None
+        return sequence.load is not None
+
+    def _has_pages(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+        """Locks the sequence's prefix; False, and nothing is locked, when there are too few
+        pages.
+        """
+        tables = self._memory.tables
+        tables.attach(sequence)
+        needed = tables.pages_for(sequence, len(sequence.tokens))
+        # Pages for the next tokens of those that run, and for this one to be admitted beside them,
+        # doubled each time that the one or the others were preempted: so it waits until they have
+        # grown, and no sequence is preempted more than log2(pages) + 1 times.
+        reserve = max(
+            len(running) << sequence.num_memory_preemptions,
+            sum(1 << other.num_memory_preemptions for other in running),
+        )
+        if running and self._memory.num_obtainable < needed + reserve:
+            tables.detach(sequence)
+            return False
+        return True
+
+    def _has_place(
+        self, sequence: Sequence, running: Items[Sequence], now: float, is_overdue: bool
+    ) -> bool:
+        """Locks the sequence's prefix and makes a place for its program; False, and nothing is
+        locked, when there is none.
+        """
+        if not self._has_pages(sequence, running):
+            return False
+        memory, programs = self._memory, self._programs
+        sequence.num_found = sequence.computed
+        is_swapping = memory.tier is not None and memory.tier.is_cheap()
+        if memory.config.admission == "unlimited" or is_swapping:
+            return True
+        if self._growth is None:
+            self._growth = programs.expected_growth(running)
+        size = memory.config.page_size
+        needed = memory.tables.pages_for(sequence, len(sequence.tokens))
+        own_growth = programs.growth_of(sequence)
+        growth = self._growth + own_growth
+        kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
+        missing = memory.num_used - kept + needed - memory.pages.num_pages + growth / size
+        if missing > 0.0:
+            paused = programs.replaceable(len(running), now, force=is_overdue)
+            losers = []
+            for place in paused:
+                losers.append(place)
+                freed = place.size + programs.sizes.expected_growth(place.size)
+                missing -= freed / size
+                growth -= programs.sizes.expected_growth(place.size)
+                if missing <= 0.0:
+                    break
+            # An idle machine takes a program that does not fit, if nobody who pauses is waited for.
+            may_exceed = is_overdue or (not running and (losers or not len(programs)))
+            may_exceed = may_exceed or programs.is_worth_exceeding(
+                sequence, missing * size, len(running)
+            )
+            if missing > 0.0 and not may_exceed:
+                memory.tables.detach(sequence)
+                return False
+            for place in losers:
+                self.lose_place(place.number, is_kept=True)
+        self._growth = growth
+        return True
+
+
+class RunningSequences:
+    """Moves sequences between `waiting` and its own list."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        waiting: WaitingQueue,
+        programs: ActivePrograms,
+        admission: ProgramAdmission,
+    ) -> None:
+        self._memory = memory
+        self._waiting = waiting
+        self._programs = programs
+        self._admission = admission
+        self.sequences: list[Sequence] = []
+        """In the order of first admission."""
+        self._admissions = 0
+
+    def admit_next(self, step: int, now: float, limit: float) -> Sequence | None:
+        """The next sequence runs from now on, its prefix locked. None when none waits of a client
+        that was served less than `limit`, or there is no memory for it yet.
+        """
+        sequence = self._admission.next(self.sequences, now, limit)
+        if sequence is None:
+            return None
+        self._waiting.remove(sequence)
+        if not sequence.admission_order:
+            self._admissions += 1
+            sequence.admission_order = self._admissions
+            sequence.num_found = sequence.computed
+            if not sequence.group.goes_on:
+                self._memory.stats.count_admission(
+                    step - sequence.arrival - 1, len(sequence.tokens), sequence.computed
+                )
+        sequence.state = SequenceState.RUNNING
+        self.sequences.append(sequence)
+        self.sequences.sort(key=attrgetter("admission_order"))
+        self._admission.take_place(sequence)
+        return sequence
+
+    def queue(self, sequence: Sequence) -> None:
+        """The sequence waits."""
+        number = self._programs.number_of(sequence)
+        self._waiting.push(sequence, is_active=self._programs.is_active(number))
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Sends a running sequence back to the head of the queue; its work stays in the tree."""
+        self.sequences.remove(sequence)
+        node = self._memory.tables.release(sequence, pin=False)
+        assert node is None
+        sequence.num_tokens_at_enqueue = len(sequence.tokens)
+        sequence.group.preemptions += 1
+        self._memory.stats.preemptions += 1
+        self._requeue(sequence)
+
+    def make_room(self, needed: int, sequence: Sequence, rows: Iterable[Row]) -> bool:
+        """Frees pages until `needed` are free: evicts, then preempts sequences admitted later than
+        `sequence`, those of `rows` left out. False: it must wait.
+        """
+        memory = self._memory
+        while memory.pages.num_free < needed:
+            missing = needed - memory.pages.num_free
+            for program in memory.pins.drop_for(missing):
+                self._admission.lose_place(program, is_kept=False)
+            freed = memory.tree.evict(missing)
+            memory.stats.evicted_pages += freed
+            if freed >= missing:
+                continue
+            own, planned = preemption_order(sequence), {row.sequence for row in rows}
+            later = [v for v in self.sequences if v not in planned and preemption_order(v) > own]
+            if not later:
+                return False
+            victim = max(later, key=preemption_order)
+            victim.num_memory_preemptions += 1
+            self.preempt(victim)
+        return True
+
+    def restart_discarded(self, ended: set[Sequence]) -> None:
+        """Sequences that shared what a failed row had inserted into the tree begin again."""
+        tables = self._memory.tables
+        for sequence in [
+            sequence
+            for sequence in self.sequences
+            if sequence not in ended and tables.is_discarded(sequence)
+        ]:
+            self.sequences.remove(sequence)
+            tables.detach(sequence)
+            self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """A running sequence waits again. Its program loses its place if no other one runs."""
+        sequence.state = SequenceState.WAITING
+        number = self._programs.number_of(sequence)
+        self._programs.preempt(number)
+        if not self._programs.is_active(number):
+            self._admission.lose_place(number, is_kept=True)
+        self.queue(sequence)

@@ -1,0 +1,281 @@
+"""The asyncio end of the wire: one connection, one reading thread, and the exchanges that wait for
+replies.
+
+The reading thread hands whole batches of replies to the event loop; everything else happens on the
+loop, without locks.
+
+The connection may be replaced at any time: exchanges under way fail, new ones use the new runtime.
+Knows messages and numbers; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from lmprog import wire
+from lmprog.errors import LmprogError, RuntimeGone, RuntimeRestarted, from_wire
+from lmprog.launch import Connection
+from lmprog.server.fairness.dispatch import Dispatcher
+from lmprog.server.link.exchange import (
+    NOBODY,
+    Account,
+    Answer,
+    Exchange,
+    RecordKeeper,
+    RequestOrigin,
+    nobodys,
+)
+from lmprog.transport import ReplyReader
+
+log = logging.getLogger("lmprog.server")
+
+Given = TypeVar("Given")
+
+_RESTARTED = "The runtime was restarted while it worked on this; send the request again."
+
+
+class RuntimeSource(Protocol):
+    """What can connect to a runtime: `launch.RuntimeProcess`, or a test double."""
+
+    def connect(self, client: str = "") -> Connection: ...
+
+
+class Observer(Protocol):
+    """Sees every generation and selection; must be quick, and never raises."""
+
+    def asked(self, op: wire.Generate | wire.Select) -> None: ...
+
+    def replied(self, reply: wire.Reply) -> None:
+        """To any call, also to those not seen by `asked`."""
+        ...
+
+    def dropped(self, call: int) -> None:
+        """No last reply will come: the client left, or the runtime ended."""
+        ...
+
+
+class RuntimeLink:
+    """The gateway's way to its runtime. All methods belong to the event loop's thread."""
+
+    def __init__(self, when_lost: Callable[[LmprogError], None] | None = None) -> None:
+        """`when_lost` is called once for each connection that ended by itself; its owner then
+        brings a new one.
+        """
+        self.when_lost = when_lost
+        self.observer: Observer | None = None
+        self.account: Callable[[], Account | None] = lambda: None
+        """Whose requests the exchanges of this context are."""
+        self.session: Callable[[], str] = lambda: ""
+        self.adapter: Callable[[], str] = lambda: ""
+        """Of the requests of this context; empty: none."""
+        self.origin: Callable[[], RequestOrigin] = lambda: NOBODY
+        """Of the request of this context."""
+        self.records = RecordKeeper(time.monotonic)
+        self.turns: Dispatcher | None = None
+        """None: everything is sent at once."""
+        self.held_logprobs = 0
+        self.queued_bytes = 0
+        self._connection: Connection | None = None
+        self._reader: ReplyReader | None = None
+        self._numbers = itertools.count(1)
+        self._listeners: dict[int, Exchange] = {}
+        self._exchanges: set[Exchange] = set()
+        self._why = "The runtime is starting; try again in a moment."
+        self._decided = asyncio.Event()
+        """Set while there is a runtime, and once there will be none any more."""
+        self._is_waiting_over = False
+        self.seconds_until_up: Callable[[], float] = lambda: 1.0
+        """An estimate of when there is a runtime again. Its supervisor knows better."""
+        self.connections = 0
+        """How many there have been."""
+
+    @property
+    def info(self) -> wire.Welcome | None:
+        """What the runtime said about itself; None while there is none."""
+        return None if self._connection is None else self._connection.info
+
+    @property
+    def is_up(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def why(self) -> str:
+        """Why there is no runtime, while there is none."""
+        return self._why
+
+    def replace(self, connection: Connection | None) -> None:
+        """From now on this runtime; None: none for now. Exchanges with the old one fail as
+        `RuntimeRestarted`.
+        """
+        self._why = "The runtime is starting again; try again in a moment."
+        self._drop(RuntimeRestarted(_RESTARTED))
+        self._connection = connection
+        if connection is not None:
+            self._decided.set()
+            self.connections += 1
+            loop = asyncio.get_running_loop()
+            self._reader = ReplyReader(
+                connection,
+                lambda replies: _on(loop, self._deliver, connection, replies),
+                lambda error: _on(loop, self._lose, connection, error),
+                name="lmprog-link",
+            )
+
+    async def wait_until_up(self, seconds: float) -> None:
+        """Returns when there is a runtime, after `seconds`, or when waiting makes no sense."""
+        if self.is_up or self._is_waiting_over:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._decided.wait()
+
+    def end_waiting(self) -> None:
+        """Nobody waits for a runtime from now on."""
+        self._is_waiting_over = True
+        self._decided.set()
+
+    def exchange(self, *, is_servers_own: bool = False) -> Exchange:
+        """A new one. Raises `RuntimeGone` while there is no runtime. The server's own has no
+        account and waits for no turn.
+        """
+        if self._connection is None:
+            raise RuntimeGone(self._why)
+        account = None if is_servers_own else self.account()
+        record = nobodys() if is_servers_own else self.records.begin(self.origin())
+        adapter = self.adapter()
+        made = Exchange(self, self._connection, account, record, self.session(), adapter)
+        self._exchanges.add(made)
+        return made
+
+    def open_exchanges(self) -> Iterator[Exchange]:
+        """Those of requests, in the order in which they began."""
+        own = (one for one in self._exchanges if one.record.number and one.record.calls)
+        yield from sorted(own, key=lambda one: one.record.number)
+
+    def slowest(self) -> Exchange:
+        """The one for whose reader most waits."""
+        return max(self._exchanges, key=lambda one: one.queued_bytes)
+
+    async def ask(self, make: Callable[[int], wire.Op], timeout: float = 10.0) -> Answer:
+        """One call by itself: `await link.ask(wire.Describe)`. Raises why it failed, `TimeoutError`
+        after `timeout`.
+        """
+        with self.exchange(is_servers_own=True) as exchange:
+            exchange.send(make(exchange.call()))
+            async with asyncio.timeout(timeout):
+                return await exchange.next()
+
+    async def figures(self, timeout: float = 10.0) -> dict[str, float]:
+        """The runtime's counters and states by name."""
+        reply = await self.ask(wire.Describe, timeout)
+        assert isinstance(reply, wire.Described)
+        return reply.figures
+
+    def close(self) -> None:
+        """Ends the connection; exchanges under way fail."""
+        self._why = "The server is stopping."
+        self.end_waiting()
+        self._drop(RuntimeGone(self._why))
+
+    def restarted(self) -> RuntimeGone:
+        """The error of requests whose work was lost with the runtime."""
+        if self.when_lost is None:
+            return RuntimeGone("The runtime ended while it worked on this.")
+        return RuntimeRestarted(_RESTARTED)
+
+    # --- for exchanges ----------------------------------------------------------------------------
+
+    def sent(self, ops: Sequence[wire.Op]) -> None:
+        if self.observer is not None:
+            for op in ops:
+                if isinstance(op, wire.Generate | wire.Select):
+                    self.observer.asked(op)
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def listen(self, call: int, exchange: Exchange) -> None:
+        self._listeners[call] = exchange
+
+    def unlisten(self, call: int) -> None:
+        if self._listeners.pop(call, None) is not None and self.observer is not None:
+            self.observer.dropped(call)
+        if self.turns is not None:
+            self.turns.ended(call)
+
+    def leave(self, exchange: Exchange) -> None:
+        self._exchanges.discard(exchange)
+        self.records.end(exchange.record)
+
+    # --- replies ----------------------------------------------------------------------------------
+
+    def _deliver(self, connection: Connection, replies: list[wire.Reply]) -> None:
+        if connection is not self._connection:
+            return
+        for reply in replies:
+            if isinstance(reply, wire.Welcome):
+                continue
+            if reply.call is None:
+                assert isinstance(reply, wire.Failed)
+                self._lose(connection, from_wire(reply.code, reply.message, reply.details))
+                return
+            if self.observer is not None:
+                self.observer.replied(reply)
+            ended = not isinstance(reply, wire.Delta)
+            listener = (
+                self._listeners.pop(reply.call, None) if ended else self._listeners.get(reply.call)
+            )
+            if listener is not None:
+                listener.take(reply)
+            if ended and self.turns is not None:
+                self.turns.ended(reply.call)
+
+    def _lose(self, connection: Connection, error: LmprogError) -> None:
+        if connection is not self._connection:
+            return
+        self._why = "The runtime ended and is not back yet; try again in a moment."
+        log.error("the connection to the runtime is lost: %s", error)
+        self._drop(self.restarted())
+        if self.when_lost is not None:
+            self.when_lost(error)
+
+    def _drop(self, error: LmprogError) -> None:
+        """No connection from here on; the reading thread closes the old one."""
+        connection, self._connection = self._connection, None
+        if self._reader is not None:
+            self._reader.stop()
+        if not self._is_waiting_over:
+            self._decided.clear()
+        exchanges, self._exchanges = self._exchanges, set()
+        if self.observer is not None:
+            for call in self._listeners:
+                self.observer.dropped(call)
+        self._listeners.clear()
+        if self.turns is not None:
+            self.turns.clear()
+        for exchange in exchanges:
+            exchange.fail(error)
+            self.records.end(exchange.record)
+        if connection is not None:
+            threading.Thread(target=connection.close, name="lmprog-link-close", daemon=True).start()
+
+
+def _on(
+    loop: asyncio.AbstractEventLoop,
+    action: Callable[[Connection, Given], None],
+    of: Connection,
+    given: Given,
+) -> None:
+    """Runs `action(of, given)` on the loop; nothing happens when that is closed already."""
+    try:
+        loop.call_soon_threadsafe(action, of, given)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
