@@ -10,15 +10,14 @@ adapter. All are measured in turn, in one process; medians of processor millisec
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
-from array import array
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from benchmarks import runner
+from benchmarks.engine import CONTEXT, batch, milliseconds
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank, Raised
 from lmprog.runtime.engine.adapters.packed_adapters import packed_adapters
@@ -27,11 +26,8 @@ from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.scheduling.batch import Batch, build_batch
-from lmprog.runtime.scheduling.plan import Plan, Row
+from lmprog.runtime.scheduling.batch import Batch
 
-PAGE = 16
-CONTEXT = 256
 ROWS = 16
 
 
@@ -42,91 +38,50 @@ def random_adapter(name: str, shape: ModelShape, rank: int) -> Adapter:
     def matrix(rows: int, columns: int) -> Any:
         return draw.standard_normal((rows, columns), np.float32) * np.float32(0.01)
 
-    layers = []
-    for index in range(shape.num_layers):
-        products = weight_table.products(shape, index)
-        layer: dict[str, LowRank] = {}
-        for product in PRODUCTS:
-            found = products[product]
-            raised = [
-                Raised(
-                    part.offset * shape.inner if product == "gate_up" else part.first,
-                    place * rank,
-                    matrix(part.rows, rank),
-                )
-                for place, part in enumerate(found.parts)
-            ]
-            layer[product] = LowRank(matrix(rank * len(raised), found.inputs), tuple(raised))
-        layers.append(layer)
-    return Adapter(name, name, tuple(layers))
+    def low_rank(layer: int, product: str) -> LowRank:
+        found = weight_table.products(shape, layer)[product]
+        raised = []
+        for place, part in enumerate(found.parts):
+            first = part.offset * shape.inner if product == "gate_up" else part.first
+            raised.append(Raised(first, place * rank, matrix(part.rows, rank)))
+        return LowRank(matrix(rank * len(raised), found.inputs), tuple(raised))
 
-
-def batch(rows: int, tokens: int, start: int) -> Batch:
-    """`rows` sequences of `tokens` tokens from position `start`; the last ones' logits are
-    wanted.
-    """
-    each = -(-(start + tokens) // PAGE)
-    made = [
-        Row(
-            cast(Any, None),
-            array("i", [7] * tokens),
-            start,
-            start + tokens,
-            array("i", range(row * each, (row + 1) * each)),
-            start + tokens - 1,
-        )
-        for row in range(rows)
-    ]
-    return build_batch(Plan(tuple(made)), PAGE)
+    layers = range(shape.num_layers)
+    return Adapter(name, name, tuple({p: low_rank(at, p) for p in PRODUCTS} for at in layers))
 
 
 def dealt(step: Batch, adapters: int) -> Batch:
     """The rows' adapters in turn, all of them where there is one a row; 0: without any."""
     if not adapters:
         return step
-    numbers = np.arange(step.num_rows, dtype=np.int32) % adapters + 1
-    return replace(step, adapters=numbers)
+    return replace(step, adapters=np.arange(step.num_rows, dtype=np.int32) % adapters + 1)
 
 
 def steps() -> dict[str, Batch]:
-    decode, prefill = batch(ROWS, 1, CONTEXT), batch(1, CONTEXT, 0)
+    decode, prefill = batch(ROWS, 1, CONTEXT, 256), batch(1, CONTEXT, 0, 256)
     named = {f"decode, {count} adapters": dealt(decode, count) for count in (0, 1, 4, 16)}
     half = np.array([0, 1] * (ROWS // 2), np.int32)
     named["decode, 8 of 16 rows on 1 adapter"] = replace(decode, adapters=half)
     return {**named, "prefill": prefill, "prefill, 1 adapter": dealt(prefill, 1)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="dummy:832x12")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=9)
-    asked = parser.parse_args()
-    config = RuntimeConfig(model=asked.model, threads=1, kv_memory_mb=600, dtype=asked.dtype)
-    engine = load_engine(config)
+@runner.command
+def main(
+    *, model: str = "dummy:832x12", dtype: str = "float32", rank: int = 16, rounds: int = 9
+) -> None:
+    config: Any = {"model": model, "threads": 1, "kv_memory_mb": 600, "dtype": dtype}
+    engine = load_engine(RuntimeConfig(**config))
     assert isinstance(engine, NativeEngine)
-    shape = dummy_shape(asked.model)
-    adapters = [random_adapter("x" * (n + 1), shape, asked.rank) for n in range(16)]
+    shape = dummy_shape(model)
+    adapters = [random_adapter("x" * (n + 1), shape, rank) for n in range(16)]
     engine.take_adapters(packed_adapters(adapters, shape.inner))
-    megabytes = adapters[0].num_bytes / 1e6
     print(
-        f"{asked.model}, {asked.dtype}: {engine.num_weights / 1e6:.0f} million weights; "
-        f"rank {asked.rank}: {megabytes:.1f} MB an adapter"
+        f"{model}, {dtype}: {engine.num_weights / 1e6:.0f} million weights; "
+        f"rank {rank}: {adapters[0].num_bytes / 1e6:.1f} MB an adapter"
     )
-    asked_steps = steps()
-    taken: dict[str, list[float]] = {name: [] for name in asked_steps}
-    for _ in range(asked.rounds):
-        for name, step in asked_steps.items():
-            began = time.process_time()
-            engine.forward(step)
-            taken[name].append((time.process_time() - began) * 1e3)
-    found = {name: statistics.median(times) for name, times in taken.items()}
-    print("| step | ms | beside the base |\n|-|-:|-:|")
+    sides = {name: partial(milliseconds, engine, step) for name, step in steps().items()}
+    found = runner.medians(sides, rounds)
+    runner.head("step", "ms", "beside the base")
     for name, ms in found.items():
         alone = found["prefill" if name.startswith("prefill") else "decode, 0 adapters"]
-        print(f"| {name} | {ms:.1f} | {ms / alone:.2f} |")
-
-
-if __name__ == "__main__":
-    main()
+        runner.say(name, f"{ms:.1f}", f"{ms / alone:.2f}")

@@ -20,34 +20,35 @@ and the prompts a second are at least 0.9 of the checkout's.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.chat_admission import MODEL_WORDS, Case, lengths_of, pages_for
-from benchmarks.checkpoints import checkpoint
-from benchmarks.memory_pressure import PAGE, chats
-from benchmarks.own_loop import percentile
-from benchmarks.step_length import BAR_MS, LEAST_PART, prompts
+from benchmarks import runner
+from benchmarks.chat_admission import MODEL_WORDS, Case
+from benchmarks.memory_pressure import PAGE, chats, pages_for
+from benchmarks.models import prepared
+from benchmarks.runner import percentile
+from benchmarks.step_length import BAR_MS, LEAST_PART
+from benchmarks.step_length import prompts as long_prompts
 from lmprog.runtime.engine.model.locate import locate
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
-HERE = Path(__file__).parent.parent
+HERE = runner.ROOT
 CLIENT = Path(__file__).with_name("public_client.py")
 THERE_NAME, HERE_NAME, PEER_NAME = "checkout", "here", "transformers"
 MOST_BUSY = 0.7
 WORKLOADS = ("chats", "prompts")
 THREADS = 1
-OPTIONS = {"threads": THREADS, "dtype": "float32"}
+OPTIONS: dict[str, Any] = {"threads": THREADS, "dtype": "float32"}
 
 Task = dict[str, Any]
 Found = dict[str, Any]
@@ -56,11 +57,10 @@ Run = Callable[[], Found]
 
 def on_checkout(folder: Path, task: Task) -> Found:
     """What the client finds with lmprog from that checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(
         [sys.executable, "-P", str(CLIENT)],
         input=json.dumps(task),
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(folder)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -72,33 +72,29 @@ def on_checkout(folder: Path, task: Task) -> Found:
 
 
 def chat_task(case: Case) -> tuple[Task, int]:
-    """The chats as texts, and the tokens that must be computed."""
+    """The chats as texts of words of one token each, and the tokens that must be computed."""
+    from benchmarks.workloads.text import Pieces
+
     some = chats(1, case.answer, case.think, case.scale)
-    words = spelled(case.model)
+    words = Pieces(load_tokenizer(locate(case.model))).texts[:MODEL_WORDS]
+
+    def text(question: list[int]) -> str:
+        return "".join(words[token % len(words)] for token in question)
+
     task = {
         "workload": "chats",
         "model": case.model,
         "options": {**OPTIONS, "num_pages": pages_for(some, case.memory), "page_size": PAGE},
         "chats": [
             {
-                "questions": [
-                    "".join(words[token % len(words)] for token in question)
-                    for question in one.questions
-                ],
+                "questions": list(map(text, one.questions)),
                 "pauses": one.pauses,
                 "answer": one.answer,
             }
             for one in some
         ],
     }
-    return task, sum(lengths_of(some)) - len(some)
-
-
-def spelled(model: str) -> list[str]:
-    """Words of one token each, wherever they stand."""
-    from benchmarks.workloads.text import Pieces
-
-    return Pieces(load_tokenizer(locate(model))).texts[:MODEL_WORDS]
+    return task, sum(one.length - 1 for one in some)
 
 
 def on_transformers(folder: Path, task: Task) -> Found:
@@ -115,12 +111,12 @@ def on_transformers(folder: Path, task: Task) -> Found:
     computed, forwards = peer.num_computed, peer.num_forwards
     wall, busy = time.perf_counter(), time.process_time()
     in_lockstep(peer, items)
-    wall, busy = time.perf_counter() - wall, time.process_time() - busy
-    counts = {
+    return {
+        "wall": time.perf_counter() - wall,
+        "busy": time.process_time() - busy,
         "computed_tokens": peer.num_computed - computed,
         "steps": peer.num_forwards - forwards,
     }
-    return {"wall": wall, "busy": busy, **counts}
 
 
 @dataclass(frozen=True)
@@ -130,26 +126,18 @@ class Rounds:
     found: dict[str, list[Found]]
 
     def least(self, side: str, name: str) -> float:
-        times: list[float] = [one[name] for one in self.found[side]]
-        return min(times)
+        return min(float(one[name]) for one in self.found[side])
 
-    def ratio(self, side: str, other: str, name: str) -> tuple[float, float, float]:
-        """Of the least times, and the least and the greatest of single rounds."""
+    def bar(
+        self, what: str, sides: tuple[str, str], name: str, holds: Callable[[float], bool]
+    ) -> str:
+        """The ratio of two sides' least times, and the least and the greatest of single rounds."""
+        side, other = sides
         pairs = zip(self.found[side], self.found[other], strict=True)
         rounds = [a[name] / b[name] for a, b in pairs]
-        return self.least(side, name) / self.least(other, name), min(rounds), max(rounds)
-
-
-def in_turn(sides: dict[str, Run], repeat: int) -> Rounds:
-    found: dict[str, list[Found]] = {name: [] for name in sides}
-    for _ in range(repeat):
-        for name, run in sides.items():
-            found[name].append(run())
-    return Rounds(found)
-
-
-def told(ratio: tuple[float, float, float]) -> str:
-    return f"{ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})"
+        ratio = self.least(side, name) / self.least(other, name)
+        told = f"{ratio:.2f} ({min(rounds):.2f} to {max(rounds):.2f})"
+        return f"  {what}: {told}: {runner.verdict(holds(ratio))}"
 
 
 def chat_lines(rounds: Rounds, least: int) -> list[str]:
@@ -158,95 +146,36 @@ def chat_lines(rounds: Rounds, least: int) -> list[str]:
     for name, runs in rounds.found.items():
         best = min(runs, key=lambda one: one["busy"])
         computed = sorted(one["computed_tokens"] / least for one in runs)
-        lines.append(
-            f"  {name} | {computed[0]:.2f} to {computed[-1]:.2f} | {best['steps']:.0f} | {best['wall']:.2f} s | "
-            f"{best['busy']:.2f} s"
-        )
-    of_checkout = rounds.ratio(HERE_NAME, THERE_NAME, "busy")
-    lines.append(
-        bar("processor time over the checkout's", of_checkout, of_checkout[0] <= MOST_BUSY)
-    )
+        times = f"{best['wall']:.2f} s | {best['busy']:.2f} s"
+        share = f"{computed[0]:.2f} to {computed[-1]:.2f}"
+        lines.append(f"  {name} | {share} | {best['steps']:.0f} | {times}")
+    others = [(THERE_NAME, "checkout's", MOST_BUSY)]
     if PEER_NAME in rounds.found:
-        of_peer = rounds.ratio(HERE_NAME, PEER_NAME, "busy")
-        lines.append(bar("processor time over transformers'", of_peer, of_peer[0] <= 1.0))
+        others.append((PEER_NAME, "transformers'", 1.0))
+    for other, whose, most in others:
+        holds = partial(float.__ge__, most)
+        sides = (HERE_NAME, other)
+        lines.append(
+            rounds.bar(f"processor time over {'the ' * (most < 1)}{whose}", sides, "busy", holds)
+        )
     return lines
 
 
 def prompt_lines(rounds: Rounds) -> list[str]:
     """Each side's figures, and the bars."""
-    lines = []
+    lines, p99 = [], 0.0
     for name, runs in rounds.found.items():
         gaps = [1e3 * gap for one in runs for gap in one["gaps"]]
+        p50, p99 = percentile(gaps, 0.5), percentile(gaps, 0.99)
         lines.append(
-            f"  {name} | {len(gaps)} steps | p50 {percentile(gaps, 0.5):.1f} ms | p99 "
-            f"{percentile(gaps, 0.99):.1f} ms | longest {max(gaps):.1f} ms | all prompts "
-            f"{rounds.least(name, 'whole'):.2f} s"
+            f"  {name} | {len(gaps)} steps | p50 {p50:.1f} ms | p99 {p99:.1f} ms | longest "
+            f"{max(gaps):.1f} ms | all prompts {rounds.least(name, 'whole'):.2f} s"
         )
-    p99 = 1e3 * percentile([gap for one in rounds.found[HERE_NAME] for gap in one["gaps"]], 0.99)
-    verdict = "met" if p99 <= BAR_MS else "missed"
-    lines.append(f"  p99 {p99:.1f} ms, at most {BAR_MS:.0f}: {verdict}")
-    part = rounds.ratio(THERE_NAME, HERE_NAME, "whole")
-    lines.append(bar("prompts a second over the checkout's", part, part[0] >= LEAST_PART))
-    return lines
-
-
-def bar(what: str, ratio: tuple[float, float, float], is_met: bool) -> str:
-    return f"  {what}: {told(ratio)}: {'met' if is_met else 'missed'}"
-
-
-def options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.against",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkout", type=Path, help="the folder of another checkout")
-    parser.add_argument("--model", default="nano", help="of both sides: nano is this checkout's")
-    parser.add_argument("--only", default=",".join(WORKLOADS))
-    parser.add_argument("--memory", default="0.5,0.25")
-    parser.add_argument("--answers", default="8,384")
-    parser.add_argument("--thinks", default="0")
-    parser.add_argument("--scale", type=float, default=0.25)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--peer", choices=(PEER_NAME,), help="also the chats with its generate")
-    asked = parser.parse_args(arguments)
-    if not (asked.checkout / "lmprog" / "__init__.py").is_file():
-        parser.error(f"{asked.checkout} is no checkout: it has no lmprog/__init__.py")
-    asked.only = asked.only.split(",")
-    if unknown := set(asked.only) - set(WORKLOADS):
-        parser.error(f"unknown workload {unknown.pop()!r}; valid: {', '.join(WORKLOADS)}")
-    if asked.peer and "chats" not in asked.only:
-        parser.error("--peer goes with chats only")
-    return asked
-
-
-def run_chats(asked: argparse.Namespace, folder: Path) -> None:
-    for memory in map(float, asked.memory.split(",")):
-        for answer in map(int, asked.answers.split(",")):
-            for think in map(float, asked.thinks.split(",")):
-                case = Case(str(folder), answer, think, memory, asked.scale)
-                task, least = chat_task(case)
-                sides = of_both(asked.checkout, task)
-                if asked.peer:
-                    sides[PEER_NAME] = partial(on_transformers, folder, task)
-                print(
-                    f"\nmemory {memory:.0%}, answer {answer}, think {think:g}: tokens computed "
-                    "over the lower bound | steps | to the last answer | processor time"
-                )
-                print("\n".join(chat_lines(in_turn(sides, asked.repeat), least)), flush=True)
-
-
-def run_prompts(asked: argparse.Namespace, folder: Path) -> None:
-    task = {
-        "workload": "prompts",
-        "model": str(folder),
-        "options": {**OPTIONS, "kv_memory_mb": 3072},
-        "prompts": prompts(folder, asked.prompts),
-    }
-    print("\nprompts beside eight streams")
-    rounds = in_turn(of_both(asked.checkout, task), asked.repeat)
-    print("\n".join(prompt_lines(rounds)), flush=True)
+    gaps = [1e3 * gap for one in rounds.found[HERE_NAME] for gap in one["gaps"]]
+    p99 = percentile(gaps, 0.99)
+    lines.append(f"  p99 {p99:.1f} ms, at most {BAR_MS:.0f}: {runner.verdict(p99 <= BAR_MS)}")
+    what, sides = "prompts a second over the checkout's", (THERE_NAME, HERE_NAME)
+    return [*lines, rounds.bar(what, sides, "whole", lambda part: part >= LEAST_PART)]
 
 
 def of_both(checkout: Path, task: Task) -> dict[str, Run]:
@@ -256,17 +185,57 @@ def of_both(checkout: Path, task: Task) -> dict[str, Run]:
     }
 
 
-def main() -> None:
-    asked = options(sys.argv[1:])
-    with tempfile.TemporaryDirectory(prefix="lmprog-bench-") as scratch:
-        _, folder = checkpoint(asked.model, Path(scratch))
+def run_chats(checkout: Path, cases: list[Case], peer: str | None, repeat: int) -> None:
+    for case in cases:
+        task, least = chat_task(case)
+        sides = of_both(checkout, task)
+        if peer:
+            sides[PEER_NAME] = partial(on_transformers, Path(case.model), task)
+        print(
+            f"\nmemory {case.memory:.0%}, answer {case.answer}, think {case.think:g}: tokens "
+            "computed over the lower bound | steps | to the last answer | processor time"
+        )
+        lines = chat_lines(Rounds(runner.in_turn(sides, repeat)), least)
+        print("\n".join(lines), flush=True)
+
+
+def run_prompts(checkout: Path, folder: Path, count: int, repeat: int) -> None:
+    task = {"workload": "prompts", "model": str(folder), "prompts": long_prompts(folder, count)}
+    task |= {"options": {**OPTIONS, "kv_memory_mb": 3072}}
+    print("\nprompts beside eight streams")
+    lines = prompt_lines(Rounds(runner.in_turn(of_both(checkout, task), repeat)))
+    print("\n".join(lines), flush=True)
+
+
+@runner.command
+def main(
+    checkout: Annotated[Path, "the folder of another checkout"],
+    *,
+    model: Annotated[str, "of both sides: nano is this checkout's"] = "nano",
+    only: runner.Names = WORKLOADS,
+    memory: runner.Floats = (0.5, 0.25),
+    answers: runner.Ints = (8, 384),
+    thinks: runner.Floats = (0,),
+    scale: float = 0.25,
+    prompts: int = 8,
+    repeat: int = 3,
+    peer: Annotated[
+        str | None, "also the chats with its generate", {"choices": [PEER_NAME]}
+    ] = None,
+) -> None:
+    if not (checkout / "lmprog" / "__init__.py").is_file():
+        raise runner.WrongOptions(f"{checkout} is no checkout: it has no lmprog/__init__.py")
+    if unknown := set(only) - set(WORKLOADS):
+        valid = ", ".join(WORKLOADS)
+        raise runner.WrongOptions(f"unknown workload {unknown.pop()!r}; valid: {valid}")
+    if peer and "chats" not in only:
+        raise runner.WrongOptions("--peer goes with chats only")
+    with prepared(model) as (_, folder):
         if folder is None:
             sys.exit("both sides need a checkpoint with files; a dummy has none")
-        if "chats" in asked.only:
-            run_chats(asked, folder)
-        if "prompts" in asked.only:
-            run_prompts(asked, folder)
-
-
-if __name__ == "__main__":
-    main()
+        if "chats" in only:
+            cells = product(memory, answers, thinks)
+            cases = [Case(str(folder), one, think, part, scale) for part, one, think in cells]
+            run_chats(checkout, cases, peer, repeat)
+        if "prompts" in only:
+            run_prompts(checkout, folder, prompts, repeat)

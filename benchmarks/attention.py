@@ -15,17 +15,18 @@ them, in each type they are kept in, beside plain reading and copying of memory 
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 
+from benchmarks import runner
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
@@ -59,40 +60,29 @@ class Case:
     def name(self) -> str:
         kind = "decode" if self.count == 1 else f"prefill {self.count}"
         kept = "bf16" if self.dtype == torch.bfloat16 else "f32"
-        return (
-            f"{self.heads} {kept} {kind}, {self.rows} rows of {self.length:,}, "
-            f"{self.prefix:,} shared"
-        )
+        return f"{self.heads} {kept} {kind}, {self.rows} rows of {self.length:,}, {self.prefix:,} shared"
+
+    @property
+    def shape(self) -> AttentionShape:
+        heads, kv_heads, dim = HEADS[self.heads]
+        return AttentionShape((LayerAttention(dim**-0.5),), heads, kv_heads, dim, dim, self.dtype)
 
 
+FORKS = (("M", 1024, 1000), ("M", 8192, 1000), ("M", 8192, 8160), ("S", 8192, 8160))
+ALONE = (("M", 8192, 1), ("8B", 4096, 1), ("M", 512, 512), ("M", 2560, 512), ("8B", 512, 512))
+DTYPES = (torch.float32, torch.bfloat16)
 CASES = [
     *(
         Case(heads, dtype, 16, length, prefix)
-        for dtype in (torch.float32, torch.bfloat16)
-        for heads, length, prefix in (
-            ("M", 1024, 1000),
-            ("M", 8192, 1000),
-            ("M", 8192, 8160),
-            ("S", 8192, 8160),
-        )
+        for dtype in DTYPES
+        for heads, length, prefix in FORKS
     ),
     *(
         Case(heads, dtype, 1, length, 0, count)
-        for dtype in (torch.float32, torch.bfloat16)
-        for heads, length, count in (
-            ("M", 8192, 1),
-            ("8B", 4096, 1),
-            ("M", 512, 512),
-            ("M", 2560, 512),
-            ("8B", 512, 512),
-        )
+        for dtype in DTYPES
+        for heads, length, count in ALONE
     ),
 ]
-
-
-def shape_of(case: Case) -> AttentionShape:
-    heads, kv_heads, dim = HEADS[case.heads]
-    return AttentionShape((LayerAttention(dim**-0.5),), heads, kv_heads, dim, dim, case.dtype)
 
 
 def batch_of(case: Case) -> tuple[Batch, int]:
@@ -141,19 +131,15 @@ class TorchAttention:
         position = torch.arange(case.length)
         self.gathered = pages[:, position // PAGE] * PAGE + position % PAGE  # [rows, length]
         self.written = torch.from_numpy(batch.write_slots.astype(np.int64))
-        first = case.length - case.count
-        self.mask = (
-            None if case.count == 1 else torch.arange(first, case.length)[:, None] >= position
-        )
+        seen = torch.arange(case.length - case.count, case.length)[:, None] >= position
+        self.mask = None if case.count == 1 else seen
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.keys[self.written], self.values[self.written] = k.to(self.dtype), v.to(self.dtype)
         keys, values = (x[self.gathered].transpose(1, 2) for x in (self.keys, self.values))
-        queries = (
-            q.to(self.dtype).view(self.case.rows, self.case.count, *q.shape[1:]).transpose(1, 2)
-        )
+        queries = q.to(self.dtype).view(self.case.rows, self.case.count, *q.shape[1:])
         out = torch.nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=self.mask, enable_gqa=True
+            queries.transpose(1, 2), keys, values, attn_mask=self.mask, enable_gqa=True
         )
         return out.transpose(1, 2).flatten(0, 1)
 
@@ -162,121 +148,105 @@ class TorchAttention:
         return PAGE * 2 * self.keys[0].numel() * self.keys.element_size()
 
 
+def zeroed(backend: NativeAttention) -> NativeAttention:
+    for keys, values in backend.memory:
+        keys.zero_()
+        values.zero_()
+    return backend
+
+
 def measure(
     backend: AttentionBackend, batch: Batch, case: Case, clock: Callable[[], float]
 ) -> float:
-    """Milliseconds of one step of one layer: the best of at least three, over at least 0.3
-    seconds.
-    """
-    shape, rng = shape_of(case), torch.Generator().manual_seed(1)
+    """Milliseconds of one step of one layer: the best of at least three, over at least 0.3 seconds."""
+    shape, rng = case.shape, torch.Generator().manual_seed(1)
     q = torch.randn(batch.num_tokens, shape.num_heads, shape.head_dim, generator=rng)
     k = torch.randn(batch.num_tokens, shape.num_kv_heads, shape.head_dim, generator=rng)
     backend.plan(batch)
     backend.run(0, q, k, k)
-    best, spent, times = float("inf"), 0.0, 0
-    while times < 3 or spent < 0.3:
-        start = clock()
-        backend.run(0, q, k, k)
-        took = clock() - start
-        best, spent, times = min(best, took), spent + took, times + 1
-    return best * 1e3
+    taken: list[float] = []
+    while len(taken) < 3 or sum(taken) < 0.3:
+        taken.append(runner.seconds(partial(backend.run, 0, q, k, k), 1, clock))
+    return 1e3 * min(taken)
 
 
 def run_case(case: Case, threads: int, path: str | None) -> dict[str, float]:
     clock = time.process_time if threads == 1 else time.perf_counter
-    shape, (batch, num_pages) = shape_of(case), batch_of(case)
+    shape, (batch, num_pages) = case.shape, batch_of(case)
 
-    def native(share: bool) -> float:
-        backend = NativeAttention(shape, num_pages, PAGE, threads, path=path, share_prefixes=share)
-        for keys, values in backend.memory:
-            keys.zero_()
-            values.zero_()
-        return measure(backend, batch, case, clock)
+    def native(share: bool) -> NativeAttention:
+        return zeroed(
+            NativeAttention(shape, num_pages, PAGE, threads, path=path, share_prefixes=share)
+        )
 
-    return {
-        "native": native(True),
-        "no sharing": native(False),
-        "torch": measure(TorchAttention(shape, num_pages, case), batch, case, clock),
-        "reference": measure(ReferenceAttention(shape, num_pages, PAGE), batch, case, clock),
+    backends: dict[str, Callable[[], AttentionBackend]] = {
+        "native": lambda: native(True),
+        "no sharing": lambda: native(False),
+        "torch": lambda: TorchAttention(shape, num_pages, case),
+        "reference": lambda: ReferenceAttention(shape, num_pages, PAGE),
     }
+    return {name: measure(make(), batch, case, clock) for name, make in backends.items()}
 
 
-COLD_LENGTH = 16_384
-COLD_BYTES = 96 << 20
-"""Of keys and values before the first are read again: more than caches hold."""
+COLD_LENGTH, COLD_BYTES = 16_384, 96 << 20
+"""Of one row's positions, and of keys and values before the first are read again: more than caches
+hold."""
 
 
 def cold_rows(heads: str, path: str | None, rounds: int = 9) -> dict[str, float]:
     """Gigabytes a second of processor time that one row reads, by the type of keys and values; the
     median of rounds in which all types and plain reading and copying take turns, one thread."""
-    sides: dict[str, tuple[NativeAttention, Batch]] = {}
+    plain = np.ones(COLD_BYTES // 8, np.uint64)
+    sides: dict[str, Callable[[], float]] = {}
+
+    def speed(work: Callable[[], object], num_bytes: int) -> Callable[[], float]:
+        return lambda: 1e-9 * num_bytes / runner.seconds(work, 1, time.thread_time)
+
     for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16), ("int8", torch.int8)):
         case = Case(heads, dtype, 1, COLD_LENGTH, 0)
-        one, (batch, num_pages) = shape_of(case), batch_of(case)
+        one, (batch, num_pages) = case.shape, batch_of(case)
         layers = 2 + COLD_BYTES // (NativeAttention.page_bytes(one, PAGE) * num_pages)
         shape = replace(one, layers=one.layers * layers)
-        backend = NativeAttention(shape, num_pages, PAGE, path=path)
-        for keys, values in backend.memory:
-            keys.zero_()
-            values.zero_()
+        backend = zeroed(NativeAttention(shape, num_pages, PAGE, path=path))
         backend.plan(batch)
-        sides[name] = backend, batch
-    plain = np.ones(COLD_BYTES // 8, np.uint64)
-    target = np.ones_like(plain)
-    speeds: dict[str, list[float]] = {name: [] for name in (*sides, "plain reading", "copying")}
-    for _ in range(rounds):
-        for name, (backend, batch) in sides.items():
-            num_bytes = len(backend.memory) * sum(part.numel() for part in backend.memory[0])
-            speeds[name].append(1e-9 * num_bytes / seconds_of_layers(backend, batch))
-        for name, what, count in (
-            ("plain reading", plain.max, 1),
-            ("copying", lambda: np.copyto(target, plain), 2),
-        ):
-            began = time.thread_time()
-            what()
-            speeds[name].append(1e-9 * count * plain.nbytes / (time.thread_time() - began))
-    return {name: statistics.median(each) for name, each in speeds.items()}
+        num_bytes = len(backend.memory) * sum(part.numel() for part in backend.memory[0])
+        sides[name] = speed(partial(all_layers, backend, batch), num_bytes)
+    sides["plain reading"] = speed(plain.max, plain.nbytes)
+    sides["copying"] = speed(partial(np.copyto, np.ones_like(plain), plain), 2 * plain.nbytes)
+    return runner.medians(sides, rounds)
 
 
-def seconds_of_layers(backend: NativeAttention, batch: Batch) -> float:
-    """Of all layers of a step, one after the other."""
+def all_layers(backend: NativeAttention, batch: Batch) -> None:
+    """Of a step, one after the other."""
     shape = backend.shape
     q = torch.ones(batch.num_tokens, shape.num_heads, shape.head_dim)
     k = torch.ones(batch.num_tokens, shape.num_kv_heads, shape.head_dim)
-    began = time.thread_time()
     for layer in range(len(shape.layers)):
         backend.run(layer, q, k, k)
-    return time.thread_time() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--path", help="instruction set of the native kernels (default: the best)")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--cold", action="store_true", help="one row that no cache holds, GB/s")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    if args.cold:
+@runner.command
+def main(
+    *,
+    threads: int = 1,
+    path: Annotated[str | None, "instruction set of the kernels (default: the best)"] = None,
+    only: Annotated[str, "cases whose name contains this"] = "",
+    cold: Annotated[bool, "one row that no cache holds, GB/s"] = False,
+    json_: Annotated[Path | None, "also write the figures here"] = None,
+) -> None:
+    torch.set_num_threads(threads)
+    if cold:
         for heads in HEADS:
-            found = cold_rows(heads, args.path)
+            found = cold_rows(heads, path)
             print(heads, ", ".join(f"{name} {speed:.1f}" for name, speed in found.items()))
         return
     results: dict[str, dict[str, float]] = {}
     print(f"{'ms, one layer':52}{'native':>10}{'no sharing':>12}{'torch':>10}{'reference':>11}")
     for case in CASES:
-        if args.only in case.name:
-            figures = results[case.name] = run_case(case, args.threads, args.path)
+        if only in case.name:
+            figures = results[case.name] = run_case(case, threads, path)
             n, s, t, r = figures.values()
             print(f"{case.name:52}{n:10.2f}{s:12.2f}{t:10.1f}{r:11.1f}", flush=True)
-    if args.json:
-        args.json.write_text(
-            json.dumps({"threads": args.threads, "path": args.path, "ms": results}, indent=1) + "\n"
-        )
-
-
-if __name__ == "__main__":
-    main()
+    if json_:
+        found = {"threads": threads, "path": path, "ms": results}
+        json_.write_text(json.dumps(found, indent=1) + "\n")

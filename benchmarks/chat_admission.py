@@ -13,20 +13,23 @@ the last answer / seconds of processor time. Sides take turns; with `--repeat` t
 The bars, for programs that fit: 95 % of possible hits and 1.1 times the lower bound without pauses,
 and 0.7 of unlimited admission's processor time; with pauses 0.8 of its processor time, and its time
 to the last answer times 1.05.
+
+`python -m benchmarks.programs --pauses 0,10,100` prints the same as a table, beside the simulator.
 """
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from itertools import product
+from typing import Annotated, Any
 
-from benchmarks.checkpoints import checkpoint
-from benchmarks.memory_pressure import PAGE, Chat, Outcome, chats
+from benchmarks import runner
+from benchmarks.memory_pressure import PAGE, Chat, Outcome, chats, outcome, pages_for
+from benchmarks.models import prepared
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 
@@ -48,17 +51,6 @@ class Case:
     scale: float
 
 
-def lengths_of(some: list[Chat]) -> list[int]:
-    """Tokens of each at its end."""
-    return [sum(map(len, one.questions)) + 4 * one.answer for one in some]
-
-
-def pages_for(some: list[Chat], memory: float) -> int:
-    """Pages for that part of what they need, and for two of them at least."""
-    lengths = lengths_of(some)
-    return -(-max(int(memory * sum(lengths)), 2 * max(lengths)) // PAGE)
-
-
 class ChatRun:
     """All chats of a case on a fresh runtime; a chat is a branch and a client of its own loop."""
 
@@ -71,8 +63,7 @@ class ChatRun:
         self.num_open = len(self.chats)
         self.cached = 0
         warm = self.own.ask(b"warm", "warm up", 4)
-        while not any(one.reply.call == warm for one in self._turn(wire.CallDone)):
-            pass
+        self.own.finish(warm)
         self.own.say(b"warm", wire.Close(warm), wire.Flush(warm + 1))
         self.own.turn()
 
@@ -89,48 +80,31 @@ class ChatRun:
             while self.paused and self.paused[0][0] <= self.own.now():
                 self._ask(heapq.heappop(self.paused)[2])
             before = stats.steps
-            for came in self._turn(wire.CallDone):
-                self._answered(self.calls.pop(came.reply.call), came.reply)
+            for came in self.own.turn():
+                if isinstance(came.reply, wire.CallDone):
+                    self._answered(self.calls.pop(came.reply.call), came.reply)
             if stats.steps == before and not self.own.is_idle:
                 self.own.skip(WAIT)
         wall, busy = self.own.now() - began, time.process_time() - busy
         self.own.loop.stop()
-        lengths = lengths_of(self.chats)
-        possible = sum(  # the last token of an answer is computed with the next question
-            sum(map(len, one.questions[:turn])) + one.answer * turn - 1
-            for one in self.chats
-            for turn in range(1, 4)
-        )
-        least = sum(lengths) - len(lengths)
-        return Outcome(
-            self.cached / possible,
-            (stats.computed_tokens - computed) / least,
-            stats.steps - steps,
-            wall,
-            busy,
-        )
-
-    def _turn(self, wanted: type[wire.CallDone]) -> list[Any]:
-        """One step; the calls that it ended."""
-        came = self.own.turn()
-        for one in came:
-            if isinstance(one.reply, wire.Failed):
-                raise RuntimeError(one.reply.message)
-        return [one for one in came if isinstance(one.reply, wanted)]
+        hits = self.cached / sum(one.num_possible for one in self.chats)
+        least = sum(one.length - 1 for one in self.chats)
+        share = (stats.computed_tokens - computed) / least
+        return Outcome(hits, share, stats.steps - steps, wall, busy)
 
     def _ask(self, chat: Chat) -> None:
         branch, call = chat.number, 100 * chat.turn + chat.number
-        ops: list[wire.Op] = [] if chat.turn else [wire.Open(branch)]
-        question = [token % MODEL_WORDS for token in chat.questions[chat.turn]]
+        question = tuple(token % MODEL_WORDS for token in chat.questions[chat.turn])
         sampling = wire.SamplingParams(
             temperature=0.0, max_tokens=chat.answer, min_tokens=chat.answer, ignore_eos=True
         )
         self.calls[call] = chat
-        ops += [
-            wire.Append(branch, (wire.TokensPiece(tuple(question)),)),
+        self.own.say(
+            b"chats",
+            *([] if chat.turn else [wire.Open(branch)]),
+            wire.Append(branch, (wire.TokensPiece(question),)),
             wire.Generate(branch, call, sampling, heal=False),
-        ]
-        self.own.say(b"chats", *ops)
+        )
 
     def _answered(self, chat: Chat, reply: wire.CallDone) -> None:
         self.cached += reply.usage.cached
@@ -144,16 +118,19 @@ class ChatRun:
 
 def measured(case: Case, repeat: int, tier: bool) -> dict[str, Outcome]:
     """The best times of each side."""
-    found: dict[str, list[Outcome]] = {}
-    for _ in range(repeat):
-        for admission, name in (("unlimited", UNLIMITED), ("programs", FITS)):
-            found.setdefault(name, []).append(ChatRun(case, admission=admission).run())
-        if tier:
-            with tempfile.TemporaryDirectory(prefix="lmprog-tier-") as folder:
-                run = ChatRun(case, kv_disk_mb=4096, kv_disk_folder=folder)
-                found.setdefault("with the second tier", []).append(run.run())
-        floor = ChatRun(replace(case, memory=1.5), admission="unlimited")
-        found.setdefault(FOR_ALL, []).append(floor.run())
+
+    def with_tier() -> Outcome:
+        with tempfile.TemporaryDirectory(prefix="lmprog-tier-") as folder:
+            return ChatRun(case, kv_disk_mb=4096, kv_disk_folder=folder).run()
+
+    roomy = replace(case, memory=1.5)
+    sides: dict[str, Callable[[], Outcome]] = {
+        UNLIMITED: lambda: ChatRun(case, admission="unlimited").run(),
+        FITS: lambda: ChatRun(case, admission="programs").run(),
+        **({"with the second tier": with_tier} if tier else {}),
+        FOR_ALL: lambda: ChatRun(roomy, admission="unlimited").run(),
+    }
+    found = runner.in_turn(sides, repeat)
     return {name: min(runs, key=lambda one: one.busy) for name, runs in found.items()}
 
 
@@ -168,45 +145,72 @@ def verdicts(
     processor = (f"processor {cpu:.2f} <= {aim} (for all {floor:.2f})", cpu <= aim)
     if think:
         return [processor, (f"last {last:.2f}", last <= 1.05)]
-    return [
-        (f"hits {fits.hits:.0%}", fits.hits >= 0.95),
-        (f"computed {fits.computed:.2f}", fits.computed <= 1.1),
-        processor,
-    ]
+    hits = (f"hits {fits.hits:.0%}", fits.hits >= 0.95)
+    return [hits, (f"computed {fits.computed:.2f}", fits.computed <= 1.1), processor]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="nano")
-    parser.add_argument("--answers", default="8,384")
-    parser.add_argument("--thinks", default="0,10,100")
-    parser.add_argument("--memory", default="0.5,0.25")
-    parser.add_argument("--scale", type=float, default=0.25)
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--tier", action="store_true", help="also with a file of evicted pages")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="lmprog-bench-") as scratch:
-        model, _ = checkpoint(asked.model, Path(scratch))
-        for memory in map(float, asked.memory.split(",")):
-            for answer in map(int, asked.answers.split(",")):
-                for think in map(float, asked.thinks.split(",")):
-                    case = Case(model, answer, think, memory, asked.scale)
-                    found = measured(case, asked.repeat, asked.tier)
-                    print(f"\nmemory {memory:.0%}, answer {answer}, think {think:g}")
-                    for name, one in found.items():
-                        print(
-                            f"  {name} | {one.hits:.0%} | {one.computed:.2f} | {one.steps:.0f} | "
-                            f"{one.wall:.2f} s | {one.busy:.2f} s"
-                        )
-                    told = verdicts(think, found[FITS], found[UNLIMITED], found[FOR_ALL])
-                    print(
-                        "  "
-                        + ", ".join(f"{what}: {'met' if ok else 'missed'}" for what, ok in told),
-                        flush=True,
-                    )
+def bars(case: Case, found: dict[str, Outcome]) -> str:
+    told = verdicts(case.think, found[FITS], found[UNLIMITED], found[FOR_ALL])
+    return ", ".join(f"{what}: {runner.verdict(is_met)}" for what, is_met in told)
 
 
-if __name__ == "__main__":
-    main()
+SIDES = (UNLIMITED, FITS, FOR_ALL)
+POLICIES = ("unlimited, lpm", "programs that fit")
+"""The simulator's names for the first two sides."""
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """What the table asks: all combinations of these, `repeat` times in turn."""
+
+    model: str
+    answers: Sequence[float]
+    pauses: Sequence[float]
+    memory: Sequence[float]
+    scale: float
+    repeat: int = 1
+
+    def cases(self) -> Iterator[Case]:
+        for memory, answer, pause in product(self.memory, self.answers, self.pauses):
+            yield Case(self.model, round(answer), pause, memory, self.scale)
+
+
+def table(asked: Pressure) -> Iterator[str]:
+    """The runtime beside the simulator: its lines, each as soon as it is known."""
+    columns = [*SIDES, *(f"simulated: {name}" for name in POLICIES), "bars"]
+    yield runner.row("memory", "answer, pause", *columns)
+    yield "|-|-|" + "-|" * len(columns)
+    for case in asked.cases():
+        found = measured(case, asked.repeat, tier=False)
+        cells = [_cell(found[name], 2) for name in SIDES]
+        for name in POLICIES:
+            fields = (case.answer, case.think, case.memory, case.scale)
+            cells.append(_cell(outcome(name, 1, *fields), 1))
+        about = (f"{case.memory:.0%}", f"{case.answer}, {case.think:g}")
+        yield runner.row(*about, *cells, bars(case, found))
+
+
+def _cell(one: Outcome, digits: int) -> str:
+    times = f"{one.wall:.{digits}f} / {one.busy:.{digits}f}"
+    return f"{one.hits:.0%} / {one.computed:.2f} / {one.steps:.0f} / {times}"
+
+
+@runner.command
+def main(
+    *,
+    model: str = "nano",
+    answers: runner.Floats = (8, 384),
+    thinks: runner.Floats = (0, 10, 100),
+    memory: runner.Floats = (0.5, 0.25),
+    scale: float = 0.25,
+    repeat: int = 1,
+    tier: Annotated[bool, "also with a file of evicted pages"] = False,
+) -> None:
+    with prepared(model) as (name, _):
+        for case in Pressure(name, answers, thinks, memory, scale).cases():
+            found = measured(case, repeat, tier)
+            print(f"\nmemory {case.memory:.0%}, answer {case.answer}, think {case.think:g}")
+            for side, one in found.items():
+                times = f"{one.wall:.2f} s | {one.busy:.2f} s"
+                print(f"  {side} | {one.hits:.0%} | {one.computed:.2f} | {one.steps:.0f} | {times}")
+            print(f"  {bars(case, found)}", flush=True)

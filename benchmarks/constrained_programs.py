@@ -1,6 +1,6 @@
 """What constraints cost and save in whole programs: `python -m benchmarks.constrained_programs`.
 
-The two JSON programs of `benchmarks.workloads.documents`, on one engine, in one process, three
+The two JSON programs of `benchmarks.workloads.documents`, on one runtime, in one process, three
 ways: *off* (no constraint, as many tokens as the constrained run wrote, call by call), *masks*
 (every token is picked under a mask), *jump-forward* (forced tokens are appended as well). All
 programs of a way run at once; ways take turns, and the median of the repetitions counts. Tokens are
@@ -10,32 +10,20 @@ one step), and steps are batches. Processor time is disturbed less by other work
 
 from __future__ import annotations
 
-import argparse
-import random
-import statistics
-import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Annotated, Any
 
-from benchmarks.checkpoints import checkpoint
+from benchmarks import runner
+from benchmarks.models import prepared
+from benchmarks.own_loop import OwnLoop
 from benchmarks.workloads.documents import FIELDS, MOST, PATTERN
 from benchmarks.workloads.text import Pieces, Writer
 from lmprog import wire
-from lmprog.config import RuntimeConfig
-from lmprog.errors import NotSupported
-from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
-from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
-from lmprog.runtime.programs.call_constraints import CallConstraints
-from lmprog.runtime.programs.interpreter import Interpreter
-from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.tokenizer import load_tokenizer
-from lmprog.simulation.world import SimChannel
 
 WAYS = ("off", "masks", "jump-forward")
 ME = b"bench"
@@ -49,7 +37,6 @@ class Work:
 
     seconds: float
     cpu: float
-    tokens: int
     forced: int
     passes: int
     steps: int
@@ -57,75 +44,47 @@ class Work:
     """Tokens of each generation, in the order of the calls."""
 
 
-class Bench:
-    """One engine; each run has a scheduler and a cache of its own, the compiled constraints are
-    kept.
-    """
-
-    def __init__(self, model: str, threads: int | None) -> None:
-        self.config = RuntimeConfig(model=model, threads=threads)
-        self.engine = load_engine(self.config)
-        self.tokenizer = load_tokenizer(self.engine.location)
-        self.constraints = CallConstraints(self.tokenizer, self.engine.vocab_size)
-
-    def run(
-        self, programs: Sequence[Sequence[Step]], way: str, lengths: Sequence[int] = ()
-    ) -> Work:
-        """All programs at once. `lengths`: tokens of each generation where there is no constraint
-        to end it.
-        """
-        scheduling = replace(self.config.scheduler, num_pages=self.engine.num_pages)
-        scheduler = Scheduler(scheduling, self.engine.context_len)
-        limits = CallLimits(
-            self.engine.vocab_size, scheduler.longest_sequence, scheduler.check_fits
-        )
-        forcing = self.constraints.forcing if way == "jump-forward" else None
-        calls = CallBuilder(self.tokenizer, limits, self.constraints, forcing, random.Random(0))
-        channel = SimChannel()
-        welcome = wire.Welcome(wire.PROTOCOL_VERSION, self.config.model, 0, 0, 0, 0, 0)
-        interpreter = Interpreter(scheduler, calls, _no_template, welcome, time.monotonic)
-        loop: Loop = Loop(
-            channel, interpreter, scheduler, self.engine, TorchSampler(), time.monotonic
-        )
-        channel.inbox = [(ME, op) for op in _ops(programs, lengths if way == "off" else None)]
-        expected = sum(len(program) for program in programs)
-        outputs: dict[int, wire.CallDone] = {}
-        began, cpu = time.perf_counter(), time.process_time()
-        while len(outputs) < expected:
-            loop.step()
-            for _, reply in channel.sent:
-                if isinstance(reply, wire.Failed):
-                    raise RuntimeError(reply.message)
-                assert isinstance(reply, wire.CallDone)
-                outputs[reply.call] = reply
-            channel.sent = []
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-        sizes = tuple(len(outputs[call].outputs[0].tokens) for call in sorted(outputs))
-        stats = scheduler.stats
-        return Work(seconds, cpu, sum(sizes), stats.forced_tokens, stats.rows, stats.steps, sizes)
-
-
-def _no_template() -> ChatTemplate:
-    raise NotSupported("these programs have no roles")
-
-
-def _ops(programs: Sequence[Sequence[Step]], lengths: Sequence[int] | None) -> list[wire.Op]:
-    ops: list[wire.Op] = []
+def ops_of(
+    programs: Sequence[Sequence[Step]], way: str, lengths: Sequence[int]
+) -> Iterator[wire.Op]:
+    """All programs; `lengths`: tokens of each generation where there is no constraint to end it."""
     call = 0
     for branch, program in enumerate(programs):
-        ops.append(wire.Open(branch))
+        yield wire.Open(branch)
         for literal, pattern, most in program:
-            ops.append(wire.Append(branch, (wire.TextPiece(literal),)))
-            free = lengths is not None
-            sampling = wire.SamplingParams(
-                temperature=1.0,
-                seed=call,
-                max_tokens=lengths[call] if lengths is not None else most,
-                ignore_eos=free,
-            )
-            ops.append(wire.Generate(branch, call, sampling, None if free else wire.Regex(pattern)))
+            yield wire.Append(branch, (wire.TextPiece(literal),))
+            drawn: dict[str, Any] = {"temperature": 1.0, "seed": call}
+            if way == "off":
+                sampling = wire.SamplingParams(**drawn, max_tokens=lengths[call], ignore_eos=True)
+                yield wire.Generate(branch, call, sampling, heal=False)
+            else:
+                jump: Any = "canonical" if way == "jump-forward" else "exact"
+                sampling = wire.SamplingParams(**drawn, max_tokens=most, jump=jump)
+                yield wire.Generate(branch, call, sampling, wire.Regex(pattern), heal=False)
             call += 1
-    return ops
+
+
+def worked(
+    own: OwnLoop, programs: Sequence[Sequence[Step]], way: str, lengths: Sequence[int] = ()
+) -> Work:
+    """All programs at once, on an empty cache."""
+    own.say(ME, wire.Flush(0))
+    own.turn()
+    own.say(ME, *ops_of(programs, way, lengths))
+    expected, done, stats = sum(map(len, programs)), dict[int, int](), own.loop.scheduler.stats
+    before = (stats.forced_tokens, stats.rows, stats.steps)
+    began, cpu = time.perf_counter(), time.process_time()
+    while len(done) < expected:
+        for came in own.turn():
+            if isinstance(came.reply, wire.CallDone):
+                done[came.reply.call] = len(came.reply.outputs[0].tokens)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    after = (stats.forced_tokens, stats.rows, stats.steps)
+    forced, passes, steps = (b - a for a, b in zip(before, after, strict=True))
+    own.say(ME, *(wire.Close(branch) for branch in range(len(programs))))
+    own.turn()
+    sizes = tuple(done[call] for call in sorted(done))
+    return Work(seconds, cpu, forced, passes, steps, sizes)
 
 
 def workloads(pieces: Pieces, count: float) -> dict[str, list[list[Step]]]:
@@ -140,40 +99,29 @@ def workloads(pieces: Pieces, count: float) -> dict[str, list[list[Step]]]:
     }
 
 
-def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--model", default="nano", help="as in benchmarks.programs (default: nano)")
-    asked.add_argument("--count", type=float, default=1.0, help="multiplies the number of programs")
-    asked.add_argument("--repeat", type=int, default=3)
-    asked.add_argument("--threads", type=int)
-    given: Any = asked.parse_args()
-    with tempfile.TemporaryDirectory(prefix="lmprog-bench-") as scratch:
-        model, _ = checkpoint(given.model, Path(scratch))
-        bench = Bench(model, given.threads)
-    print(
-        "| program | way | tokens | forced | forward passes | per token | steps | seconds | "
-        "cpu seconds | tokens/s |"
+@runner.command
+def main(
+    *,
+    model: Annotated[str, "as in benchmarks.programs"] = "nano",
+    count: Annotated[float, "multiplies the number of programs"] = 1.0,
+    repeat: int = 3,
+    threads: int | None = None,
+) -> None:
+    with prepared(model) as (name, folder):
+        own = OwnLoop(name, speculation="off", threads=threads)
+        pieces = Pieces(load_tokenizer(folder))
+    columns = (
+        "way, tokens, forced, forward passes, per token, steps, seconds, cpu seconds, tokens/s"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for name, programs in workloads(Pieces(bench.tokenizer), given.count).items():
-        found: dict[str, list[Work]] = {way: [] for way in WAYS}
-        lengths = bench.run(programs, "jump-forward").lengths  # warm as well
-        for _ in range(given.repeat):
-            for way in WAYS:
-                found[way].append(bench.run(programs, way, lengths))
-        for way, works in found.items():
-            one = works[0]
-            seconds, cpu = (
-                statistics.median(times)
-                for times in zip(*((w.seconds, w.cpu) for w in works), strict=True)
+    runner.head("program", *columns.split(", "), texts=2)
+    for title, programs in workloads(pieces, count).items():
+        lengths = worked(own, programs, "jump-forward").lengths  # warm as well
+        sides = {way: partial(worked, own, programs, way, lengths) for way in WAYS}
+        for way, works in runner.in_turn(sides, repeat).items():
+            one, tokens = works[0], sum(works[0].lengths)
+            seconds, cpu = median(w.seconds for w in works), median(w.cpu for w in works)
+            runner.say(
+                *(title, way, f"{tokens:,}", f"{one.forced:,}", f"{one.passes:,}"),
+                *(f"{one.passes / tokens:.2f}", f"{one.steps:,}", f"{seconds:.2f}"),
+                *(f"{cpu:.2f}", f"{tokens / seconds:,.0f}"),
             )
-            print(
-                f"| {name} | {way} | {one.tokens:,} | {one.forced:,} | {one.passes:,} | "
-                f"{one.passes / one.tokens:.2f} "
-                f"| {one.steps:,} | {seconds:.2f} | {cpu:.2f} | {one.tokens / seconds:,.0f} |",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()

@@ -12,13 +12,14 @@ what the streams would wait at most if there were one core.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
-from benchmarks.constraints import TEKKEN
+from benchmarks import runner
+from benchmarks.constraint_engines import TEKKEN
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.constraints.compiling.compiler import compile_constraint
@@ -26,7 +27,6 @@ from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
 from lmprog.runtime.assembly import assemble
-from lmprog.runtime.loop import Loop
 from lmprog.simulation.world import SimChannel
 
 ME = b"bench"
@@ -40,13 +40,26 @@ LETTERS = "|".join(chr(0x4E00 + i) for i in range(20_000))
 def slowest(number: int) -> dict[str, wire.Constraint]:
     """Another `number` makes others of the same kind, so that none is compiled already."""
     choices = tuple(f"{number}-{i * 7919 % 1_000_003}" for i in range(100_000))
-    enum = json.dumps({"enum": choices})
     return {
         "20,000 letters, repeated": wire.Regex(f"({LETTERS}){{{number},}}"),
         "(a?){5000}a{5000}": wire.Regex(f"(a?){{5000}}a{{{5000 + number}}}"),
         "65,536 choices": wire.Choices(choices[: 1 << 16]),
-        "enum of 100,000 texts": wire.JsonSchema(enum),
+        "enum of 100,000 texts": wire.JsonSchema(json.dumps({"enum": choices})),
     }
+
+
+def bombs() -> list[wire.Constraint]:
+    """Each is new, so that none is compiled already; every tenth is refused for its size."""
+    found: list[wire.Constraint] = []
+    for number in range(NUM_BOMBS):
+        if number % 10 == 0:
+            found.append(wire.Regex(f"{TOO_LARGE}z{number}"))
+        elif number % 5 == 0:
+            fields = {f"p{number}_{index}": {"type": "string"} for index in range(200)}
+            found.append(wire.JsonSchema(json.dumps({"type": "object", "properties": fields})))
+        else:
+            found.append(wire.Regex(f"{PATTERNS[number % len(PATTERNS)]}z{number}"))
+    return found
 
 
 class Bench:
@@ -57,7 +70,6 @@ class Bench:
         self.refused: list[wire.Failed] = []
         self.ended: set[int | None] = set()
         self.channel = SimChannel()
-        self.loop: Loop
         # Drafts bring several tokens of a stream at once, and a step is what is measured here.
         config = RuntimeConfig(model="nano", scheduler=SchedulerConfig(speculation="off"))
         self.loop, _ = assemble(config, self.channel)
@@ -65,13 +77,11 @@ class Bench:
 
     def ask(self, constraint: wire.Constraint | None, max_tokens: int, stream: bool) -> int:
         self.num_calls += 1
-        number = self.num_calls
+        number, text = self.num_calls, wire.TextPiece(f"Once upon a time {self.num_calls}")
         sampling = wire.SamplingParams(seed=number, max_tokens=max_tokens, ignore_eos=True)
-        self.channel.inbox += [
-            (ME, wire.Open(number)),
-            (ME, wire.Append(number, (wire.TextPiece(f"Once upon a time {number}"),))),
-            (ME, wire.Generate(number, number, sampling, constraint, stream)),
-        ]
+        gen = wire.Generate(number, number, sampling, constraint, stream)
+        ops = (wire.Open(number), wire.Append(number, (text,)), gen)
+        self.channel.inbox += [(ME, op) for op in ops]
         return number
 
     def gaps(self, others: Sequence[wire.Constraint | None], steps: int) -> tuple[list[float], int]:
@@ -103,25 +113,10 @@ class Bench:
             self.loop.step()
         sent, self.channel.sent = self.channel.sent, []
         replies = [reply for _, reply in sent]
-        self.ended |= {
-            reply.call for reply in replies if isinstance(reply, wire.CallDone | wire.Failed)
-        }
-        self.refused += [reply for reply in replies if isinstance(reply, wire.Failed)]
+        ends = [one for one in replies if isinstance(one, wire.CallDone | wire.Failed)]
+        self.ended |= {one.call for one in ends}
+        self.refused += [one for one in ends if isinstance(one, wire.Failed)]
         return replies
-
-
-def bombs() -> list[wire.Constraint]:
-    """Each is new, so that none is compiled already; every tenth is refused for its size."""
-    found: list[wire.Constraint] = []
-    for number in range(NUM_BOMBS):
-        if number % 10 == 0:
-            found.append(wire.Regex(f"{TOO_LARGE}z{number}"))
-        elif number % 5 == 0:
-            fields = {f"p{number}_{index}": {"type": "string"} for index in range(200)}
-            found.append(wire.JsonSchema(json.dumps({"type": "object", "properties": fields})))
-        else:
-            found.append(wire.Regex(f"{PATTERNS[number % len(PATTERNS)]}z{number}"))
-    return found
 
 
 def decided_in(spec: wire.Constraint, vocabulary: Vocabulary) -> tuple[float, str]:
@@ -136,41 +131,35 @@ def decided_in(spec: wire.Constraint, vocabulary: Vocabulary) -> tuple[float, st
     return time.process_time() - begin, answer
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=250, help="tokens of each stream")
-    parser.add_argument("--processor", action="store_true", help="count processor time")
-    asked = parser.parse_args()
-    steps: int = asked.steps
-    bench = Bench(time.process_time if asked.processor else time.perf_counter)
+@runner.command
+def main(
+    *,
+    steps: Annotated[int, "tokens of each stream"] = 250,
+    processor: Annotated[bool, "count processor time"] = False,
+) -> None:
+    bench = Bench(time.process_time if processor else time.perf_counter)
     bench.ask(wire.Regex("warm+"), 8, stream=False)
     bench.rest()
     gc.collect()
     gc.freeze()  # as the runtime's process does
-    free: list[wire.Constraint | None] = [None] * NUM_BOMBS
-    others: list[tuple[str, Sequence[wire.Constraint | None]]] = [
-        ("alone", []),
-        ("with 50 calls without constraints", free),
-        ("with 50 hard ones", bombs()),
-    ]
     each = [slowest(number) for number in range(1, 4)]
-    others += [(f"with three of {name}", [one[name] for one in each]) for name in each[0]]
-    for name, those in others:
+    others: dict[str, Sequence[wire.Constraint | None]] = {
+        "alone": [],
+        "with 50 calls without constraints": [None] * NUM_BOMBS,
+        "with 50 hard ones": bombs(),
+        **{f"with three of {name}": [one[name] for one in each] for name in each[0]},
+    }
+    for name, those in others.items():
         gaps, answered = bench.gaps(those, steps)
-        p50, p99 = gaps[len(gaps) // 2], gaps[int(0.99 * len(gaps))]
+        p50, p99 = (runner.percentile(gaps, part) for part in (0.5, 0.99))
         print(
             f"{name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {gaps[-1]:.1f} ms; "
             f"{answered} answered meanwhile",
             flush=True,
         )
-
     vocabulary = vocabulary_of_tokenizer(TEKKEN)
     vocabulary.prepare()
     decided_in(wire.Regex("warm+"), vocabulary)
     for name, spec in slowest(4).items():
         seconds, answer = decided_in(spec, vocabulary)
         print(f"{name}: {answer} in {seconds:.2f} s of processor time", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,16 +8,16 @@ time of a token among the first and among the last generations.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
+import os
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.constraint_schemas import resident_bytes
-from benchmarks.constraints import TEKKEN
+from benchmarks import runner
+from benchmarks.constraint_engines import TEKKEN
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import DEFAULT_LIMITS, compile_constraint
 from lmprog.constraints.constraint import CompileLimits
@@ -68,7 +68,7 @@ class Endured:
     num_collections: int = 0
     most_states: int = 0
     grown: int = 0
-    """Bytes of the process, from the `EDGE`th generation to the `LATE`th."""
+    """Kilobytes of the process, from the `EDGE`th generation to the `LATE`th."""
     grown_late: int = 0
     """From there to the last."""
     first: float = 0.0
@@ -95,7 +95,7 @@ def endure(
         out.most_states = max(out.most_states, made.num_states)
         if number + 1 in (EDGE, LATE, count):
             gc.collect()
-            marks.append(resident_bytes())
+            marks.append(runner.Footprint.of(os.getpid()).kilobytes)
     if count > EDGE:
         out.grown = marks[1] - marks[0]
     if count > LATE:
@@ -126,27 +126,19 @@ def small_vocabulary() -> Vocabulary:
     return Vocabulary([None, *(bytes([byte]) for byte in range(256)), *pairs], [0])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--generations", type=int, default=10_000)
-    count: int = parser.parse_args().generations
-    for name, vocabulary in (
-        ("131,072 tokens", vocabulary_of_tokenizer(TEKKEN)),
-        ("986 tokens", small_vocabulary()),
-    ):
+@runner.command
+def main(*, generations: int = 10_000) -> None:
+    large = ("131,072 tokens", vocabulary_of_tokenizer(TEKKEN))
+    for name, vocabulary in (large, ("986 tokens", small_vocabulary())):
         vocabulary.prepare()
         for case in CASES:
-            found = endure(case, vocabulary, count)
+            found = endure(case, vocabulary, generations)
             print(
-                f"{name}, {case}: {found.num_failed} of {count} failed, "
+                f"{name}, {case}: {found.num_failed} of {generations} failed, "
                 f"{found.num_tokens} tokens, states forgotten {found.num_collections} times, "
-                f"at most {found.most_states} held; grew by {found.grown / (1 << 20):.1f} MB "
-                f"behind the first {EDGE}, then by {found.grown_late / (1 << 20):.1f} MB behind "
+                f"at most {found.most_states} held; grew by {found.grown / 1024:.1f} MB "
+                f"behind the first {EDGE}, then by {found.grown_late / 1024:.1f} MB behind "
                 f"the first {LATE:,}; a token took {found.first:.0f} us first, "
                 f"{found.last:.0f} us last",
                 flush=True,
             )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The engines that the constraint benchmark compares, behind one small face: compile, mask,
+"""The engines that the constraint benchmarks compare, behind one small face: compile, mask,
 advance, accept.
 
 Peers are imported when asked for; one that is not installed is left out and named.
@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import mistral_common
 import numpy as np
 
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
+from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
+from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS
+from lmprog.runtime.programs.compile_pool import TimeLimit
+
+TEKKEN = Path(mistral_common.__path__[0]) / "data" / "tekken_240911.json"
+"""Of 131,072 tokens."""
 
 
 class Refused(Exception):
@@ -38,6 +47,13 @@ class Walk(Protocol):
         ...
 
 
+def takes(walk: Walk, tokens: Sequence[int]) -> bool:
+    """Whether the tokens are allowed one after the other, and may end."""
+    walk.restart()
+    walk.mask()
+    return all(walk.advance(token) for token in tokens) and walk.accepts()
+
+
 class Engine(Protocol):
     name: str
 
@@ -45,13 +61,9 @@ class Engine(Protocol):
 
 
 class OurWalk:
-    def __init__(self, constraint: Any) -> None:
-        self._mask, self._advance, self._final = (
-            constraint.mask,
-            constraint.advance,
-            constraint.is_final,
-        )
-        self._start = self._state = constraint.start
+    def __init__(self, made: Any) -> None:
+        self._mask, self._advance, self._final = made.mask, made.advance, made.is_final
+        self._start = self._state = made.start
 
     def mask(self) -> None:
         self._mask(self._state)
@@ -71,20 +83,36 @@ class OurWalk:
 
 
 class Ours:
+    """With `pause`, as the runtime's worker compiles: with its time limit and its pauses."""
+
     name = "lmprog"
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self.compile(
-            "regex", r"\w\d\s"
-        )  # opens the kernel, the index and this Python's character classes
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        pause: Callable[[], None] | None = None,
+        strict: bool = True,
+    ) -> None:
+        self._vocabulary, self._pause, self._strict = vocabulary, pause, strict
+        self.num_lenient = 0
+        """Schemas of which something was left out."""
+        self.compile("regex", r"\w\d\s")  # opens kernel, index and this Python's character classes
 
     def compile(self, kind: str, source: str) -> Walk:
-        spec = wire.Regex(source) if kind == "regex" else wire.JsonSchema(source)
         try:
-            return OurWalk(compile_constraint(spec, self._vocabulary))
+            made = self.made(kind, source)
         except RequestRejected as error:
             raise Refused(str(error)) from error
+        self.num_lenient += bool(made.left_out)
+        return OurWalk(made)
+
+    def made(self, kind: str, source: str) -> Constraint:
+        is_regex = kind == "regex"
+        spec = wire.Regex(source) if is_regex else wire.JsonSchema(source, strict=self._strict)
+        if self._pause is None:
+            return compile_constraint(spec, self._vocabulary)
+        limit = TimeLimit(MAX_COMPILE_SECONDS, self._pause)
+        return compile_constraint(spec, self._vocabulary, check=limit)
 
 
 class LlguidanceWalk:
@@ -113,10 +141,9 @@ class Llguidance:
 
         self._library = importlib.import_module("llguidance")
         wrapper = self._library.TokenizerWrapper(_Tokenizer(vocabulary))
-        self._num_words = vocabulary.num_words
-        self._tokenizer = self._library.LLTokenizer(
-            wrapper, n_vocab=len(vocabulary), eos_token=list(vocabulary.eos_ids)
-        )
+        ends = list(vocabulary.eos_ids)
+        made = self._library.LLTokenizer(wrapper, n_vocab=len(vocabulary), eos_token=ends)
+        self._tokenizer, self._num_words = made, vocabulary.num_words
 
     def compile(self, kind: str, source: str) -> Walk:
         matcher = self._library.LLMatcher
@@ -157,25 +184,20 @@ class Xgrammar:
     name = "xgrammar"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._library = importlib.import_module("xgrammar")
-        tokens = [token or b"" for token in vocabulary.tokens]
-        info = self._library.TokenizerInfo(
-            tokens,
-            self._library.VocabType.RAW,
-            stop_token_ids=list(vocabulary.eos_ids),
-            vocab_size=len(tokens),
-        )
-        self._compiler = self._library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        library = self._library = importlib.import_module("xgrammar")
+        tokens, ends = [token or b"" for token in vocabulary.tokens], list(vocabulary.eos_ids)
+        named: Any = {"stop_token_ids": ends, "vocab_size": len(tokens)}
+        info = library.TokenizerInfo(tokens, library.VocabType.RAW, **named)
+        self._compiler = library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         self._size = len(tokens)
 
     def compile(self, kind: str, source: str) -> Walk:
+        fixed: Any = {"any_whitespace": False, "separators": (", ", ": "), "strict_mode": False}
         try:
             if kind == "regex":
                 compiled = self._compiler.compile_regex(source)
             else:
-                compiled = self._compiler.compile_json_schema(
-                    source, any_whitespace=False, separators=(", ", ": "), strict_mode=False
-                )
+                compiled = self._compiler.compile_json_schema(source, **fixed)
         except (RuntimeError, ValueError, TypeError) as error:
             raise Refused(str(error).splitlines()[0]) from error
         return XgrammarWalk(self._library, compiled, self._size)
@@ -208,9 +230,8 @@ class OutlinesCore:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._library = importlib.import_module("outlines_core")
-        self._to_regex = importlib.import_module(
-            "outlines_core.json_schema"
-        ).build_regex_from_schema
+        schemas = importlib.import_module("outlines_core.json_schema")
+        self._to_regex = schemas.build_regex_from_schema
         by_bytes: dict[bytes, list[int]] = {}
         for i, token in enumerate(vocabulary.tokens):
             if token:
@@ -221,16 +242,10 @@ class OutlinesCore:
     def compile(self, kind: str, source: str) -> Walk:
         try:
             pattern = source if kind == "regex" else self._to_regex(source)
-            return OutlinesWalk(
-                self._library, self._library.Index(pattern, self._vocabulary), self._size
-            )
+            index = self._library.Index(pattern, self._vocabulary)
+            return OutlinesWalk(self._library, index, self._size)
         except (RuntimeError, ValueError, TypeError) as error:
             raise Refused(str(error).splitlines()[0]) from error
 
 
-ENGINES: dict[str, type[Ours] | type[Llguidance] | type[Xgrammar] | type[OutlinesCore]] = {
-    "lmprog": Ours,
-    "llguidance": Llguidance,
-    "xgrammar": Xgrammar,
-    "outlines-core": OutlinesCore,
-}
+ENGINES: dict[str, Any] = {one.name: one for one in (Ours, Llguidance, Xgrammar, OutlinesCore)}

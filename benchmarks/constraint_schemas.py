@@ -12,68 +12,51 @@ by while all compiled schemas of an engine were held.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
+import os
 import random
-import resource
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any
 
-from benchmarks.constraint_engines import Llguidance, OurWalk, Refused, Walk
-from benchmarks.constraint_walks import quantile
-from benchmarks.constraints import TEKKEN
+from benchmarks import runner
+from benchmarks.constraint_engines import TEKKEN, Engine, Llguidance, Ours, Refused, Walk
+from benchmarks.constraint_suites import of_folder, spelled
+from benchmarks.runner import percentile
 from benchmarks.schema_generator import generated
-from lmprog import wire
-from lmprog.constraints.compiling.compiler import compile_constraint
+from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
-from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import RequestRejected
 from lmprog.runtime.main import COLLECTED_EVERY
-from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS
-from lmprog.runtime.programs.compile_pool import CompilePool, TimeLimit
-
-LABELS = ("first mask, ms", "cold mask + advance, us", "warm mask + advance, us")
+from lmprog.runtime.programs.compile_pool import CompilePool
 
 
-class AsServed:
-    """Our engine with what the runtime does around it."""
+class AsServed(Ours):
+    """With what the runtime's worker does before the first mask."""
 
-    name = "lmprog"
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._pool = CompilePool()
-
-    def compile(self, kind: str, source: str) -> Walk:
-        assert kind == "schema"
-        try:
-            limit = TimeLimit(MAX_COMPILE_SECONDS, self._pool.pause)
-            made = compile_constraint(wire.JsonSchema(source), self._vocabulary, check=limit)
-            made.forced(made.start)
-            made.mask(made.start, max(1, made.distance(made.start)))
-        except RequestRejected as error:
-            raise Refused(str(error)) from error
-        return OurWalk(made)
+    def made(self, kind: str, source: str) -> Constraint:
+        made = super().made(kind, source)
+        made.forced(made.start)
+        made.mask(made.start, max(1, made.distance(made.start)))
+        return made
 
 
 class Measured:
     """One engine's figures."""
 
-    def __init__(self, engine: AsServed | Llguidance) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.walks: list[Walk | None] = []
         self.first: list[float] = []  # ms
-        self.times: list[tuple[float, list[float], list[float]]] = []
         self.refusals: Counter[str] = Counter()
-        self.megabytes = 0.0
+        self.kilobytes = 0
 
     def compile_all(self, sources: list[str]) -> None:
-        before = resident_bytes()
+        self.walks, self.first, self.refusals = [], [], Counter()
+        before = runner.Footprint.of(os.getpid()).kilobytes
         for source in sources:
             begin = time.process_time()
             try:
@@ -84,7 +67,7 @@ class Measured:
                 self.walks.append(None)
                 self.refusals[str(error).partition(" at ")[0][:60]] += 1
             self.first.append((time.process_time() - begin) * 1e3)
-        self.megabytes = (resident_bytes() - before) / (1 << 20)
+        self.kilobytes = runner.Footprint.of(os.getpid()).kilobytes - before
 
     def passes(self, number: int, tokens: list[int]) -> tuple[list[float], bool]:
         """Microseconds of processor time of each token, about 0.5 of them the clock's, and whether
@@ -102,80 +85,62 @@ class Measured:
                 return times, False
         return times, walk.accepts()
 
+    def report(self, kept: list[int], cold: list[float], warm: list[float]) -> None:
+        first = [self.first[number] for number in kept]
+        rows = {"first mask, ms": first, "cold mask + advance, us": cold}
+        print(f"\n{self.engine.name}")
+        for label, values in (rows | {"warm mask + advance, us": warm}).items():
+            p90, p99 = (percentile(values, part) for part in (0.9, 0.99))
+            ends = f"p90 {p90:9.2f}  p99 {p99:9.2f}  max {max(values):9.2f}"
+            print(f"  {label:26s} median {median(values):8.2f}  {ends}")
+        num_compiled = sum(walk is not None for walk in self.walks)
+        total = sum(first) + sum(cold) / 1e3
+        print(f"  compiling and first passes together {total:.0f} ms")
+        print(f"  {num_compiled} compiled, {self.kilobytes / max(1, num_compiled):.0f} KB each")
+        for why, count in self.refusals.most_common(6):
+            print(f"  refused {count}: {why}")
 
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return pages * resource.getpagesize()
 
-
-def of_folder(folder: Path) -> Iterator[tuple[str, list[Any]]]:
+def cases_of(folder: Path) -> Iterator[tuple[str, list[Any]]]:
     """The schemas with their valid instances."""
-    for path in sorted(folder.glob("*.json")):
-        case = json.loads(path.read_text("utf-8"))
-        valid = [test["data"] for test in case.get("tests", []) if test["valid"]]
-        yield json.dumps(case["schema"]), valid
+    for _, schema, tests in of_folder(folder):
+        yield json.dumps(schema), [test["data"] for test in tests if test["valid"]]
 
 
-def report(measured: Measured, kept: list[int], cold: list[float], warm: list[float]) -> None:
-    first = [measured.first[number] for number in kept]
-    total = sum(first) + sum(cold) / 1e3
-    print(f"\n{measured.engine.name}")
-    for label, values in zip(LABELS, (first, cold, warm), strict=True):
-        ends = f"p90 {quantile(values, 0.9):9.2f}  p99 {quantile(values, 0.99):9.2f}"
-        print(
-            f"  {label:26s} median {statistics.median(values):8.2f}  {ends}  max {max(values):9.2f}"
-        )
-    num_compiled = sum(walk is not None for walk in measured.walks)
-    print(f"  compiling and first passes together {total:.0f} ms")
-    print(
-        f"  {num_compiled} compiled, {measured.megabytes / max(1, num_compiled) * 1024:.0f} KB each"
-    )
-    for why, count in measured.refusals.most_common(6):
-        print(f"  refused {count}: {why}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--count", type=int, default=240, help="schemas that are generated")
-    parser.add_argument("--most", type=int, help="take so many of a folder, drawn by --seed")
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+@runner.command
+def main(
+    *,
+    folder: Path | None = None,
+    count: Annotated[int, "schemas that are generated"] = 240,
+    most: Annotated[int | None, "take so many of a folder, drawn by --seed"] = None,
+    seed: int = 0,
+) -> None:
     vocabulary = vocabulary_of_tokenizer(TEKKEN)
-    cases = list(of_folder(asked.folder) if asked.folder else generated(asked.count, asked.seed))
-    if asked.most:
-        cases = random.Random(asked.seed).sample(cases, min(asked.most, len(cases)))
-    engines = [Measured(AsServed(vocabulary)), Measured(Llguidance(vocabulary))]
-    warm_up = [source for source, _ in generated(3, 99)]
+    cases = list(cases_of(folder) if folder else generated(count, seed))
+    if most:
+        cases = random.Random(seed).sample(cases, min(most, len(cases)))
+    engines = [
+        Measured(AsServed(vocabulary, CompilePool().pause)),
+        Measured(Llguidance(vocabulary)),
+    ]
     for one in engines:  # loads kernels, indexes, this Python's character classes
-        one.compile_all(warm_up)
-        one.walks, one.first = [], []
-        one.refusals.clear()
+        one.compile_all([source for source, _ in generated(3, 99)])
     gc.collect()
     gc.freeze()  # as the runtime's process does
     gc.set_threshold(*COLLECTED_EVERY)
     for one in engines:
         one.compile_all([source for source, _ in cases])
-    both = [
-        number
-        for number in range(len(cases))
-        if all(one.walks[number] is not None for one in engines)
-    ]
-    print(f"{len(cases)} schemas, {len(both)} compiled by both")
+    kept = [n for n in range(len(cases)) if all(one.walks[n] is not None for one in engines)]
+    print(f"{len(cases)} schemas, {len(kept)} compiled by both")
     for one in engines:
         cold, warm, num_taken, num_valid = list[float](), list[float](), 0, 0
-        for number in both:
+        for number in kept:
             for data in cases[number][1][:3]:
-                text = json.dumps(data, ensure_ascii=False).encode(errors="surrogatepass")
-                tokens = vocabulary.greedy(text)
+                tokens = vocabulary.greedy(spelled(data))
                 times, taken = one.passes(number, tokens)
                 cold += times
                 warm += one.passes(number, tokens)[0]
                 num_valid += 1
                 num_taken += taken
-        report(one, both, cold or [0.0], warm or [0.0])
+        one.report(kept, cold or [0.0], warm or [0.0])
         print(f"  valid instances taken {num_taken} of {num_valid}")
-
-
-if __name__ == "__main__":
-    main()

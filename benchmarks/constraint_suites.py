@@ -14,7 +14,6 @@ refused as unsatisfiable is right if it has no valid instance.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import time
@@ -22,40 +21,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.constraint_engines import ENGINES, Engine, OurWalk, Refused, Walk
-from benchmarks.constraint_walks import plain_walk
-from lmprog import wire
-from lmprog.constraints.compiling.compiler import compile_constraint
+from benchmarks import runner
+from benchmarks.constraint_engines import ENGINES, Engine, Ours, Refused, takes
 from lmprog.constraints.inspect import byte_vocabulary
+from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
-from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS
-from lmprog.runtime.programs.compile_pool import TimeLimit, never_pause
+from lmprog.runtime.programs.compile_pool import never_pause
 
 Group = tuple[str, Any, list[Any]]
 """Its name, the schema, the tests."""
-
-
-class Compiled:
-    """Our engine, with the limit that a request has."""
-
-    name = "lmprog"
-
-    def __init__(self, strict: bool) -> None:
-        self._strict = strict
-        self.num_lenient = 0
-
-    def compile(self, kind: str, source: str) -> Walk:
-        assert kind == "schema"
-        spec = wire.JsonSchema(source, strict=self._strict)
-        try:
-            limit = TimeLimit(MAX_COMPILE_SECONDS, never_pause)
-            made = compile_constraint(spec, byte_vocabulary(), check=limit)
-        except RequestRejected as error:
-            raise Refused(str(error)) from error
-        self.num_lenient += bool(made.left_out)
-        return OurWalk(made)
 
 
 @dataclass(slots=True)
@@ -67,6 +43,8 @@ class Verdicts:
     valid_taken: int = 0
     invalid: int = 0
     invalid_taken: int = 0
+    never: int = 0
+    """Instances of schemas that are refused as unsatisfiable; they are not among the invalid."""
     seconds: list[float] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -84,7 +62,11 @@ def of_folder(folder: Path) -> Iterator[Group]:
         yield path.stem, case["schema"], case.get("tests") or []
 
 
-def judge(engine: Engine, group: Group, out: Verdicts) -> None:
+def spelled(instance: Any) -> bytes:
+    return json.dumps(instance, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def judge(engine: Engine, group: Group, vocabulary: Vocabulary, out: Verdicts) -> None:
     name, schema, tests = group
     out.groups += 1
     begin = time.process_time()
@@ -95,6 +77,7 @@ def judge(engine: Engine, group: Group, out: Verdicts) -> None:
         if "nothing at all" in str(error) and not any(test["valid"] for test in tests):
             out.compiled += 1
             out.right += 1
+            out.never += len(tests)
             return
         out.refusals[re.sub(r" at #\S*", "", str(error))[:90]] += 1
         out.notes.append(f"refused: {name}: {str(error)[:160]}")
@@ -103,58 +86,52 @@ def judge(engine: Engine, group: Group, out: Verdicts) -> None:
     out.compiled += 1
     wrong = 0
     for test in tests:
-        text = json.dumps(test["data"], ensure_ascii=False).encode(errors="surrogatepass")
-        walk.restart()
+        text, is_valid = spelled(test["data"]), test["valid"]
         try:
-            taken = plain_walk(walk, byte_vocabulary().greedy(text))
+            taken = takes(walk, vocabulary.greedy(text))
         except RequestRejected:  # one instance asked for more than a generation may
             taken = False
-        out.valid += test["valid"]
-        out.invalid += not test["valid"]
-        out.valid_taken += taken and test["valid"]
-        out.invalid_taken += taken and not test["valid"]
-        if taken != test["valid"]:
+        out.valid += is_valid
+        out.invalid += not is_valid
+        out.valid_taken += taken and is_valid
+        out.invalid_taken += taken and not is_valid
+        if taken != is_valid:
             wrong += 1
-            verdict = "taken though invalid" if taken else "not taken"
-            out.notes.append(f"{verdict}: {name}: {text.decode(errors='replace')[:160]}")
+            said = "taken though invalid" if taken else "not taken"
+            out.notes.append(f"{said}: {name}: {text.decode(errors='replace')[:160]}")
     out.right += not wrong
 
 
-def report(name: str, out: Verdicts, lists: bool) -> None:
+@runner.command
+def main(
+    *,
+    suite: Path | None = None,
+    folder: Path | None = None,
+    engine: Annotated[str, {"choices": list(ENGINES)}] = "lmprog",
+    every: int = 1,
+    lenient: bool = False,
+    list_: bool = False,
+) -> None:
+    if suite is not None and folder is None:
+        groups = of_suite(suite)
+    elif folder is not None and suite is None:
+        groups = of_folder(folder)
+    else:
+        raise runner.WrongOptions("give one of --suite and --folder")
+    plain, is_ours, out = byte_vocabulary(), engine == "lmprog", Verdicts()
+    made = Ours(plain, never_pause, not lenient) if is_ours else ENGINES[engine](plain)
+    for number, group in enumerate(groups):
+        if number % every == 0:
+            judge(made, group, plain, out)
     print(
-        f"{name}: {out.groups} schemas, compiled {out.compiled}, all right {out.right}; valid "
+        f"{engine}: {out.groups} schemas, compiled {out.compiled}, all right {out.right}; valid "
         f"taken {out.valid_taken} of {out.valid}, invalid taken {out.invalid_taken} of "
         f"{out.invalid}"
     )
     print(f"  processor time of compiling {sum(out.seconds):.1f} s, most {max(out.seconds):.2f} s")
     for why, count in out.refusals.most_common(12):
         print(f"  refused {count}: {why}")
-    for note in out.notes if lists else ():
+    for note in out.notes if list_ else ():
         print(f"  - {note}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--suite", type=Path)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--engine", choices=list(ENGINES), default="lmprog")
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--lenient", action="store_true")
-    parser.add_argument("--list", action="store_true")
-    asked = parser.parse_args()
-    if (asked.suite is None) == (asked.folder is None):
-        parser.error("give one of --suite and --folder")
-    groups = of_suite(asked.suite) if asked.suite else of_folder(asked.folder)
-    ours = Compiled(strict=not asked.lenient) if asked.engine == "lmprog" else None
-    engine: Engine = ours or ENGINES[asked.engine](byte_vocabulary())
-    out = Verdicts()
-    for number, group in enumerate(groups):
-        if number % asked.every == 0:
-            judge(engine, group, out)
-    report(asked.engine, out, asked.list)
-    if ours is not None and asked.lenient:
-        print(f"  something was left out of {ours.num_lenient}")
-
-
-if __name__ == "__main__":
-    main()
+    if lenient and is_ours:
+        print(f"  something was left out of {made.num_lenient}")

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
+from benchmarks import runner
 from benchmarks.constraint_corpus import Case
-from benchmarks.constraint_engines import Engine, Refused, Walk
+from benchmarks.constraint_engines import Engine, Refused, Walk, takes
 from lmprog.constraints.vocabulary import Vocabulary
 
 Encode = Callable[[str], Sequence[int]]
@@ -41,16 +42,6 @@ class Figures:
     stopped: int = 0
     """Cases that were killed at their time limit, or died."""
     notes: list[str] = field(default_factory=list)
-
-
-def microseconds(begin: float) -> float:
-    """Of processor time since `begin`."""
-    return (time.process_time() - begin) * 1e6
-
-
-def quantile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 def in_string(text: str) -> bool:
@@ -78,17 +69,17 @@ def run_case(
         out.notes.append(f"{case.name}: refused, {str(error)[:90]}")
         return
     walk.mask()
-    out.first_mask.append(microseconds(begin))
+    out.first_mask.append((time.process_time() - begin) * 1e6)
     out.compiled += 1
     taken = sum(timed_walk(walk, encode(text), vocabulary, case.kind, out) for text in case.valid)
-    wrong = sum(plain_walk(walk, encode(text)) for text in case.invalid)
+    wrong = sum(takes(walk, encode(text)) for text in case.invalid)
     out.valid_taken += taken
     out.invalid_taken += wrong
-    out.right += taken == len(case.valid) and not wrong
-    if taken < len(case.valid) or wrong:
-        out.notes.append(
-            f"{case.name}: {taken} of {len(case.valid)} valid taken, {wrong} invalid taken"
-        )
+    is_right = taken == len(case.valid) and not wrong
+    out.right += is_right
+    if not is_right:
+        counts = f"{taken} of {len(case.valid)} valid taken, {wrong} invalid taken"
+        out.notes.append(f"{case.name}: {counts}")
 
 
 def timed_walk(
@@ -97,9 +88,7 @@ def timed_walk(
     walk.restart()
     text = b""
     for token in tokens:
-        begin = time.process_time()
-        walk.mask()
-        spent = microseconds(begin)
+        spent = 1e6 * runner.seconds(walk.mask)
         out.uncached.append(spent)
         if kind == "schema" and in_string(text.decode(errors="ignore")):
             out.in_strings.append(spent)
@@ -115,12 +104,6 @@ def timed_walk(
         walk.advance(token)
         out.warm.append((time.perf_counter() - begin) * 1e6)
     return accepted
-
-
-def plain_walk(walk: Walk, tokens: Sequence[int]) -> bool:
-    walk.restart()
-    walk.mask()
-    return all(walk.advance(token) for token in tokens) and walk.accepts()
 
 
 def run_case_in_child(

@@ -18,29 +18,23 @@ ones, which are shorter than the processor clock can tell.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import resource
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Annotated
 
-import mistral_common
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
+from benchmarks import runner
 from benchmarks.constraint_corpus import BOMBS, CASES, COSTLY
-from benchmarks.constraint_engines import ENGINES, Engine, Refused
-from benchmarks.constraint_walks import (
-    Encode,
-    Figures,
-    microseconds,
-    plain_walk,
-    quantile,
-    run_case,
-    run_case_in_child,
-)
+from benchmarks.constraint_engines import ENGINES, TEKKEN, Engine, Refused
+from benchmarks.constraint_suites import Verdicts, judge, of_suite
+from benchmarks.constraint_walks import Encode, Figures, run_case, run_case_in_child
+from benchmarks.runner import percentile
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.forced import forced_tokens
@@ -48,22 +42,29 @@ from lmprog.constraints.inspect import byte_vocabulary, example
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 
-TEKKEN = Path(mistral_common.__path__[0]) / "data" / "tekken_240911.json"
+COUNTS = (
+    "compiled",
+    "right",
+    "valid_taken",
+    "num_valid",
+    "invalid_taken",
+    "num_invalid",
+    "stopped",
+)
 
 
-def report(name: str, figures: Figures, setup: float, megabytes: float) -> None:
-    f = figures
-    print(f"\n{name}: set-up {setup:.2f} s, {megabytes:.0f} MB more at the end")
-    print(f"  compiled {f.compiled} of {len(CASES)}, fully right {f.right}, stopped {f.stopped}")
+def report(name: str, f: Figures, setup: float, megabytes: float) -> None:
     print(
+        f"\n{name}: set-up {setup:.2f} s, {megabytes:.0f} MB more at the end\n"
+        f"  compiled {f.compiled} of {len(CASES)}, fully right {f.right}, stopped {f.stopped}\n"
         f"  valid taken {f.valid_taken} of {f.num_valid}, invalid taken {f.invalid_taken} of "
         f"{f.num_invalid}"
     )
     rows = {"first mask, compile included": f.first_mask, "uncached mask": f.uncached}
     rows |= {"  inside JSON strings": f.in_strings, "warm mask + advance": f.warm}
     for label, values in rows.items():
-        middle = statistics.median(values) if values else float("nan")
-        ends = f"p99 {quantile(values, 0.99):10.1f} us   max {quantile(values, 1):10.1f} us"
+        middle = median(values) if values else float("nan")
+        ends = f"p99 {percentile(values, 0.99):10.1f} us   max {percentile(values, 1):10.1f} us"
         print(f"  {label:30s} median {middle:10.1f} us   {ends}")
     for note in f.notes:
         print(f"  - {note}")
@@ -85,55 +86,31 @@ def compare(
         gc.freeze()  # as the runtime's process does
         figures = Figures()
         for _ in range(repeat):
-            notes, figures.notes = figures.notes, []
+            figures.notes = []
             for case in CASES:
                 if limit is None:
                     run_case(engine, case, encode, vocabulary, figures)
                 else:
                     run_case_in_child(engine, case, encode, vocabulary, figures, limit)
-            del notes
-        for count in (
-            "compiled",
-            "right",
-            "valid_taken",
-            "num_valid",
-            "invalid_taken",
-            "num_invalid",
-            "stopped",
-        ):
+        for count in COUNTS:
             setattr(figures, count, getattr(figures, count) // repeat)
-        report(
-            name,
-            figures,
-            setup,
-            (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
-        )
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        report(name, figures, setup, (most - before) / 1024)
 
 
-def bombs(names: Sequence[str], vocabulary: Vocabulary) -> None:
+def decide(names: Sequence[str], kind: str, sources: Mapping[str, str], which: Vocabulary) -> None:
+    """Until the first mask, or the refusal."""
     for name in names:
-        engine = ENGINES[name](vocabulary)
-        for pattern in BOMBS:
+        engine = ENGINES[name](which)
+        for label, source in sources.items():
             begin = time.process_time()
             try:
-                engine.compile("regex", pattern).mask()
+                engine.compile(kind, source).mask()
                 word = "first mask"
             except Refused as error:
                 word = f"refused: {str(error)[:60]}"
-            print(f"{name:14s} {pattern[:40]:40s} {microseconds(begin) / 1e3:10.1f} ms  {word}")
-
-
-def costly(names: Sequence[str], vocabulary: Vocabulary) -> None:
-    for name in names:
-        engine = ENGINES[name](vocabulary)
-        for label, schema in COSTLY.items():
-            begin = time.process_time()
-            try:
-                engine.compile("schema", json.dumps(schema)).mask()
-                word = "first mask"
-            except Refused as error:
-                word = f"refused: {str(error)[:60]}"
-            print(f"{name:14s} {label:40s} {microseconds(begin) / 1e3:10.1f} ms  {word}")
+            spent = 1e3 * (time.process_time() - begin)
+            print(f"{name:14s} {label[:40]:40s} {spent:10.1f} ms  {word}")
 
 
 def steps(vocabulary: Vocabulary, encode: Encode) -> None:
@@ -161,84 +138,57 @@ def steps(vocabulary: Vocabulary, encode: Encode) -> None:
                     state = constraint.advance(state, token)
                 at += len(taken)
             if i == 0:
-                print(
-                    f"{case.name:14s} {len(tokens):4d} tokens, forward passes per token "
-                    f"{passes / len(tokens):.2f}"
-                )
+                share = f"forward passes per token {passes / len(tokens):.2f}"
+                print(f"{case.name:14s} {len(tokens):4d} tokens, {share}")
     print(f"{stretches} forced stretches, {strange} of them not the tokenizer's own")
 
 
-def suite(names: Sequence[str], folder: Path, vocabulary: Vocabulary) -> None:
+def suites(names: Sequence[str], folder: Path, vocabulary: Vocabulary) -> None:
     """The required part of the JSON-Schema-Test-Suite, instances spelled with greedy tokens."""
-    files = sorted(folder.glob("*.json"))
     for name in names:
-        engine = ENGINES[name](vocabulary)
-        groups = compiled = right = valid = num_valid = refused = num_invalid = 0
-        for group in (group for path in files for group in json.loads(path.read_text("utf-8"))):
-            groups += 1
-            try:
-                walk = engine.compile("schema", json.dumps(group["schema"]))
-            except Refused as error:
-                if "nothing at all" in str(
-                    error
-                ):  # refused as unsatisfiable: right if no instance is valid
-                    compiled += 1
-                    num_invalid += len(group["tests"])
-                    refused += len(group["tests"])
-                    right += not any(test["valid"] for test in group["tests"])
-                continue
-            compiled += 1
-            wrong = 0
-            for test in group["tests"]:
-                text = json.dumps(test["data"], ensure_ascii=False).encode(errors="surrogatepass")
-                taken = plain_walk(walk, vocabulary.greedy(text))
-                num_valid += test["valid"]
-                num_invalid += not test["valid"]
-                valid += taken and test["valid"]
-                refused += not taken and not test["valid"]
-                wrong += taken != test["valid"]
-            right += not wrong
+        engine, out = ENGINES[name](vocabulary), Verdicts()
+        for group in of_suite(folder):
+            judge(engine, group, vocabulary, out)
+        num_invalid = out.invalid + out.never
         print(
-            f"{name:14s} groups {groups}, compiled {compiled}, valid taken {valid} of {num_valid}, "
-            f"invalid refused {refused} of {num_invalid}, groups all right {right}"
+            f"{name:14s} groups {out.groups}, compiled {out.compiled}, valid taken "
+            f"{out.valid_taken} of {out.valid}, invalid refused {num_invalid - out.invalid_taken} "
+            f"of {num_invalid}, groups all right {out.right}"
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument(
-        "--engine", action="append", choices=list(ENGINES), help="repeatable; default: all"
-    )
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument(
-        "--limit", type=float, help="seconds after which the process of a case is killed"
-    )
-    parser.add_argument("--bombs", action="store_true")
-    parser.add_argument("--costly", action="store_true")
-    parser.add_argument("--steps", action="store_true")
-    parser.add_argument("--suite", type=Path)
-    asked = parser.parse_args()
+@runner.command
+def main(
+    *,
+    engine: Annotated[
+        Sequence[str] | None,
+        "repeatable; default: all",
+        {"action": "append", "choices": list(ENGINES), "type": None},
+    ] = None,
+    repeat: int = 1,
+    limit: Annotated[float | None, "seconds after which the process of a case is killed"] = None,
+    bombs: bool = False,
+    costly: bool = False,
+    steps_: bool = False,
+    suite: Path | None = None,
+) -> None:
     vocabulary = vocabulary_of_tokenizer(TEKKEN)
     assert vocabulary.index
-    names = asked.engine or list(ENGINES)
-    if asked.bombs:
-        bombs(names, vocabulary)
-    elif asked.costly:
-        costly(names, vocabulary)
-    elif asked.suite:
-        suite(names, asked.suite, vocabulary)
+    names = engine or list(ENGINES)
+    tokenizer = Tekkenizer.from_file(str(TEKKEN))
+
+    def encode(text: str) -> Sequence[int]:
+        found: list[int] = tokenizer.encode(text, bos=False, eos=False)
+        return found
+
+    if bombs:
+        decide(names, "regex", {pattern: pattern for pattern in BOMBS}, vocabulary)
+    elif costly:
+        sources = {label: json.dumps(schema) for label, schema in COSTLY.items()}
+        decide(names, "schema", sources, vocabulary)
+    elif suite:
+        suites(names, suite, vocabulary)
+    elif steps_:
+        steps(vocabulary, encode)
     else:
-        tokenizer = Tekkenizer.from_file(str(TEKKEN))
-
-        def encode(text: str) -> Sequence[int]:
-            found: list[int] = tokenizer.encode(text, bos=False, eos=False)
-            return found
-
-        if asked.steps:
-            steps(vocabulary, encode)
-        else:
-            compare(names, asked.repeat, asked.limit, vocabulary, encode)
-
-
-if __name__ == "__main__":
-    main()
+        compare(names, repeat, limit, vocabulary, encode)

@@ -11,19 +11,16 @@ NVIDIA costs the host (a copy, the launch of a graph) is not in it.
 
 from __future__ import annotations
 
-import argparse
-import cProfile
-import pstats
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
+from benchmarks import runner
 from benchmarks.host_step import decoding_loop
 from lmprog import wire
 from lmprog.config import SchedulerConfig
@@ -198,21 +195,12 @@ class LongPrompts:
         )
 
 
-@contextmanager
-def _profiled(profile: cProfile.Profile | None) -> Iterator[None]:
-    if profile is not None:
-        profile.enable()
-    yield
-    if profile is not None:
-        profile.disable()
-
-
 def step_times(
     num_rows: int,
     step_ms: float,
     num_steps: int,
     is_ahead: bool = True,
-    profile: cProfile.Profile | None = None,
+    profiled: runner.Profiled = runner.UNPROFILED,
     is_mixed: bool = False,
 ) -> StepTimes:
     """Of steps in which `num_rows` streamed gens decode one token each, and if it `is_mixed` beside
@@ -232,39 +220,30 @@ def step_times(
     (driver,) = drivers
     host: list[float] = []
     began, steps_before = driver.now(), driver.num_steps
-    with _profiled(profile):
+    with profiled:
         for _ in range(num_steps):
             if prompts is not None:
                 prompts.keep_reading()
-            before = time.thread_time()
-            loop.step()
-            host.append(1e3 * (time.thread_time() - before))
+            host.append(1e3 * runner.seconds(loop.step, 1, time.thread_time))
     whole = 1e3 * (driver.now() - began) / (driver.num_steps - steps_before)
     return StepTimes(statistics.median(host), whole - step_ms)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--step-ms", type=float, nargs="+", default=[0.0, 0.6, 3.5])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--profile", action="store_true", help="where the time goes")
-    parser.add_argument("--mixed", action="store_true", help="beside chunks of prompts")
-    given = parser.parse_args()
-    print(
-        "| rows | device, ms a step | host, ms | exposed, one ahead | exposed, one after the other |"
-    )
-    print("|---:|---:|---:|---:|---:|")
-    for num_rows in given.rows:
-        for step_ms in given.step_ms:
-            profile = cProfile.Profile() if given.profile else None
-            ahead = step_times(num_rows, step_ms, given.steps, True, profile, given.mixed)
-            plain = step_times(num_rows, step_ms, given.steps, is_ahead=False, is_mixed=given.mixed)
-            figures = f"{ahead.host:.3f} | {ahead.exposed:.3f} | {plain.exposed:.3f}"
-            print(f"| {num_rows} | {step_ms} | {figures} |")
-            if profile is not None:
-                pstats.Stats(profile).sort_stats("tottime").print_stats(35)
-
-
-if __name__ == "__main__":
-    main()
+@runner.command
+def main(
+    *,
+    rows: Sequence[int] = (16, 64, 256),
+    step_ms: Sequence[float] = (0.0, 0.6, 3.5),
+    steps: int = 300,
+    profile: Annotated[bool, "where the time goes"] = False,
+    mixed: Annotated[bool, "beside chunks of prompts"] = False,
+) -> None:
+    columns = "device, ms a step; host, ms; exposed, one ahead; exposed, one after the other"
+    runner.head("rows", *columns.split("; "))
+    for num_rows in rows:
+        for ms in step_ms:
+            with runner.profiled(profile, 35) as measured:
+                ahead = step_times(num_rows, ms, steps, True, measured, mixed)
+            plain = step_times(num_rows, ms, steps, is_ahead=False, is_mixed=mixed)
+            figures = (ahead.host, ahead.exposed, plain.exposed)
+            runner.say(num_rows, ms, *(f"{figure:.3f}" for figure in figures))

@@ -15,17 +15,17 @@ times are compared is told in `draft_rounds`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks import runner
 from benchmarks.draft_rounds import OpsOf, Round, compared, head, in_turn, measured
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
@@ -59,66 +59,43 @@ def deepened(folder: Path, times: int, noise: float) -> Path:
     return folder
 
 
-def samplings(max_tokens: int) -> Iterator[tuple[str, wire.SamplingParams]]:
-    for name, temperature in (("greedy", 0.0), ("drawn", 1.0)):
-        yield (
-            name,
-            wire.SamplingParams(
-                temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=3
-            ),
-        )
-
-
 def stories(salt: str, sampling: wire.SamplingParams) -> OpsOf:
     """Calls that share nothing but their salt."""
 
     def ops(number: int) -> tuple[wire.Op, ...]:
-        prompt = f"{number}. A short story about a baker who finds a key.\nOnce"
-        return (
-            wire.Open(number, salt),
-            wire.Append(number, (wire.TextPiece(prompt),)),
-            wire.Generate(number, number, sampling),
-        )
+        prompt = wire.TextPiece(f"{number}. A short story about a baker who finds a key.\nOnce")
+        gen = wire.Generate(number, number, sampling)
+        return wire.Open(number, salt), wire.Append(number, (prompt,)), gen
 
     return ops
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.draft_models",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--times", type=int, default=8)
-    parser.add_argument("--noise", type=float, nargs="+", default=[0.0, 0.1, 0.3, 1.0])
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--calls", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=2)
-    chosen = parser.parse_args()
+@runner.command
+def main(
+    *,
+    times: int = 8,
+    noise: Sequence[float] = (0.0, 0.1, 0.3, 1.0),
+    at_once: Sequence[int] = (1, 8),
+    calls: int = 8,
+    tokens: int = 64,
+    rounds: int = 2,
+) -> None:
     print(head("noise", "text", "at once"))
-    with tempfile.TemporaryDirectory() as folder:
-        for noise in chosen.noise:
-            model = deepened(Path(folder) / str(noise), chosen.times, noise)
-            report(model, noise, chosen)
-
-
-def report(model: Path, noise: float, chosen: argparse.Namespace) -> None:
-    """A line for each way."""
-    owns = {name: OwnLoop(str(model), kv_memory_mb=256, **way) for name, way in WAYS.items()}
-    for text, sampling in samplings(chosen.tokens):
-        for at_once in chosen.at_once:
-            found: dict[str, list[Round]] = {name: [] for name in WAYS}
-            for number in range(chosen.rounds + 1):
-                salt = f"{text} {at_once} {number}"
-                for name in in_turn(found, number):
-                    own = owns[name]
-                    one = measured(own, salt, stories(salt, sampling), chosen.calls, at_once)
-                    if number:
-                        found[name].append(one)
-            for line in compared(found):
-                print(f"| {noise} | {text} | {at_once} | {line.cells()}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    for one in noise:
+        with tempfile.TemporaryDirectory() as folder:
+            model = str(deepened(Path(folder) / "deep", times, one))
+            owns = {name: OwnLoop(model, kv_memory_mb=256, **way) for name, way in WAYS.items()}
+        for text, temperature in (("greedy", 0.0), ("drawn", 1.0)):
+            sampling = wire.SamplingParams(
+                temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=3
+            )
+            for together in at_once:
+                found: dict[str, list[Round]] = {name: [] for name in WAYS}
+                for number in range(rounds + 1):
+                    salt = f"{text} {together} {number}"
+                    for name in in_turn(found, number):
+                        ops = stories(salt, sampling)
+                        taken = measured(owns[name], salt, ops, calls, together)
+                        found[name] += [taken] if number else []
+                for line in compared(found):
+                    print(f"| {one} | {text} | {together} | {line.cells()}", flush=True)

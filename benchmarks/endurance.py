@@ -10,13 +10,11 @@
     python -m benchmarks.endurance clock --times 10             a wall clock that jumps
 
 Each prints its figures and ends with exit code 1 where something was left behind, hung, wrong or
-not told. This file knows kills, stops and clocks; `lasting_loads` and
-`mixed_requests` the others.
+not told. This file knows kills, stops and clocks; `served_loads` the others.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -27,15 +25,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated
 from unittest import mock
 
 import httpx2
 
 import lmprog
-from benchmarks.lasting_loads import churn, idle_streams, slow_readers
-from benchmarks.mixed_requests import mixed
-from benchmarks.served_process import Footprint, served_nano
+from benchmarks import runner
+from benchmarks.runner import Footprint
+from benchmarks.served_loads import churn, idle_streams, mixed, served, slow_readers
 from lmprog.errors import RuntimeGone
 
 CONNECTIONS, THREADS_EACH = 8, 8
@@ -82,15 +82,12 @@ class Clients:
 
     def _connection(self, number: int) -> None:
         try:
-            with lmprog.connect(self._address) as backend:
-                threads = [
-                    threading.Thread(target=self._until_it_dies, args=(backend, number + at))
-                    for at in range(THREADS_EACH)
-                ]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+            with (
+                lmprog.connect(self._address) as backend,
+                ThreadPoolExecutor(THREADS_EACH) as threads,
+            ):
+                for at in range(THREADS_EACH):
+                    threads.submit(self._until_it_dies, backend, number + at)
         except RuntimeGone:
             self._count("died while connecting")
 
@@ -100,11 +97,8 @@ class Clients:
         while True:
             prompt = draw.randrange(PROMPTS)
             try:
-                if name == "recite":
-                    *_, last = bound.stream(prompt)
-                    text = last.value
-                else:
-                    text = bound.run(prompt).value
+                is_streamed = name == "recite"
+                text = [*bound.stream(prompt)][-1].value if is_streamed else bound.run(prompt).value
             except RuntimeGone:
                 self._count("told that it died")
                 return
@@ -172,10 +166,9 @@ def client_kills(times: int) -> bool:
         expected = tell.using(backend=runtime, temperature=0).run(0).value
         before = Footprint.of(runtime.process.pid)
         for begin in range(0, times, 4):
+            command = [sys.executable, "-c", CLIENT, runtime.address]
             clients = [
-                subprocess.Popen(
-                    [sys.executable, "-c", CLIENT, runtime.address], stdout=subprocess.PIPE
-                )
+                subprocess.Popen(command, stdout=subprocess.PIPE)
                 for _ in range(min(4, times - begin))
             ]
             for client in clients:
@@ -206,17 +199,17 @@ def _until_nothing_is_held(runtime: lmprog.Runtime) -> dict[str, float]:
 
 def stopped(seconds: int) -> bool:
     """The runtime of a server stands still: how soon `/ready` says so, and what becomes of it."""
-    with served_nano() as served:
-        ready = httpx2.Client(base_url=served.url, timeout=PATIENCE, trust_env=False)
+    with served() as server:
+        ready = httpx2.Client(base_url=server.url, timeout=PATIENCE, trust_env=False)
 
         def status() -> int:
             return int(ready.get("/ready").status_code)
 
-        old = served.runtime_pid()
+        old = server.runtime_pid()
         os.kill(old, signal.SIGSTOP)
         began = time.monotonic()
         told = _until(lambda: status() != 200, began)
-        replaced = _until(lambda: served.runtime_pid() != old and status() == 200, began)
+        replaced = _until(lambda: server.runtime_pid() != old and status() == 200, began)
         rest = max(0.0, began + seconds - time.monotonic())
         time.sleep(rest)
         is_gone = not os.path.exists(f"/proc/{old}")
@@ -269,28 +262,27 @@ def clock(times: int) -> bool:
     return all(found) and has_jumped
 
 
-def main(arguments: list[str]) -> int:
-    trials: dict[str, tuple[Callable[[int], bool], int]] = {
-        "runtime-kills": (runtime_kills, 100),
-        "client-kills": (client_kills, 100),
-        "stopped": (stopped, 30),
-        "idle-streams": (idle_streams, 10_000),
-        "churn": (churn, 30_000),
-        "mixed": (mixed, 10_000),
-        "slow-readers": (slow_readers, 32),
-        "clock": (clock, 10),
-    }
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("trial", choices=list(trials))
-    parser.add_argument("--times", "--seconds", type=int, dest="times")
-    asked = parser.parse_args(arguments)
-    trial, usual = trials[asked.trial]
-    is_well = trial(asked.times or usual)
+TRIALS: dict[str, tuple[Callable[[int], bool], int]] = {
+    "runtime-kills": (runtime_kills, 100),
+    "client-kills": (client_kills, 100),
+    "stopped": (stopped, 30),
+    "idle-streams": (idle_streams, 10_000),
+    "churn": (churn, 30_000),
+    "mixed": (mixed, 10_000),
+    "slow-readers": (slow_readers, 32),
+    "clock": (clock, 10),
+}
+"""And the usual number of times."""
+
+
+@runner.command
+def main(
+    trial: Annotated[str, {"choices": list(TRIALS)}],
+    *,
+    times: int | None = None,
+    seconds: int | None = None,
+) -> int:
+    what, usual = TRIALS[trial]
+    is_well = what(times or seconds or usual)
     print("well" if is_well else "NOT WELL")
     return 0 if is_well else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

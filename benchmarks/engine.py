@@ -6,24 +6,21 @@ and 64 rows.
 Each side computes the same batches, all in turn within a round; what is printed is the median of
 the rounds in processor milliseconds. Decode rows stand on 256 tokens of their own. A step comes
 after those of other sides, which have filled the caches; "B=1 in a row" is the mean of 16 steps
-without others between, as a model that decodes computes them. `random:S`, `T` and `M` are Llamas
-with random weights, whose sizes are below.
+without others between, as a model that decodes computes them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import tempfile
-import time
 from array import array
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
+from statistics import median
 from typing import Any, cast
 
 import numpy as np
 
+from benchmarks import runner
+from benchmarks.models import prepared
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.scheduling.batch import Batch, build_batch
@@ -32,13 +29,6 @@ from lmprog.runtime.scheduling.plan import Plan, Row
 PAGE = 16
 IN_A_ROW = "B=1 in a row"
 CONTEXT = 256
-SIZES = {
-    "T": {"hidden": 256, "layers": 6, "heads": 4, "kv_heads": 2, "inner": 768, "vocab": 4096},
-    "S": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "inner": 2048, "vocab": 32000},
-    "M": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "inner": 4864, "vocab": 32000},
-    "L": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "inner": 8192, "vocab": 32000},
-    "tiny": {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "inner": 64, "vocab": 4096},
-}
 SIDES: dict[str, dict[str, Any]] = {
     "torch f32": {"engine": "torch", "dtype": "float32"},
     "native f32": {"engine": "native", "dtype": "float32"},
@@ -49,56 +39,13 @@ SIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(folder: Path, size: str) -> None:
-    """Writes a Llama of random weights, in float32."""
-    import torch
-    from safetensors.torch import save_file
-
-    s, generator = SIZES[size], torch.Generator().manual_seed(0)
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": s["vocab"],
-        "hidden_size": s["hidden"],
-        "intermediate_size": s["inner"],
-        "num_hidden_layers": s["layers"],
-        "num_attention_heads": s["heads"],
-        "num_key_value_heads": s["kv_heads"],
-        "head_dim": 64,
-        "max_position_embeddings": 16384,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    q, kv = s["heads"] * 64, s["kv_heads"] * 64
-    sizes = {"self_attn.q_proj": (q, s["hidden"]), "self_attn.k_proj": (kv, s["hidden"])}
-    sizes |= {"self_attn.v_proj": (kv, s["hidden"]), "self_attn.o_proj": (s["hidden"], q)}
-    sizes |= {f"mlp.{name}_proj": (s["inner"], s["hidden"]) for name in ("gate", "up")}
-    sizes |= {"mlp.down_proj": (s["hidden"], s["inner"])}
-    weights = {
-        f"model.layers.{layer}.{name}.weight": torch.randn(size, generator=generator) * 0.05
-        for layer in range(s["layers"])
-        for name, size in sizes.items()
-    }
-    for layer in range(s["layers"]):
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(s["hidden"])
-    weights["model.norm.weight"] = torch.ones(s["hidden"])
-    for name in ("model.embed_tokens", "lm_head"):
-        weights[f"{name}.weight"] = torch.randn(s["vocab"], s["hidden"], generator=generator) * 0.05
-    save_file(weights, folder / "model.safetensors")
-
-
-def batch(rows: int, tokens: int, start: int) -> Batch:
-    """`rows` sequences of `tokens` tokens from position `start`; the last ones' logits are
-    wanted.
-    """
-    each = -(-(start + tokens) // PAGE)
-    rng = np.random.default_rng(rows)
+def batch(rows: int, tokens: int, start: int, vocab: int = 2000) -> Batch:
+    """`rows` sequences of `tokens` tokens from position `start`; the last ones' logits are wanted."""
+    each, rng = -(-(start + tokens) // PAGE), np.random.default_rng(rows)
     made = [
         Row(
             cast(Any, None),
-            array("i", rng.integers(0, 2000, tokens).tolist()),
+            array("i", rng.integers(0, vocab, tokens).tolist()),
             start,
             start + tokens,
             array("i", range(row * each, (row + 1) * each)),
@@ -130,47 +77,29 @@ def load(side: str, model: str, threads: int) -> Any:
     return engine
 
 
-def milliseconds(engine: Any, step: Batch, count: int) -> float:
+def milliseconds(engine: Any, step: Batch, count: int = 1) -> float:
     """The mean of so many steps."""
-    began = time.process_time()
-    for _ in range(count):
-        engine.forward(step)
-    return (time.process_time() - began) * 1e3 / count
+    return 1e3 * runner.seconds(partial(engine.forward, step), count)
 
 
-def measure(engines: dict[str, Any], rounds: int) -> dict[str, dict[str, float]]:
-    """Medians in processor milliseconds, by side and step."""
-    taken: dict[str, dict[str, list[float]]] = {
-        side: {name: [] for name in (*STEPS, IN_A_ROW)} for side in engines
-    }
+@runner.command
+def main(
+    *,
+    model: str = "random:S",
+    sides: runner.Names = tuple(SIDES),
+    threads: int = 1,
+    rounds: int = 7,
+) -> None:
+    taken: dict[str, dict[str, list[float]]] = {side: {} for side in sides}
+    with prepared(model) as (folder, _):
+        engines = {side: load(side, folder, threads) for side in sides}
     for _ in range(rounds):
         for name, step in STEPS.items():
             for side, engine in engines.items():
-                taken[side][name].append(milliseconds(engine, step, 1))
+                taken[side].setdefault(name, []).append(milliseconds(engine, step))
                 if name == "B=1":
-                    taken[side][IN_A_ROW].append(milliseconds(engine, step, 16))
-    return {s: {n: statistics.median(t) for n, t in each.items()} for s, each in taken.items()}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="random:S")
-    parser.add_argument("--sides", default=",".join(SIDES))
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        model = asked.model
-        if model.startswith("random:"):
-            make(Path(scratch), model.removeprefix("random:"))
-            model = scratch
-        engines = {side: load(side, model, asked.threads) for side in asked.sides.split(",")}
-        found = measure(engines, asked.rounds)
-    print(f"| {asked.model} | " + " | ".join((*STEPS, IN_A_ROW)) + " |")
-    print("|-|" + "-:|" * (len(STEPS) + 1))
-    for side, each in found.items():
-        print(f"| {side} | " + " | ".join(f"{ms:.2f}" for ms in each.values()) + " |")
-
-
-if __name__ == "__main__":
-    main()
+                    taken[side].setdefault(IN_A_ROW, []).append(milliseconds(engine, step, 16))
+    columns = (*STEPS, IN_A_ROW)
+    runner.head(model, *columns)
+    for side, each in taken.items():
+        runner.say(side, *(f"{median(each[name]):.2f}" for name in columns))

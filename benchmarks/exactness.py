@@ -12,17 +12,16 @@ weights and a vocabulary of 512. The tokens are this file's text, or random ones
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
 
+from benchmarks import runner
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model.locate import NANO
@@ -44,10 +43,7 @@ _SIZES: dict[str, Any] = {
     "num_local_experts": 16,
     "num_experts": 16,
     "num_experts_per_tok": 4,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+} | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 MADE = ("Mixtral", "Qwen3Moe", "Olmoe", "GptOss")
 SIDES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -91,24 +87,19 @@ def computed(model: str, tokens: list[int], **config: Any) -> NDArray[np.float64
     """By the native engine, the whole prompt in one step; with keys and values as fp8 by torch,
     which computes here what a device would. # [tokens, vocab]
     """
-    scheduler = SchedulerConfig(page_size=PAGE, num_pages=-(-len(tokens) // PAGE))
+    num_pages = -(-len(tokens) // PAGE)
     is_fp8 = config.get("kv_dtype") == "fp8"
     config |= {"attention": "reference"} if is_fp8 else {"engine": "native"}
-    engine = load_engine(
-        RuntimeConfig(model=model, threads=1, scheduler=scheduler, **config), keep=False
-    )
+    config |= {"scheduler": SchedulerConfig(page_size=PAGE, num_pages=num_pages)}
+    engine = load_engine(RuntimeConfig(model=model, threads=1, **config), keep=False)
     every = np.arange(len(tokens), dtype=np.int32)
-
-    def ints(*numbers: int) -> NDArray[np.int32]:
-        return np.array(numbers, np.int32)
-
     batch = Batch(
-        tokens=ints(*tokens),
+        tokens=np.array(tokens, np.int32),
         positions=every,
-        row_starts=ints(0, len(tokens)),
-        kv_lens=ints(len(tokens)),
-        page_starts=ints(0, scheduler.num_pages or 0),
-        pages=np.arange(scheduler.num_pages or 0, dtype=np.int32),
+        row_starts=np.array([0, len(tokens)], np.int32),
+        kv_lens=np.array([len(tokens)], np.int32),
+        page_starts=np.array([0, num_pages], np.int32),
+        pages=np.arange(num_pages, dtype=np.int32),
         write_tokens=every,
         write_slots=every,
         copies=np.zeros((0, 2), np.int32),
@@ -121,49 +112,30 @@ def computed(model: str, tokens: list[int], **config: Any) -> NDArray[np.float64
     return found
 
 
-def table(folder: Path, tokens: list[int], asked: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    wanted = judged(folder, tokens)
-    for weights in asked.weights.split(","):
-        for kv in asked.kv.split(","):
-            config = SIDES[weights]
-            given = computed(
-                str(folder), tokens, **config, **({} if kv == "default" else {"kv_dtype": kv})
-            )
-            off = np.abs(given - wanted)
-            divergence = float((np.exp(wanted) * (wanted - given)).sum(-1).mean())
-            same = float((given.argmax(-1) == wanted.argmax(-1)).mean())
-            yield (
-                weights,
-                kv,
-                f"{off.mean():.2g}",
-                f"{off.max():.2g}",
-                f"{divergence:.2g}",
-                f"{same:.2%}",
-            )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="nano", help=f"a folder, nano, or {', '.join(MADE)}")
-    parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--weights", default=",".join(SIDES), help="types of weights, by commas")
-    parser.add_argument("--kv", default="default", help="types of keys and values, by commas")
-    asked = parser.parse_args()
+@runner.command
+def main(
+    *,
+    model: Annotated[str, f"a folder, nano, or {', '.join(MADE)}"] = "nano",
+    tokens: int = 400,
+    weights: Annotated[runner.Names, "types of weights, by commas"] = tuple(SIDES),
+    kv: Annotated[runner.Names, "types of keys and values, by commas"] = ("default",),
+) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        if asked.model in MADE:
+        if model in MADE:
             folder = Path(scratch)
-            make(folder, asked.model)
-            draw = np.random.default_rng(0).integers(0, _MADE_VOCABULARY, asked.tokens)
-            tokens = draw.tolist()
+            make(folder, model)
+            text = np.random.default_rng(0).integers(0, _MADE_VOCABULARY, tokens).tolist()
         else:
-            folder = NANO if asked.model == "nano" else Path(asked.model)
-            text = Path(__file__).read_text("utf-8")
-            tokens = load_tokenizer(folder).encode(text)[: asked.tokens]
-        print(f"| {asked.model}: weights | keys, values | mean | greatest | KL | top-1 |")
-        print("|-|-|-:|-:|-:|-:|")
-        for row in table(folder, tokens, asked):
-            print(f"| {' | '.join(row)} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            folder = NANO if model == "nano" else Path(model)
+            text = load_tokenizer(folder).encode(Path(__file__).read_text("utf-8"))[:tokens]
+        runner.head(f"{model}: weights", "keys, values", "mean", "greatest", "KL", "top-1", texts=2)
+        wanted = judged(folder, text)
+        for side in weights:
+            for kind in kv:
+                more = {} if kind == "default" else {"kv_dtype": kind}
+                given = computed(str(folder), text, **SIDES[side], **more)
+                off = np.abs(given - wanted)
+                divergence = float((np.exp(wanted) * (wanted - given)).sum(-1).mean())
+                same = float((given.argmax(-1) == wanted.argmax(-1)).mean())
+                figures = (off.mean(), off.max(), divergence)
+                runner.say(side, kind, *(f"{figure:.2g}" for figure in figures), f"{same:.2%}")

@@ -17,16 +17,17 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
+from typing import Annotated, Any
 
 import lmprog
-from benchmarks import fleet_simulation
+from benchmarks import fleet_simulation, runner
 from lmprog.backends import Backend
 from lmprog.fleet.local_members import LocalMembers
 from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, keys_of, mark_of
@@ -57,93 +58,33 @@ def prompts(draw: random.Random) -> list[str]:
     return found
 
 
+def asked(backend: Backend, texts: Sequence[str], at_once: int) -> list[lmprog.Usage]:
+    calls = [{"text": text} for text in texts]
+    runs = ask.run_batch(calls, backend=backend, num_threads=max(1, at_once))
+    return [one.usage for one in runs]
+
+
+def share(usages: Sequence[lmprog.Usage]) -> float:
+    """Of prompt tokens that were found."""
+    return sum(one.cached for one in usages) / sum(one.prompt for one in usages)
+
+
 def share_found(backends: Sequence[Backend], texts: Sequence[str], at_once: int) -> float:
     """Backends take turns; a fleet is one backend."""
-    cached = needed = 0
-    for start in range(0, len(texts), at_once * len(backends)):
-        for index, backend in enumerate(backends):
-            batch = texts[start + index * at_once : start + (index + 1) * at_once]
-            if batch:
-                runs = ask.run_batch(
-                    [{"text": text} for text in batch], backend=backend, num_threads=at_once
-                )
-                cached += sum(run.usage.cached for run in runs)
-                needed += sum(run.usage.prompt for run in runs)
-    return cached / needed
-
-
-HALF: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_memory_mb": SCARCE_MB // 2}
-
-
-def hits(orders: int = 3) -> None:
-    """Prints the table for few and many programs at once, each for so many orders of the prompts,
-    and the least ratio of a fleet to one runtime.
-    """
-    print("| programs at once | order | one runtime | fleet of two | ratio | two in turns |")
-    print("|-|-|-|-|-|-|")
-    ratios: list[float] = []
-    for at_once in (4, 64):
-        for order in range(7, 7 + orders):
-            texts = prompts(random.Random(order))
-            with lmprog.Runtime(MODEL, **{**HALF, "kv_memory_mb": SCARCE_MB}) as one:
-                alone = share_found([one], texts, at_once)
-            with lmprog.Fleet.local(MODEL, replicas=2, **HALF) as fleet:
-                affine = share_found([fleet], texts, at_once)
-            with lmprog.Runtime(MODEL, **HALF) as first, lmprog.Runtime(MODEL, **HALF) as second:
-                turns = share_found([first, second], texts, max(1, at_once // 2))
-            ratios.append(affine / alone)
-            print(
-                f"| {at_once} | {order} | {alone:.3f} | {affine:.3f} | {affine / alone:.3f} "
-                f"| {turns:.3f} |",
-                flush=True,
-            )
-    print(f"ratios: {min(ratios):.3f} to {max(ratios):.3f}")
-
-
-def gateways(orders: int = 3) -> None:
-    """The share that is found where the prompts come through several gateways: in turns of 16
-    programs; through all of them at once, 16 programs together; and so once each family has been
-    seen, which is not counted.
-    """
-    print("| gateways | order | in turns | at once | at once, families known |")
-    print("|-|-|-|-|-|")
-    for count in (1, 2, 4):
-        for order in range(7, 7 + orders):
-            texts = prompts(random.Random(order))
-            ways = (share_found, share_found_at_once, share_found_later)
-            found = [f"{_through(count, texts, way):.3f}" for way in ways]
-            print(f"| {count} | {order} | {' | '.join(found)} |", flush=True)
-
-
-def _through(
-    count: int, texts: Sequence[str], way: Callable[[Sequence[Backend], Sequence[str], int], float]
-) -> float:
-    """The share that is found through so many gateways before two new runtimes."""
-    with lmprog.Runtime(MODEL, **HALF) as first, lmprog.Runtime(MODEL, **HALF) as second:
-        fleets = [lmprog.Fleet([first.address, second.address]) for _ in range(count)]
-        for fleet in fleets:
-            fleet.channel.wait_for(2)
-        found = way(fleets, texts, 16)
-        for fleet in fleets:
-            fleet.close()
-    return found
+    usages: list[lmprog.Usage] = []
+    for turn, start in enumerate(range(0, len(texts), at_once)):
+        backend = backends[turn % len(backends)]
+        usages += asked(backend, texts[start : start + at_once], at_once)
+    return share(usages)
 
 
 def share_found_at_once(backends: Sequence[Backend], texts: Sequence[str], at_once: int) -> float:
     """All backends at the same time, each with its share of the texts and of `at_once`."""
-    each = [list(texts[index :: len(backends)]) for index in range(len(backends))]
-
-    def run(backend: Backend, own: list[str]) -> list[lmprog.Usage]:
-        runs = ask.run_batch(
-            [{"text": text} for text in own],
-            backend=backend,
-            num_threads=max(1, at_once // len(backends)),
-        )
-        return [one.usage for one in runs]
-
-    with ThreadPoolExecutor(len(backends)) as threads:
-        usages = [one for part in threads.map(run, backends, each) for one in part]
-    return sum(one.cached for one in usages) / sum(one.prompt for one in usages)
+    count = len(backends)
+    each = [texts[index::count] for index in range(count)]
+    with ThreadPoolExecutor(count) as threads:
+        parts = threads.map(asked, backends, each, [at_once // count] * count)
+        return share([one for part in parts for one in part])
 
 
 def share_found_later(backends: Sequence[Backend], texts: Sequence[str], at_once: int) -> float:
@@ -153,6 +94,50 @@ def share_found_later(backends: Sequence[Backend], texts: Sequence[str], at_once
         ask.run(text, backend=backends[0])
     rest = [text for text in texts if first[text[:PREFIX]] != text]
     return share_found_at_once(backends, rest, at_once)
+
+
+HALF: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_memory_mb": SCARCE_MB // 2}
+
+
+def hits(orders: int = 3) -> None:
+    """Prints the table for few and many programs at once, each for so many orders of the prompts,
+    and the least ratio of a fleet to one runtime.
+    """
+    columns = ("one runtime", "fleet of two", "ratio", "two in turns")
+    runner.head("programs at once", "order", *columns, texts=2)
+    ratios: list[float] = []
+    for at_once, order in product((4, 64), range(7, 7 + orders)):
+        texts = prompts(random.Random(order))
+        with lmprog.Runtime(MODEL, **{**HALF, "kv_memory_mb": SCARCE_MB}) as one:
+            alone = share_found([one], texts, at_once)
+        with lmprog.Fleet.local(MODEL, replicas=2, **HALF) as fleet:
+            affine = share_found([fleet], texts, at_once)
+        with lmprog.Runtime(MODEL, **HALF) as first, lmprog.Runtime(MODEL, **HALF) as second:
+            turns = share_found([first, second], texts, max(1, at_once // 2))
+        ratios.append(affine / alone)
+        figures = (alone, affine, affine / alone, turns)
+        runner.say(at_once, order, *(f"{figure:.3f}" for figure in figures))
+    print(f"ratios: {min(ratios):.3f} to {max(ratios):.3f}")
+
+
+def gateways(orders: int = 3) -> None:
+    """The share that is found where the prompts come through several gateways: in turns of 16
+    programs; through all of them at once, 16 programs together; and so once each family has been
+    seen, which is not counted.
+    """
+    columns = ("in turns", "at once", "at once, families known")
+    runner.head("gateways", "order", *columns, texts=2)
+    for count, order in product((1, 2, 4), range(7, 7 + orders)):
+        texts, cells = prompts(random.Random(order)), []
+        for way in (share_found, share_found_at_once, share_found_later):
+            with lmprog.Runtime(MODEL, **HALF) as first, lmprog.Runtime(MODEL, **HALF) as second:
+                addresses = [first.address, second.address]
+                with ExitStack() as stack:
+                    fleets = [stack.enter_context(lmprog.Fleet(addresses)) for _ in range(count)]
+                    for fleet in fleets:
+                        fleet.channel.wait_for(2)
+                    cells.append(f"{way(fleets, texts, 16):.3f}")
+        runner.say(count, order, *cells)
 
 
 @lmprog.function
@@ -167,18 +152,19 @@ def deaths(times: int = 5) -> None:
     on the other one, and whether each program ended as it does without a death.
     """
     calls = [{"text": f"Story {number} begins."} for number in range(8)]
-    with lmprog.Fleet.local("nano", replicas=2, threads=1, kv_memory_mb=64) as fleet:
-        calm = [run.value for run in write.run_batch(calls, backend=fleet, num_threads=8)]
+
+    def written(fleet: lmprog.Fleet) -> list[str]:
+        return [run.value for run in write.run_batch(calls, backend=fleet, num_threads=8)]
+
+    with (
+        lmprog.Fleet.local("nano", replicas=2, threads=1, kv_memory_mb=64) as fleet,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        calm = written(fleet)
         waits, same = [], 0
         for _ in range(times):
             fleet.channel.wait_for(2, timeout=120.0)
-            results: list[list[str]] = []
-            thread = threading.Thread(
-                target=lambda found=results: found.append(
-                    [run.value for run in write.run_batch(calls, backend=fleet, num_threads=8)]
-                )
-            )
-            thread.start()
+            results = threads.submit(written, fleet)
             while sum(fleet.channel.loads.values()) < len(calls):
                 time.sleep(0.001)
             time.sleep(0.3)
@@ -187,11 +173,10 @@ def deaths(times: int = 5) -> None:
             assert isinstance(fleet.members, LocalMembers)
             began = time.perf_counter()
             os.kill(fleet.members.processes[busiest].pid, signal.SIGKILL)
-            while fleet.channel.num_moved == moved and thread.is_alive():
+            while fleet.channel.num_moved == moved and not results.done():
                 time.sleep(0.001)
             waits.append(time.perf_counter() - began)
-            thread.join()
-            same += sum(one == other for one, other in zip(results[0], calm, strict=True))
+            same += sum(map(str.__eq__, results.result(), calm))
         moved = fleet.channel.num_moved
     print(
         f"{times} deaths: moved after {min(waits):.3f} to {max(waits):.3f} s; {moved} programs moved; "
@@ -241,39 +226,37 @@ def overhead(calls: int = 400) -> None:
     """Milliseconds of this process's time for a program of one call, on a runtime and on a fleet of
     it alone, in turns of forty.
     """
-    spent = {"directly": 0.0, "through a fleet": 0.0}
     texts = [f"Program {number} says that {'and so on ' * 40}" for number in range(40)]
     with (
         lmprog.Runtime(MODEL, dtype="float32", threads=1, kv_memory_mb=16) as runtime,
         lmprog.Fleet([runtime.address]) as fleet,
     ):
         one_token.run("to begin", backend=fleet)
-        for _ in range(max(1, calls // len(texts))):
-            for name, backend in zip(spent, (runtime, fleet), strict=True):
-                began = time.process_time()
-                for text in texts:
-                    one_token.run(text, backend=backend)
-                spent[name] += time.process_time() - began
-    each = {name: 1e3 * seconds / calls for name, seconds in spent.items()}
+
+        def spent(backend: Backend) -> float:
+            return runner.seconds(lambda: [one_token.run(text, backend=backend) for text in texts])
+
+        sides = {"directly": partial(spent, runtime), "through a fleet": partial(spent, fleet)}
+        found = runner.in_turn(sides, max(1, calls // len(texts)))
+    each = {name: 1e3 * sum(times) / calls for name, times in found.items()}
     more = each["through a fleet"] - each["directly"]
     print(" ".join(f"{name} {ms:.3f} ms;" for name, ms in each.items()), f"{more:.3f} ms more")
 
 
-def main(names: Sequence[str]) -> None:
-    """Runs the parts that are named, or all; a number behind a name is how many orders or times."""
-    parts: dict[str, Callable[..., None]] = {
-        "decisions": decisions,
-        "overhead": overhead,
-        "hits": hits,
-        "gateways": gateways,
-        "deaths": deaths,
-        "simulation": fleet_simulation.main,
-    }
-    words = list(names or parts)
+PARTS: dict[str, Callable[..., None]] = {
+    **{one.__name__: one for one in (decisions, overhead, hits, gateways, deaths)},
+    "simulation": fleet_simulation.main,
+}
+
+
+@runner.command
+def main(
+    parts: Annotated[Sequence[str], f"of {', '.join(PARTS)}; all if none is named"] = (),
+) -> None:
+    """A number behind a name is how many orders or times."""
+    words = list(parts or PARTS)
     while words:
-        part = parts[words.pop(0)]
+        if words[0] not in PARTS:
+            raise runner.WrongOptions(f"no part {words[0]!r}; there are {', '.join(PARTS)}")
+        part = PARTS[words.pop(0)]
         part(*([int(words.pop(0))] if words and words[0].isdecimal() else []))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

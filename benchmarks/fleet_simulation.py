@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks import runner
 from lmprog.fleet.placement import PrefixMemory, choose, mark_of
 
 BLOCK = 64  # tokens
@@ -235,41 +236,36 @@ def main(count: int = 100_000) -> None:
     """Prints a table: the placement at three loads; with a fifth of the sessions beside two others,
     beside many gateways, and among 1,000 replicas.
     """
-    print("| replicas | sessions | busy | placement | found | queue p99 s | first p99 s | us |")
-    print("|-|-|-|-|-|-|-|-|")
+    columns = ("found", "queue p99 s", "first p99 s", "us")
+    runner.head("replicas", "sessions", "busy", "placement", *columns, texts=4)
     for fleet in (Fleet(0.05), Fleet(0.8), Fleet(0.9)):
-        _row(fleet, count, "the fleet's", Placement(fleet))
+        _row(fleet, sessions(fleet, count), "the fleet's", Placement(fleet))
     few, fleet = count // 5, Fleet(0.8)
     told = sessions(fleet, few)
-    for name, policy in (
-        ("the fleet's", Placement(fleet)),
-        ("by 8 gateways", Gateways(fleet, 8, told, TOLD_AFTER)),
-        ("by 32 gateways", Gateways(fleet, 32, told, TOLD_AFTER)),
-        ("by 32 gateways, told late", Gateways(fleet, 32, told, TOLD_LATE)),
-        ("by 8 that tell nothing", Gateways(fleet, 8, told, None)),
-        ("by 32 that tell nothing", Gateways(fleet, 32, told, None)),
-        ("in turns", InTurns()),
-        ("least loaded", least_loaded),
-    ):
-        _row(fleet, few, name, policy)
+    policies: dict[str, Policy] = {
+        "the fleet's": Placement(fleet),
+        "by 8 gateways": Gateways(fleet, 8, told, TOLD_AFTER),
+        "by 32 gateways": Gateways(fleet, 32, told, TOLD_AFTER),
+        "by 32 gateways, told late": Gateways(fleet, 32, told, TOLD_LATE),
+        "by 8 that tell nothing": Gateways(fleet, 8, told, None),
+        "by 32 that tell nothing": Gateways(fleet, 32, told, None),
+        "in turns": InTurns(),
+        "least loaded": least_loaded,
+    }
+    for name, policy in policies.items():
+        _row(fleet, told, name, policy)
     fleet = Fleet(0.8, replicas=1000)
-    _row(fleet, few, "the fleet's", Placement(fleet))
-    _rates(fleet, sessions(fleet, few))
-
-
-def _rates(fleet: Fleet, told: Sessions) -> None:
-    """What gateways would carry, by what the simulation assumes."""
+    told = sessions(fleet, few)
+    _row(fleet, told, "the fleet's", Placement(fleet))
     seconds = told.arrivals[-1]
-    print(
-        f"{fleet.replicas} replicas: {len(told.arrivals) / seconds:,.0f} sessions a second, "
+    print(  # what gateways would carry, by what the simulation assumes
+        f"{fleet.replicas} replicas: {few / seconds:,.0f} sessions a second, "
         f"{sum(told.written) / seconds:,.0f} tokens a second"
     )
 
 
-def _row(fleet: Fleet, count: int, name: str, policy: Policy) -> None:
-    one = simulate(fleet, sessions(fleet, count), policy)
-    print(
-        f"| {fleet.replicas} | {count:,} | {fleet.busy:.0%} | {name} | {one.hit:.3f} "
-        f"| {one.queue_p99:.2f} | {one.first_p99:.2f} | {one.decision_us:.0f} |",
-        flush=True,
-    )
+def _row(fleet: Fleet, told: Sessions, name: str, policy: Policy) -> None:
+    one = simulate(fleet, told, policy)
+    times = (f"{one.queue_p99:.2f}", f"{one.first_p99:.2f}", f"{one.decision_us:.0f}")
+    about = (fleet.replicas, f"{len(told.arrivals):,}", f"{fleet.busy:.0%}", name)
+    runner.say(*about, f"{one.hit:.3f}", *times)

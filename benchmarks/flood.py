@@ -18,77 +18,19 @@ import collections
 import functools
 import json
 import resource
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.parse
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Annotated
 
-from benchmarks.gateway_pairs import processor_time, started
-from benchmarks.streams import stream
+from benchmarks import runner
+from benchmarks.gateway_pairs import speaking
+from benchmarks.streams import cancelled, post, silent_streams
 
 PLACES = 64
 SECONDS = 120.0
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.flood")
-    parser.add_argument("--against", type=Path)
-    parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--body", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--client", nargs=1, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.client:
-        print(json.dumps(asyncio.run(flood(asked.client[0], asked.requests, asked.body))))
-        return
-    trees = [Path.cwd(), *([asked.against] if asked.against else [])]
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        address = f"ipc://{folder}/socket"
-        stack.enter_context(started(trees[0], "runtime", address, "0.02"))
-        gateways = [
-            stack.enter_context(started(tree, "gateway", address, str(PLACES))) for tree in trees
-        ]
-        for _ in range(asked.rounds):
-            for tree, (url, pid) in zip(trees, gateways, strict=True):
-                print(f"{tree.name:<10} {asyncio.run(measured(url, pid, asked))}", flush=True)
-
-
-async def measured(url: str, pid: int, asked: argparse.Namespace) -> str:
-    """Fills all places, and floods."""
-    opened = [asyncio.Event() for _ in range(PLACES)]
-    silent = [
-        asyncio.create_task(stream(url, {"prompt": "wait", "max_tokens": 4}, event))
-        for event in opened
-    ]
-    await asyncio.gather(*(event.wait() for event in opened))
-    before = processor_time(pid)
-    client = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "benchmarks.flood", "--client", url),
-        *("--requests", str(asked.requests), "--body", str(asked.body)),
-        stdout=subprocess.PIPE,
-    )
-    said, _ = await client.communicate()
-    work = processor_time(pid) - before
-    for task in silent:
-        task.cancel()
-    await asyncio.gather(*silent, return_exceptions=True)
-    await asyncio.sleep(0.5)  # until the gateway has noticed
-    found = json.loads(said)
-    statuses = collections.Counter(status for status, _, _ in found)
-    times = sorted(seconds for status, seconds, _ in found if status == 429)
-    waits = sorted(seconds for status, _, seconds in found if status == 429)
-    return (
-        f"{dict(statuses)}, refused after p50 {1e3 * statistics.median(times):,.0f} ms, "
-        f"p99 {1e3 * times[int(len(times) * 0.99)]:,.0f} ms; since connected p50 "
-        f"{1e3 * statistics.median(waits):,.0f} ms, p99 {1e3 * waits[int(len(waits) * 0.99)]:,.0f} "
-        f"ms; work {1e6 * work / len(times):,.0f} us each, {work:.2f} s in all"
-    )
 
 
 class _Flooding(asyncio.Protocol):
@@ -97,9 +39,7 @@ class _Flooding(asyncio.Protocol):
     def __init__(self, request: bytes, began: float) -> None:
         self._request = request
         self._began = self._connected = began
-        self.found: asyncio.Future[tuple[int, float, float]] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self.found: asyncio.Future[tuple[int, float, float]] = asyncio.Future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -119,21 +59,14 @@ class _Flooding(asyncio.Protocol):
 async def flood(url: str, count: int, size: int) -> list[tuple[int, float, float]]:
     """For each request its status, and the seconds since it began and since it was connected."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    where = urllib.parse.urlsplit(url)
+    where, loop = urllib.parse.urlsplit(url), asyncio.get_running_loop()
     body = json.dumps({"prompt": "x" * size, "max_tokens": 4, "stream": True}).encode()
-    request = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: "
-        f"application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    ).encode() + body
-    loop = asyncio.get_running_loop()
+    request = post(url, "/v1/completions", body)
 
     async def one() -> tuple[int, float, float]:
+        made = functools.partial(_Flooding, request, time.perf_counter())
         try:
-            transport, protocol = await loop.create_connection(
-                functools.partial(_Flooding, request, time.perf_counter()),
-                where.hostname,
-                where.port,
-            )
+            transport, protocol = await loop.create_connection(made, where.hostname, where.port)
         except OSError:
             return 0, 0.0, 0.0
         try:
@@ -145,5 +78,49 @@ async def flood(url: str, count: int, size: int) -> list[tuple[int, float, float
     return await asyncio.gather(*(one() for _ in range(count)))
 
 
-if __name__ == "__main__":
-    main()
+async def measured(url: str, pid: int, count: int, size: int) -> str:
+    """Fills all places, and floods."""
+    silent = await silent_streams(url, PLACES)
+    before = runner.processor_time(pid)
+    client = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "benchmarks.flood", "--client", url),
+        *("--requests", str(count), "--body", str(size)),
+        stdout=subprocess.PIPE,
+    )
+    said, _ = await client.communicate()
+    work = runner.processor_time(pid) - before
+    await cancelled(silent)
+    await asyncio.sleep(0.5)  # until the gateway has noticed
+    found = json.loads(said)
+    statuses = collections.Counter(status for status, _, _ in found)
+    refused = [one for one in found if one[0] == 429]
+    times, waits = ([1e3 * one[at] for one in refused] for at in (1, 2))
+    (p50, p99), (since50, since99) = (
+        [runner.percentile(each, part) for part in (0.5, 0.99)] for each in (times, waits)
+    )
+    return (
+        f"{dict(statuses)}, refused after p50 {p50:,.0f} ms, p99 {p99:,.0f} ms; since connected "
+        f"p50 {since50:,.0f} ms, p99 {since99:,.0f} ms; work {1e6 * work / len(times):,.0f} us "
+        f"each, {work:.2f} s in all"
+    )
+
+
+@runner.command
+def main(
+    *,
+    against: Path | None = None,
+    requests: int = 3000,
+    body: int = 200,
+    rounds: int = 3,
+    client: Annotated[str, argparse.SUPPRESS] = "",
+) -> None:
+    if client:
+        print(json.dumps(asyncio.run(flood(client, requests, body))))
+        return
+    trees = [Path.cwd(), *([against] if against else [])]
+    with speaking(trees, ("0.02",), (str(PLACES),)) as gateways:
+        for _ in range(rounds):
+            for tree, one in zip(trees, gateways, strict=True):
+                told = asyncio.run(measured(one["url"], one["pid"], requests, body))
+                print(f"{tree.name:<10} {told}", flush=True)

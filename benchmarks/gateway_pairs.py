@@ -13,18 +13,18 @@ knows no gateway from the inside.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from benchmarks import runner
+from benchmarks.streams import post
 
 PROMPT = "The sea is wide and the ships on it are small. "
 SHORT = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0}
@@ -41,39 +41,21 @@ PACED = {"a stream of 64 single tokens": (*SCENARIOS["a stream of 64 tokens"][:2
 PACE = "0.001"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.gateway_pairs")
-    parser.add_argument("--against", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    trees = [Path.cwd(), *([asked.against] if asked.against else [])]
-    for scenarios, pace in ((SCENARIOS, ()), (PACED, (PACE,))):
-        with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            address = f"ipc://{folder}/socket"
-            stack.enter_context(started(trees[0], "runtime", address, *pace))
-            gateways = [stack.enter_context(started(tree, "gateway", address)) for tree in trees]
-            for name, (path, body, count) in scenarios.items():
-                print(
-                    f"{name:<34}{compared(gateways, path, body, count, asked.rounds)}", flush=True
-                )
-
-
-def compared(
-    gateways: list[tuple[str, int]], path: str, body: dict[str, Any], count: int, rounds: int
-) -> str:
-    """The least cost of each gateway, how often it slept in that round, and the ratio."""
-    costs: list[list[tuple[float, float]]] = [[] for _ in gateways]
-    for turn in range(rounds + 1):
-        for cost, (url, pid) in zip(costs, gateways, strict=True):
-            before, slept = processor_time(pid), sleeps(pid)
-            asyncio.run(ask(url, path, body, count))
-            if turn:  # the first round warms up
-                each = (processor_time(pid) - before) / count
-                cost.append((1e6 * each, (sleeps(pid) - slept) / count))
-    least = [min(cost) for cost in costs]
-    ratio = f"  ratio {least[0][0] / least[1][0]:.2f}" if len(least) > 1 else ""
-    return "".join(f"{cost:>9.0f} us ({slept:.0f} sleeps)" for cost, slept in least) + ratio
+@contextmanager
+def speaking(
+    trees: list[Path], pace: tuple[str, ...] = (), places: tuple[str, ...] = ()
+) -> Iterator[list[dict[str, Any]]]:
+    """The gateways of these checkouts (their `url` and `pid`) before one speaker as the runtime."""
+    with ExitStack() as stack:
+        address = f"ipc://{stack.enter_context(tempfile.TemporaryDirectory())}/socket"
+        roles = [("runtime", trees[0], pace), *(("gateway", tree, places) for tree in trees)]
+        said = [
+            stack.enter_context(
+                runner.started(["-m", "benchmarks.speaker", role, address, *more], tree)
+            )
+            for role, tree, more in roles
+        ]
+        yield said[1:]
 
 
 def sleeps(pid: int) -> int:
@@ -83,42 +65,13 @@ def sleeps(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
 
 
-@contextmanager
-def started(tree: Path, role: str, address: str, *more: str) -> Iterator[tuple[str, int]]:
-    """A speaker's process of a checkout: its URL (of a gateway) and its id."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.speaker", role, address, *more],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline()).get("url", ""), process.pid
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-def processor_time(pid: int) -> float:
-    """Seconds that all threads of a process have computed."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-
 async def ask(url: str, path: str, body: dict[str, Any], count: int) -> None:
     """The same request `count` times on one connection, one after the other."""
     where = urllib.parse.urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
-    data = json.dumps(body).encode() if body else b""
-    method = "POST" if body else "GET"
-    head = f"{method} {path} HTTP/1.1\r\nhost: {where.netloc}\r\n"
+    request = f"GET {path} HTTP/1.1\r\nhost: {where.netloc}\r\n\r\n".encode()
     if body:
-        head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n"
-    request = head.encode() + b"\r\n" + data
+        request = post(url, path, json.dumps(body).encode())
     for _ in range(count):
         writer.write(request)
         await read_answer(reader)
@@ -137,5 +90,24 @@ async def read_answer(reader: asyncio.StreamReader) -> int:
     return int(head.split(b" ", 2)[1])
 
 
-if __name__ == "__main__":
-    main()
+def cost(gateway: dict[str, Any], path: str, body: dict[str, Any], count: int) -> Any:
+    """Microseconds of a request, and how often the gateway slept."""
+    pid = gateway["pid"]
+    before, slept = runner.processor_time(pid), sleeps(pid)
+    asyncio.run(ask(gateway["url"], path, body, count))
+    spent = runner.processor_time(pid) - before
+    return 1e6 * spent / count, (sleeps(pid) - slept) / count
+
+
+@runner.command
+def main(*, against: Path | None = None, rounds: int = 5) -> None:
+    trees = [Path.cwd(), *([against] if against else [])]
+    for scenarios, pace in ((SCENARIOS, ()), (PACED, (PACE,))):
+        with speaking(trees, pace) as gateways:
+            for name, scenario in scenarios.items():
+                sides = {str(n): partial(cost, one, *scenario) for n, one in enumerate(gateways)}
+                found = runner.in_turn(sides, rounds + 1)
+                least = [min(each[1:]) for each in found.values()]  # the first round warms up
+                told = "".join(f"{us:>9.0f} us ({slept:.0f} sleeps)" for us, slept in least)
+                ratio = f"  ratio {least[0][0] / least[1][0]:.2f}" if against else ""
+                print(f"{name:<34}{told}{ratio}", flush=True)

@@ -11,28 +11,20 @@ and the gateway's actor.
 from __future__ import annotations
 
 import os
-import statistics
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import httpx2
 
+from benchmarks import runner
 from tests.ray.cluster import ENVIRONMENT, OPTIONS, offspring, running_cluster, until
 from tests.server.process import serving
 
 TIMES, STREAMED = 60, 64
 ROUNDS = 5
-
-
-def processor_seconds(pids: set[int]) -> float:
-    """Spent by these processes until now."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def named(pids: set[int], *words: str) -> set[int]:
@@ -68,13 +60,14 @@ Way = tuple[httpx2.Client, set[int]]
 def cost(way: Way, work: Callable[[httpx2.Client], None], times: int) -> tuple[float, float]:
     """Processor milliseconds of the way's processes for one `work`, and how long it took."""
     http, pids = way
-    began, spent = time.perf_counter(), processor_seconds(pids)
+    began, spent = time.perf_counter(), runner.processor_time(*pids)
     for _ in range(times):
         work(http)
-    spent = processor_seconds(pids) - spent
+    spent = runner.processor_time(*pids) - spent
     return 1e3 * spent / times, 1e3 * (time.perf_counter() - began) / times
 
 
+@runner.command
 def main(times: int = TIMES) -> None:
     """Prints the table."""
     os.environ.update(ENVIRONMENT)
@@ -95,17 +88,10 @@ def main(times: int = TIMES) -> None:
                 "Serve's proxy": (httpx2.Client(base_url=proxy, timeout=120.0), behind),
             }
             until(lambda: ways["Serve's proxy"][0].get("/ready").status_code == 200, "ready")
-            print("| what | by | processor ms | ms until it is over |")
-            print("|-|-|-|-|")
+            runner.head("what", "by", "processor ms", "ms until it is over", texts=2)
             for work in (health, ask, stream):
-                found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-                for _ in range(ROUNDS):
-                    for name, way in ways.items():
-                        found[name].append(cost(way, work, max(1, times // ROUNDS)))
-                for name, pairs in found.items():
-                    spent, took = (statistics.median(one) for one in zip(*pairs, strict=True))
-                    print(f"| {work.__name__} | {name} | {spent:.1f} | {took:.1f} |", flush=True)
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+                each = max(1, times // ROUNDS)
+                sides = {name: partial(cost, way, work, each) for name, way in ways.items()}
+                for name, pairs in runner.in_turn(sides, ROUNDS).items():
+                    spent, took = (median(one) for one in zip(*pairs, strict=True))
+                    runner.say(work.__name__, name, f"{spent:.1f}", f"{took:.1f}")

@@ -11,22 +11,21 @@ whether both sides give the same log-probabilities and accuracy.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.peers.models import make
+from benchmarks import runner
+from benchmarks.models import make_comparable
+from benchmarks.served_loads import ONE_THREAD, served
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
@@ -48,11 +47,15 @@ metric_list:
     higher_is_better: true
 """
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_WORDS_TEXT = """
+the a dog cat man woman house tree water fire day night sun moon red blue green big small old
+new good bad first last year time hand eye head name city river road door book word
+"""
+_WORDS = _WORDS_TEXT.split()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Scored:
     """What a side found, and the seconds of processor time that it took."""
 
     accuracy: float
@@ -78,72 +81,23 @@ def write_task(folder: Path, items: int, shared: int, own: int, dice: random.Ran
     with (folder / "items.jsonl").open("w", encoding="utf-8") as out:
         for _ in range(items):
             made = question()
-            row = {"prompt": before + made["own"], "choices": made["choices"]}
-            out.write(json.dumps({**row, "answer": made["answer"]}) + "\n")
+            out.write(json.dumps({"prompt": before + made.pop("own"), **made}) + "\n")
     (folder / "shared_prefix.yaml").write_text(TASK.format(items=folder / "items.jsonl"), "utf-8")
 
 
-_WORDS = [
-    "the",
-    "a",
-    "dog",
-    "cat",
-    "man",
-    "woman",
-    "house",
-    "tree",
-    "water",
-    "fire",
-    "day",
-    "night",
-    "sun",
-    "moon",
-    "red",
-    "blue",
-    "green",
-    "big",
-    "small",
-    "old",
-    "new",
-    "good",
-    "bad",
-    "first",
-    "last",
-    "year",
-    "time",
-    "hand",
-    "eye",
-    "head",
-    "name",
-    "city",
-    "river",
-    "road",
-    "door",
-    "book",
-    "word",
-]
-
-
-def evaluated(folder: Path, side: str, *model: str) -> Outcome:
+def evaluated(folder: Path, side: str, *model: str) -> Scored:
     """The harness on the task in `folder`."""
-    out = folder / side
-    before = _used()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "lm_eval", *model, "--tasks", "shared_prefix"),
-            *("--include_path", str(folder), "--output_path", str(out), "--log_samples"),
-        ],
-        env={**os.environ, **_OFFLINE, **_ONE_THREAD},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    out, before = folder / side, _used()
+    command = [sys.executable, "-m", "lm_eval", *model, "--tasks", "shared_prefix", "--log_samples"]
+    command += ["--include_path", str(folder), "--output_path", str(out)]
+    environment = {**os.environ, **_OFFLINE, **ONE_THREAD}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the harness failed on the side {side}:\n{done.stderr}")
     return outcome(out, _used() - before)
 
 
-def outcome(out: Path, seconds: float = 0.0) -> Outcome:
+def outcome(out: Path, seconds: float = 0.0) -> Scored:
     """What the harness wrote into `out`."""
     (results,) = out.rglob("results_*.json")
     (samples,) = out.rglob("samples_*.jsonl")
@@ -151,36 +105,7 @@ def outcome(out: Path, seconds: float = 0.0) -> Outcome:
     rows.sort(key=lambda row: int(row["doc_id"]))
     found = [float(response[0]) for row in rows for response in row["filtered_resps"]]
     (scores,) = json.loads(results.read_text("utf-8"))["results"].values()
-    return Outcome(float(scores["acc,none"]), found, seconds)
-
-
-@contextmanager
-def served(model: Path) -> Iterator[str]:
-    """The address of `lmprog serve` on any free port."""
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "lmprog.cli", "serve", str(model), "--port", "0"),
-            *("--threads", "1", "--dtype", "float32"),
-        ],
-        env={**os.environ, **_ONE_THREAD},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    reader = threading.Thread(target=process.stdout.read)  # else the pipe fills up
-    try:
-        url = ""
-        for line in process.stdout:
-            url = url or next((word for word in line.split() if word.startswith("http://")), "")
-            if line.startswith("ready"):
-                break
-        reader.start()
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-        reader.join()
+    return Scored(float(scores["acc,none"]), found, seconds)
 
 
 def _used() -> float:
@@ -189,41 +114,37 @@ def _used() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--items", type=int, default=200)
-    parser.add_argument("--shared", type=int, default=1000)
-    parser.add_argument("--own", type=int, default=40)
-    parser.add_argument(
-        "--size", default="S", help="of the checkpoint, as benchmarks/engine names it"
-    )
-    given = parser.parse_args()
+@runner.command
+def main(
+    *,
+    items: int = 200,
+    shared: int = 1000,
+    own: int = 40,
+    size: Annotated[str, "of the checkpoint, as benchmarks/models names it"] = "S",
+) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder, model = Path(scratch), Path(scratch) / "model"
-        make(model, given.size)
-        write_task(folder, given.items, given.shared, given.own, random.Random(1))
+        make_comparable(model, size)
+        write_task(folder, items, shared, own, random.Random(1))
         theirs = evaluated(
             *(folder, "hf", "--model", "hf", "--device", "cpu", "--batch_size", "4"),
             *("--model_args", f"pretrained={model},dtype=float32"),
         )
         before = _used()
-        with served(model) as url:
-            address = f"base_url={url}/v1/completions,num_concurrent=8,tokenized_requests=True"
+        ended_by = signal.SIGTERM  # so that the runtime's time is counted
+        with served("--dtype", "float32", model=str(model), ended_by=ended_by) as server:
+            address = f"base_url={server.url}/v1/completions,num_concurrent=8"
             ours = evaluated(
                 *(folder, "lmprog", "--model", "local-completions", "--model_args"),
-                f"model={model},{address},tokenizer_backend=huggingface,tokenizer={model}",
+                f"model={model},{address},tokenized_requests=True,tokenizer_backend=huggingface,"
+                f"tokenizer={model}",
             )
         our_seconds = _used() - before
     apart = max(abs(a - b) for a, b in zip(ours.logprobs, theirs.logprobs, strict=True))
-    print(f"{given.items} items, {given.shared} shared and {given.own} own tokens, 4 choices")
-    print(
-        f"lmprog serve + harness: {our_seconds:.1f} s of processor time, accuracy {ours.accuracy}"
-    )
-    print(
-        f"the harness's hf model: {theirs.seconds:.1f} s of processor time, accuracy {theirs.accuracy}"
-    )
+    print(f"{items} items, {shared} shared and {own} own tokens, 4 choices")
+    for name, seconds, side in (
+        ("lmprog serve + harness", our_seconds, ours),
+        ("the harness's hf model", theirs.seconds, theirs),
+    ):
+        print(f"{name}: {seconds:.1f} s of processor time, accuracy {side.accuracy}")
     print(f"ratio {theirs.seconds / our_seconds:.1f}; log-probabilities apart by {apart:.1e}")
-
-
-if __name__ == "__main__":
-    main()

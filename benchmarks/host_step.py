@@ -6,23 +6,22 @@ text, replies. The engine computes nothing, and every sampled token is the same.
 
 from __future__ import annotations
 
-import argparse
-import cProfile
-import pstats
 import random
-import statistics
 import time
 from array import array
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence as Items
+from functools import partial
+from statistics import median
+from typing import Annotated, Any
 
-import lmprog
+from benchmarks import runner
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.device.items import Tiling, plan_items
 from lmprog.runtime.engine.device.step_arrays import ItemPlans
+from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
@@ -82,7 +81,7 @@ def decoding_loop(
     """A loop in whose next steps `num_rows` streamed gens decode one token each. `changes` are of
     its scheduler's configuration.
     """
-    tokenizer = load_tokenizer(Path(lmprog.__file__).parent / "nano")
+    tokenizer = load_tokenizer(NANO)
     # so many pages that every program has a place, whatever it is expected to grow to
     usual = {"num_pages": 300 * num_rows + 1000, "max_rows": num_rows, "speculation": "off"}
     config = SchedulerConfig(page_size=PAGE, **{**usual, **changes})
@@ -114,19 +113,12 @@ def decoding_loop(
     return loop
 
 
-def milliseconds_per_step(num_rows: int, num_steps: int, profile: cProfile.Profile | None) -> float:
+def milliseconds_per_step(num_rows: int, num_steps: int, profiled: runner.Profiled) -> float:
     """The median over steps in which `num_rows` streamed gens decode one token each."""
     loop = decoding_loop(num_rows, 2 * num_steps)
-    found: list[float] = []
-    if profile is not None:
-        profile.enable()
-    for _ in range(num_steps):
-        began = time.thread_time()
-        loop.step()
-        found.append(1e3 * (time.thread_time() - began))
-    if profile is not None:
-        profile.disable()
-    return statistics.median(found)
+    with profiled:
+        times = [runner.seconds(loop.step, 1, time.thread_time) for _ in range(num_steps)]
+    return 1e3 * median(times)
 
 
 def plan_milliseconds(num_rows: int, prefix: int, own: int, num_steps: int) -> tuple[float, float]:
@@ -134,19 +126,15 @@ def plan_milliseconds(num_rows: int, prefix: int, own: int, num_steps: int) -> t
     prefix with so many tokens of their own."""
     rules = Tiling(group=4)
     plans = ItemPlans(rules, None, 1 << 20)
-    anew: list[float] = []
-    patched: list[float] = []
+    anew, patched = list[float](), list[float]()
     for step in range(num_steps):
         batch = _fork(num_rows, prefix, own + step)
-        began = time.thread_time()
-        plan_items(batch, rules, None, 1 << 20)
-        between = time.thread_time()
-        plans.of(batch)
-        anew.append(1e3 * (between - began))
-        patched.append(1e3 * (time.thread_time() - between))
+        whole = partial(plan_items, batch, rules, None, 1 << 20)
+        anew.append(1e3 * runner.seconds(whole, 1, time.thread_time))
+        patched.append(1e3 * runner.seconds(partial(plans.of, batch), 1, time.thread_time))
     if plans.num_patched != num_steps - 1:
         raise RuntimeError(f"{plans.num_patched} of {num_steps - 1} plans were patched")
-    return statistics.median(anew), statistics.median(patched)
+    return median(anew), median(patched)
 
 
 def _fork(num_rows: int, prefix: int, own: int) -> Batch:
@@ -166,30 +154,23 @@ def _no_template() -> ChatTemplate:
     raise NotSupported("no chat here")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--profile", action="store_true", help="where the time goes")
-    parser.add_argument("--plan", action="store_true", help="a GPU's plan of attention instead")
-    arguments = parser.parse_args()
-    if arguments.plan:
-        print("| rows | prefix | plan made anew, ms | patched, ms |")
-        print("|---:|---:|---:|---:|")
-        for num_rows in arguments.rows:
+@runner.command
+def main(
+    *,
+    rows: Items[int] = (1, 16, 64, 256),
+    steps: int = 300,
+    profile: Annotated[bool, "where the time goes"] = False,
+    plan: Annotated[bool, "a GPU's plan of attention instead"] = False,
+) -> None:
+    if plan:
+        runner.head("rows", "prefix", "plan made anew, ms", "patched, ms")
+        for num_rows in rows:
             for prefix in (1024, 8192):
-                anew, patched = plan_milliseconds(num_rows, prefix, 100, arguments.steps)
-                print(f"| {num_rows} | {prefix:,} | {anew:.3f} | {patched:.3f} |")
+                anew, patched = plan_milliseconds(num_rows, prefix, 100, steps)
+                runner.say(num_rows, f"{prefix:,}", f"{anew:.3f}", f"{patched:.3f}")
         return
-    print("| rows | processor ms a step | us a row |")
-    print("|---:|---:|---:|")
-    for num_rows in arguments.rows:
-        profile = cProfile.Profile() if arguments.profile else None
-        cost = milliseconds_per_step(num_rows, arguments.steps, profile)
-        print(f"| {num_rows} | {cost:.3f} | {1e3 * cost / num_rows:.1f} |")
-        if profile is not None:
-            pstats.Stats(profile).sort_stats("tottime").print_stats(18)
-
-
-if __name__ == "__main__":
-    main()
+    runner.head("rows", "processor ms a step", "us a row")
+    for num_rows in rows:
+        with runner.profiled(profile, 18) as measured:
+            cost = milliseconds_per_step(num_rows, steps, measured)
+        runner.say(num_rows, f"{cost:.3f}", f"{1e3 * cost / num_rows:.1f}")

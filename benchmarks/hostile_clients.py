@@ -10,13 +10,14 @@ hostile clients.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from benchmarks.own_loop import OwnLoop, percentile
+from benchmarks import runner
+from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 from lmprog.simulation.world import SimChannel
 from lmprog.transport import ClientId, Received
@@ -28,54 +29,46 @@ LONG = "the little house by the water was found again " * 40
 GREEDY = wire.SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 BAR = 3.0
 
-Frames = Iterator[bytes]
+Ops = Iterator[tuple[wire.Op, ...]]
+"""Each are a frame."""
 
 
-def opens() -> Frames:
+def opens() -> Ops:
     half = wire.MAX_FRAME_OPS // 2
     for first in itertools.count(1, half):
         numbers = range(first, first + half)
-        yield wire.encode(tuple(map(wire.Open, numbers)) + tuple(map(wire.Close, numbers)))
+        yield *map(wire.Open, numbers), *map(wire.Close, numbers)
 
 
-def texts() -> Frames:
+def texts() -> Ops:
     for call in itertools.count(1):
-        yield wire.encode((wire.Encode(call, LONG * 100),))
+        yield (wire.Encode(call, LONG * 100),)
 
 
-def forks() -> Frames:
+def forks() -> Ops:
     for first in itertools.count(1, 101):
         children = tuple(range(first + 1, first + 101))
         text = wire.Append(first, (wire.TextPiece(LONG),))
-        closes = tuple(map(wire.Close, (first, *children)))
-        yield wire.encode((wire.Open(first), text, wire.Fork(first, children), *closes))
+        closes = map(wire.Close, (first, *children))
+        yield wire.Open(first), text, wire.Fork(first, children), *closes
 
 
-def refused() -> Frames:
+def refused() -> Ops:
+    wrong = wire.SamplingParams(temperature=-5.0)
     for first in itertools.count(1, wire.MAX_FRAME_OPS):
-        calls = [
-            wire.Generate(number, number, wire.SamplingParams(temperature=-5.0))
-            for number in range(first, first + wire.MAX_FRAME_OPS)
-        ]
-        yield wire.encode(tuple(calls))
+        numbers = range(first, first + wire.MAX_FRAME_OPS)
+        yield tuple(wire.Generate(number, number, wrong) for number in numbers)
 
 
-def calls() -> Frames:
+def calls() -> Ops:
     for number in itertools.count(1):
         text = wire.Append(number, (wire.TextPiece(f"{number} {LONG}"),))
-        yield wire.encode(
-            (wire.Open(number), text, wire.Generate(number, number, GREEDY), wire.Close(number))
-            if number % 2
-            else (wire.Open(number), text, wire.Generate(number, number, GREEDY))
-        )
+        ops = (wire.Open(number), text, wire.Generate(number, number, GREEDY))
+        yield (*ops, wire.Close(number)) if number % 2 else ops
 
 
-KINDS: dict[str, Callable[[], Frames]] = {
-    "opens": opens,
-    "texts": texts,
-    "forks": forks,
-    "refused": refused,
-    "calls": calls,
+KINDS: dict[str, Callable[[], Ops]] = {
+    one.__name__: one for one in (opens, texts, forks, refused, calls)
 }
 
 
@@ -85,7 +78,7 @@ class FrameChannel(SimChannel):
     another one.
     """
 
-    hostile: dict[ClientId, Frames] = field(default_factory=dict)
+    hostile: dict[ClientId, Ops] = field(default_factory=dict)
     queues: dict[ClientId, deque[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,7 +116,7 @@ class FrameChannel(SimChannel):
         queue = self.queues[client]
         if queue:
             return queue.popleft()
-        return next(self.hostile[client]) if client in self.hostile else None
+        return wire.encode(next(self.hostile[client])) if client in self.hostile else None
 
     def send(self, replies: object) -> None:
         """Replies to hostile clients are written, and never read."""
@@ -165,37 +158,28 @@ def measured(seconds: float, kinds: list[str]) -> list[float]:
                 began = asked.pop((came.client, reply.call), None)
                 if began is not None:
                     waits.append(came.at - began)
-            elif isinstance(reply, wire.Failed):
-                raise RuntimeError(f"an ordinary request failed: {reply.message}")
             elif isinstance(reply, wire.CallDone):
                 channel.post(came.client, wire.Close(reply.call))
                 ask(came.client)
     return waits
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=5.0, help="of processor time, each run")
-    parser.add_argument("--each", action="store_true", help="also each kind by itself")
-    asked = parser.parse_args()
+@runner.command
+def main(
+    *,
+    seconds: Annotated[float, "of processor time, each run"] = 5.0,
+    each: Annotated[bool, "also each kind by itself"] = False,
+) -> None:
     cases = {"no hostile client": list[str](), "all ten": list(KINDS)}
-    if asked.each:
+    if each:
         cases |= {f"two of {kind}": [kind] for kind in KINDS}
     p99 = {}
     for name, kinds in cases.items():
-        waits = [1e3 * one for one in measured(asked.seconds, kinds)]
-        p99[name] = percentile(waits, 0.99)
+        waits = [1e3 * one for one in measured(seconds, kinds)]
+        p50, p99[name] = (runner.percentile(waits, part) for part in (0.5, 0.99))
         print(
-            f"{name}: {len(waits)} requests, p50 {percentile(waits, 0.5):.1f} ms, p99 "
-            f"{p99[name]:.1f} ms",
-            flush=True,
+            f"{name}: {len(waits)} requests, p50 {p50:.1f} ms, p99 {p99[name]:.1f} ms", flush=True
         )
     ratio = p99["all ten"] / p99["no hostile client"]
-    print(f"p99 with all ten is {ratio:.1f} times that without, at most {BAR:g}: ", end="")
-    print("met" if ratio <= BAR else "missed")
-
-
-if __name__ == "__main__":
-    main()
+    told = f"p99 with all ten is {ratio:.1f} times that without, at most {BAR:g}"
+    print(f"{told}: {runner.verdict(ratio <= BAR)}")

@@ -1,7 +1,5 @@
 """What publishing key/value events costs: processor time of one block, from the tree's change to
-the sent message.
-
-    python -m benchmarks.kv_events
+the sent message: `python -m benchmarks.kv_events`.
 
 The same inserts and evictions on a tree that nobody watches and on one whose events are hashed,
 encoded and sent to a listener, in turns; the difference is divided by the blocks that were stored.
@@ -12,17 +10,17 @@ from __future__ import annotations
 import random
 import time
 from array import array
+from statistics import median
 
 import zmq
 
+from benchmarks import runner
 from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.kv_events.block_record import BlockRecord
 from lmprog.runtime.kv_events.kv_messages import encoded
 from lmprog.transport import EventSocket
 
-PAGE, PAGES = 16, 4000
-INSERTS = 400
-ROUNDS = 7
+PAGE, PAGES, INSERTS, ROUNDS = 16, 4000, 400, 7
 
 
 def texts() -> list[array[int]]:
@@ -46,8 +44,7 @@ def work(watched: bool) -> tuple[float, int]:
     heard.setsockopt(zmq.SUBSCRIBE, b"")
     heard.connect(events.address)
     record = BlockRecord(tree, lambda key: key) if watched else None
-    num_blocks = 0
-    inserted = texts()
+    num_blocks, inserted = 0, texts()
     before = time.thread_time()
     for tokens in inserted:
         need = -(-len(tokens) // PAGE)
@@ -69,20 +66,13 @@ def work(watched: bool) -> tuple[float, int]:
     return spent, num_blocks
 
 
+@runner.command
 def main() -> None:
-    alone, told, num_blocks = [], [], 0
-    for _ in range(ROUNDS):
-        alone.append(work(False)[0])
-        spent, num_blocks = work(True)
-        told.append(spent)
-    cost = (sorted(told)[ROUNDS // 2] - sorted(alone)[ROUNDS // 2]) / num_blocks
-    least = (min(told) - min(alone)) / num_blocks
+    found = runner.in_turn({"alone": lambda: work(False), "told": lambda: work(True)}, ROUNDS)
+    num_blocks = found["told"][0][1]
+    alone, told = ([1e6 * spent / num_blocks for spent, _ in each] for each in found.values())
     print(
-        f"{INSERTS} inserts, {num_blocks} blocks stored: {cost * 1e6:.1f} us of processor time a "
-        f"block (median of {ROUNDS}; least {least * 1e6:.1f}); the tree's own work "
-        f"{sorted(alone)[ROUNDS // 2] / num_blocks * 1e6:.1f} us a block"
+        f"{INSERTS} inserts, {num_blocks} blocks stored: {median(told) - median(alone):.1f} us of "
+        f"processor time a block (median of {ROUNDS}; least {min(told) - min(alone):.1f}); the "
+        f"tree's own work {median(alone):.1f} us a block"
     )
-
-
-if __name__ == "__main__":
-    main()

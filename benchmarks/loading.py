@@ -9,7 +9,6 @@ key/value memory is not touched. Two starts at once share the mapped file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks import runner
 from lmprog.native import cache_folder
 
 _CHILD = """
@@ -26,7 +26,7 @@ from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native import interface
 from lmprog.weight_cache import user_cache
-from benchmarks.engine import PAGE, batch
+from benchmarks.engine import batch
 interface.opened()
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, wall, cpu = peak(), time.perf_counter(), time.process_time()
@@ -42,42 +42,32 @@ print(json.dumps(loaded | dict(first_step_ms=(time.process_time() - cpu) * 1e3))
 def start(cache: Path, config: dict[str, Any], limit_gb: float = 20) -> dict[str, float]:
     """What one start took. `cache` is the folder of packed weights, kept only below a limit."""
     variables = {"LMPROG_CACHE": str(cache), "LMPROG_WEIGHT_CACHE_GB": str(limit_gb)}
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, json.dumps(config)],
-        env=os.environ | variables,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    command, env = [sys.executable, "-c", _CHILD, json.dumps(config)], os.environ | variables
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout))
 
 
-def starts(config: dict[str, Any]) -> dict[str, dict[str, float]]:
+@runner.command
+def main(
+    model: str,
+    *,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    threads: int | None = None,
+) -> None:
     """The first start, the next, and one that keeps nothing on disk."""
+    given = {"model": model, "dtype": dtype, "quantize": quantize, "threads": threads}
+    config = {name: value for name, value in given.items() if value is not None}
+    columns = ("processor s", "wall s", "peak MB", "packed MB", "peak / packed", "first step, ms")
+    runner.head("start", *columns)
     with tempfile.TemporaryDirectory() as scratch:
         compiled = cache_folder() / "native"
         compiled.mkdir(parents=True, exist_ok=True)
         (Path(scratch) / "native").symlink_to(compiled)
-        found = {"first": start(Path(scratch), config), "next": start(Path(scratch), config)}
-        return found | {"without the cache": start(Path(scratch), config, limit_gb=0)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("--dtype")
-    parser.add_argument("--quantize")
-    parser.add_argument("--threads", type=int)
-    asked = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
-    print("| start | processor s | wall s | peak MB | packed MB | peak / packed | first step, ms |")
-    print("|-|-:|-:|-:|-:|-:|-:|")
-    for name, took in starts(asked).items():
-        print(
-            f"| {name} | {took['cpu_s']:.2f} | {took['wall_s']:.2f} | {took['peak_mb']:,.0f} | "
-            f"{took['packed_mb']:,.0f} | {took['peak_mb'] / took['packed_mb']:.2f} | "
-            f"{took['first_step_ms']:.0f} |"
-        )
-
-
-if __name__ == "__main__":
-    main()
+        for name, limit_gb in (("first", 20), ("next", 20), ("without the cache", 0)):
+            took = start(Path(scratch), config, limit_gb)
+            peak, packed = took["peak_mb"], took["packed_mb"]
+            runner.say(
+                *(name, f"{took['cpu_s']:.2f}", f"{took['wall_s']:.2f}", f"{peak:,.0f}"),
+                *(f"{packed:,.0f}", f"{peak / packed:.2f}", f"{took['first_step_ms']:.0f}"),
+            )

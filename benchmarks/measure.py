@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.ledger import Account, Tap, account
+from benchmarks.runner import processor_time
 from benchmarks.workloads.shape import Workload
 from lmprog import launch
 from lmprog.backends.runtime_backend import RuntimeBackend, describe, flush
@@ -21,7 +21,6 @@ from lmprog.lang.branches.branch import Branch
 from lmprog.lang.decorator import function
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
 
-_TICK = os.sysconf("SC_CLK_TCK")
 _PROBE_MB = 16
 
 
@@ -36,17 +35,9 @@ class Measured:
     """The runtime's counters, as differences; peaks as they are."""
     account: Account | None = None
 
-    def or_faster(self, other: Measured | None) -> Measured:
+    def or_faster(self, other: Measured) -> Measured:
         """Of two runs of the same work, the figures of the first with the better times of both."""
-        if other is None:
-            return self
-        return Measured(
-            min(self.wall, other.wall),
-            min(self.cpu, other.cpu),
-            other.outputs,
-            other.work,
-            other.account,
-        )
+        return replace(self, wall=min(self.wall, other.wall), cpu=min(self.cpu, other.cpu))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +74,9 @@ class Bench:
                 cpu = _cpu_seconds(runtime.pid) - cpu
                 after = describe(backend)
                 booked = account(tap.ops[num_ops:], tap.replies, self.tokenizer)
+        kept = {name for name in after if name.startswith("peak_") or name == "pages"}
         work = {
-            name: value
-            if name.startswith("peak_") or name == "pages"
-            else value - before.get(name, 0.0)
+            name: value - (0.0 if name in kept else before.get(name, 0.0))
             for name, value in after.items()
         }
         return Measured(wall, cpu, outputs, work, booked)
@@ -111,5 +101,4 @@ def _warm_up(s: Branch) -> str:
 
 def _cpu_seconds(pid: int) -> float:
     """Processor time of this process and of `pid`."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return time.process_time() + (int(fields[11]) + int(fields[12])) / _TICK
+    return processor_time(os.getpid(), pid)

@@ -12,23 +12,23 @@ percent of possible hits / tokens computed over the lower bound / steps / second
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import random
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from itertools import product
+from statistics import mean
+from typing import Annotated
 
+from benchmarks import runner
+from benchmarks.virtual_steps import commit, submit
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.scheduling.active_programs import Pin
-from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
-from lmprog.runtime.scheduling.logits_requests import collect_requests
-from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
-from lmprog.wire import SamplingParams
 
 FIXED = 0.004
 PER_TOKEN = 0.00015
@@ -39,7 +39,7 @@ MOST_STAGED = 48
 runtime has in memory for that."""
 CONTEXT = 4096
 PAGE = 16
-GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+TURNS = 4
 
 
 @dataclass(eq=False)
@@ -53,6 +53,41 @@ class Chat:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     pin: Pin | None = None
     turn: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens at its end."""
+        return sum(map(len, self.questions)) + len(self.questions) * self.answer
+
+    @property
+    def num_possible(self) -> int:
+        """Tokens that its later turns can find; the last one of an answer is computed with the next
+        question."""
+        turns = range(1, len(self.questions))
+        return sum(sum(map(len, self.questions[:t])) + self.answer * t - 1 for t in turns)
+
+
+def chats(seed: int, answer: int, think: float, scale: float) -> list[Chat]:
+    """20 chats; a pause is exponential with a mean of `think` fixed-cost steps."""
+    dice = random.Random(seed)
+
+    def text() -> list[int]:
+        return dice.choices(range(32_000), k=int(scale * dice.randrange(256, 513)))
+
+    def pause() -> float:
+        return dice.expovariate(1 / (think * FIXED)) if think else 0.0
+
+    size = max(1, int(scale * answer))
+    return [
+        Chat(number, [text() for _ in range(TURNS)], size, [pause() for _ in range(TURNS)])
+        for number in range(1, 21)
+    ]
+
+
+def pages_for(some: list[Chat], memory: float) -> int:
+    """Pages for that part of what they need, and for two of them at least."""
+    lengths = [one.length for one in some]
+    return -(-max(int(memory * sum(lengths)), 2 * max(lengths)) // PAGE)
 
 
 class VirtualStore:
@@ -76,8 +111,7 @@ class VirtualStore:
         return []
 
     def store(self, handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
-        now = self._clock()
-        missing = self._written_at - now - PAGE_COSTS.store * (MOST_STAGED - 1)
+        missing = self._written_at - self._clock() - PAGE_COSTS.store * (MOST_STAGED - 1)
         if missing > max(wait, 1e-9):
             return False
         self._wait(max(0.0, missing))
@@ -87,9 +121,8 @@ class VirtualStore:
     def load(self, handles: Items[int], pages: Items[int], keys: Items[PageKey]) -> int:
         self._ready_at = max(self._ready_at, self._clock()) + PAGE_COSTS.load * len(pages)
         self._num_loads += 1
-        ticket = self._num_loads
-        self._loads.append((self._ready_at, LoadEnd(ticket, len(pages))))
-        return ticket
+        self._loads.append((self._ready_at, LoadEnd(self._num_loads, len(pages))))
+        return self._num_loads
 
     def finished(self) -> list[LoadEnd]:
         now = self._clock()
@@ -130,8 +163,8 @@ class PressureRun:
         """`tier`: pages of the second tier."""
         self.chats = chats
         self.now = 0.0
-        store = VirtualStore(tier, self._time, self._pass) if tier else None
-        self.scheduler = Scheduler(config, CONTEXT, clock=self._time, store=store)
+        store = VirtualStore(tier, lambda: self.now, self._pass) if tier else None
+        self.scheduler = Scheduler(config, CONTEXT, clock=lambda: self.now, store=store)
         self.busy = 0.0
         self.cached = 0
         self.running: dict[SequenceGroup, Chat] = {}
@@ -139,9 +172,6 @@ class PressureRun:
         self.todo = list(reversed(chats))
         self.num_open = 0
         self.at_most = at_most
-
-    def _time(self) -> float:
-        return self.now
 
     def _pass(self, seconds: float) -> None:
         self.now += seconds
@@ -159,25 +189,16 @@ class PressureRun:
                 self.now = self.paused[0][0]
                 continue
             steps += self._step()
-        lengths = [len(chat.tokens) for chat in self.chats]
-        possible = sum(  # the last token of an answer is computed with the next question
-            sum(len(question) for question in chat.questions[:turn]) + chat.answer * turn - 1
-            for chat in self.chats
-            for turn in range(1, len(chat.questions))
-        )
-        stats = self.scheduler.stats
-        computed = stats.computed_tokens / (sum(lengths) - len(lengths))
+        possible = sum(chat.num_possible for chat in self.chats)
+        least = sum(len(chat.tokens) - 1 for chat in self.chats)
+        computed = self.scheduler.stats.computed_tokens / least
         return Outcome(self.cached / possible, computed, steps, self.now, self.busy)
 
     def _ask(self, chat: Chat) -> None:
+        settled = len(chat.tokens) if chat.turn else 0
         chat.tokens.extend(chat.questions[chat.turn])
-        group = SequenceGroup(prompt_len=len(chat.tokens), program=chat.number)
-        settings = GenerationSettings(GREEDY, chat.answer, (), len(chat.tokens))
-        sequence = Sequence(group, chat.tokens, Generation(settings, 0))
-        sequence.num_settled = len(chat.tokens) - len(chat.questions[chat.turn]) if chat.turn else 0
-        group.sequences.append(sequence)
+        group = submit(self.scheduler, chat.tokens, chat.answer, settled, program=chat.number)
         self.running[group] = chat
-        self.scheduler.submit(group)
 
     def _step(self) -> int:
         """Runs a step, or lets a millisecond pass where the scheduler waits for a program."""
@@ -185,12 +206,8 @@ class PressureRun:
         if not plan.rows:
             self.now += 0.001
             return 0
-        seconds = FIXED + PER_TOKEN * plan.num_tokens
-        self.now += seconds
-        self.busy += seconds
-        requests = collect_requests(plan)
-        results = StepResults((SampleResult(7, 0.0),) * len(requests.samples), ())
-        for one in self.scheduler.commit(plan, requests, results):
+        self._pass(FIXED + PER_TOKEN * plan.num_tokens)
+        for one in commit(self.scheduler, plan):
             if one.ended:
                 self._ended(one.sequence)
         return 1
@@ -213,24 +230,6 @@ class PressureRun:
             heapq.heappush(self.paused, (self.now + chat.pauses.pop(), chat.number, chat))
 
 
-def chats(seed: int, answer: int, think: float, scale: float) -> list[Chat]:
-    """20 chats; a pause is exponential with a mean of `think` fixed-cost steps."""
-    dice = random.Random(seed)
-
-    def text() -> list[int]:
-        return dice.choices(range(32_000), k=int(scale * dice.randrange(256, 513)))
-
-    return [
-        Chat(
-            number,
-            [text() for _ in range(4)],
-            max(1, int(scale * answer)),
-            [dice.expovariate(1 / (think * FIXED)) if think else 0.0 for _ in range(4)],
-        )
-        for number in range(1, 21)
-    ]
-
-
 CONFIG = SchedulerConfig(page_size=PAGE, speculation="off")  # its texts repeat nothing
 UNLIMITED = replace(CONFIG, admission="unlimited")
 POLICIES = {
@@ -251,46 +250,31 @@ def outcome(
 ) -> Outcome:
     """One run of one policy."""
     made = chats(seed, answer, think, scale)
-    sizes = [sum(map(len, chat.questions)) + 4 * chat.answer for chat in made]
-    tokens = max(int(memory * sum(sizes)), 2 * max(sizes))
     config, at_most, part = POLICIES[name]
-    tier = -(-int(part * sum(sizes)) // PAGE)
-    return PressureRun(made, replace(config, num_pages=-(-tokens // PAGE)), at_most, tier).run()
+    tier = -(-int(part * sum(one.length for one in made)) // PAGE)
+    return PressureRun(
+        made, replace(config, num_pages=pages_for(made, memory)), at_most, tier
+    ).run()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--answers", default="8,384")
-    parser.add_argument("--thinks", default="0,10,100")
-    parser.add_argument("--memory", default="0.5,0.25")
-    parser.add_argument("--scale", type=float, default=0.25)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--only", default="", help="policies whose name contains this")
-    asked = parser.parse_args()
-    for memory in map(float, asked.memory.split(",")):
-        cases = [
-            (int(answer), float(think))
-            for answer in asked.answers.split(",")
-            for think in asked.thinks.split(",")
-        ]
-        print(
-            f"\nmemory {memory:.0%} | " + " | ".join(f"answer {a}, think {t:g}" for a, t in cases)
-        )
-        for name in POLICIES:
-            if asked.only in name:
-                runs = [
-                    [outcome(name, s, a, t, memory, asked.scale) for s in range(asked.seeds)]
-                    for a, t in cases
-                ]
-                print(f"{name} | " + " | ".join(str(_mean(some)) for some in runs), flush=True)
-
-
-def _mean(some: list[Outcome]) -> Outcome:
-    names = ("hits", "computed", "steps", "wall", "busy")
-    return Outcome(*(sum(getattr(one, name) for one in some) / len(some) for name in names))
-
-
-if __name__ == "__main__":
-    main()
+@runner.command
+def main(
+    *,
+    answers: runner.Ints = (8, 384),
+    thinks: runner.Floats = (0, 10, 100),
+    memory: runner.Floats = (0.5, 0.25),
+    scale: float = 0.25,
+    seeds: int = 2,
+    only: Annotated[str, "policies whose name contains this"] = "",
+) -> None:
+    cases = list(product(answers, thinks))
+    for part in memory:
+        titles = [f"answer {answer}, think {think:g}" for answer, think in cases]
+        print("\n" + " | ".join([f"memory {part:.0%}", *titles]))
+        for name in (one for one in POLICIES if only in one):
+            cells = []
+            for answer, think in cases:
+                runs = [outcome(name, seed, answer, think, part, scale) for seed in range(seeds)]
+                figures = zip(*map(astuple, runs), strict=True)
+                cells.append(str(Outcome(*map(mean, figures))))
+            print(" | ".join([name, *cells]), flush=True)

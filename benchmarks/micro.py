@@ -7,19 +7,22 @@ collector of cyclic garbage stays on.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import statistics
-import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from statistics import median
+from typing import Annotated
 
-from benchmarks.micro_scheduling import WAITING, decode_costs, policy_costs
+from benchmarks import runner
+from benchmarks.virtual_steps import commit, submit
+from lmprog.config import PolicyName, SchedulerConfig
 from lmprog.radix import Node, PageAllocator, RadixTree
+from lmprog.runtime.scheduling.batch import build_batch
+from lmprog.runtime.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,16 @@ class Figure:
     def passes(self) -> bool | None:
         return None if self.bar is None else self.value <= self.bar
 
+    def __str__(self) -> str:
+        passed, failed = f"pass (<= {self.bar or 0:g})", f"FAIL (> {self.bar})"
+        verdict = {None: "", True: passed if self.bar else "", False: failed}[self.passes]
+        return f"{self.section:10} {self.name:52} {self.value:9.2f} {self.unit:3} {verdict}"
+
 
 def median_us(action: Callable[[], object], repetitions: int) -> float:
     """The median time of one `action()`, in microseconds."""
-    clock = time.perf_counter_ns
-    times = []
-    for _ in range(repetitions):
-        begin = clock()
-        action()
-        times.append(clock() - begin)
-    return statistics.median(times) / 1000
+    times = (runner.seconds(action, 1, time.perf_counter_ns) for _ in range(repetitions))
+    return median(times) / 1000
 
 
 # -- matching
@@ -63,16 +66,13 @@ def matching(repetitions: int) -> Iterator[Figure]:
             found = tree.match(prompt)
             assert (found.length, tree.num_nodes) == (PROMPT_LEN, num_nodes)
             bar = MOST_MATCHING if page_size == 16 else None
+            match = partial(tree.match, prompt)
             name = f"match {PROMPT_LEN:,} tokens, {num_nodes} nodes, page size {page_size}"
-            yield Figure(
-                "matching", name, median_us(partial(tree.match, prompt), repetitions), "us", bar
-            )
+            yield Figure("matching", name, median_us(match, repetitions), "us", bar)
             prompt[PROMPT_LEN - 5] = 0
             assert tree.match(prompt).length == PROMPT_LEN - 5
             name = f"... and the fifth from the end differs, {num_nodes} nodes"
-            yield Figure(
-                "matching", name, median_us(partial(tree.match, prompt), repetitions), "us", bar
-            )
+            yield Figure("matching", name, median_us(match, repetitions), "us", bar)
 
 
 def _path(tokens: array[int], num_nodes: int, page_size: int) -> RadixTree:
@@ -96,7 +96,7 @@ MOST_GROWTH = 1.5  # from the smallest tree to the largest
 
 class Grown:
     """A tree of `num_nodes` nodes of one page in paths of `depth` that part at the root; it is kept
-    at that size.
+    at that size. Operations give nanoseconds.
     """
 
     def __init__(self, num_nodes: int, depth: int) -> None:
@@ -138,9 +138,7 @@ class Grown:
 
     def match(self) -> float:
         prompt = self.prompts[self.pick()]
-        begin = time.perf_counter_ns()
-        self.tree.match(prompt)
-        return time.perf_counter_ns() - begin
+        return runner.seconds(partial(self.tree.match, prompt), 1, time.perf_counter_ns)
 
     def insert(self) -> float:
         """A new leaf at the end of a random path, or at the root if paths have one node; it is
@@ -182,32 +180,66 @@ def growing(repetitions: int) -> Iterator[Figure]:
                 for size, grown in trees.items():
                     action = getattr(grown, name)
                     times[size] += [action() for _ in range(repetitions // 10)]
-            costs = {size: statistics.median(each) / 1000 for size, each in times.items()}
+            costs = {size: median(each) / 1000 for size, each in times.items()}
             for size, value in costs.items():
                 yield Figure("growing", f"{name}, {shape}, {size:,} nodes", value, "us")
             growth = costs[SIZES[-1]] / costs[SIZES[0]]
-            bar = (
-                None if name == "match" else MOST_GROWTH
-            )  # a match has a bar of its own, in microseconds
-            yield Figure(
-                "growing", f"{name}, {shape}, {SIZES[-1]:,} : {SIZES[0]:,} nodes", growth, "x", bar
-            )
+            bar = None if name == "match" else MOST_GROWTH  # a match has a bar in microseconds
+            title = f"{name}, {shape}, {SIZES[-1]:,} : {SIZES[0]:,} nodes"
+            yield Figure("growing", title, growth, "x", bar)
 
 
 # -- scheduling
 
+WAITING = 1000
+POLICIES: tuple[PolicyName, ...] = ("fcfs", "lpm", "dfs")
 MOST_POLICY = 1.0  # milliseconds a step, with 1,000 waiting
+ANSWER = 4000
 
 
 def scheduling(repetitions: int) -> Iterator[Figure]:
-    """What a step costs outside the model."""
+    """What a step costs outside the model: by how much a plan grows when 1,000 sequences wait and
+    none can be admitted, and plan, batch, masks and commit of steps that decode."""
     few = max(20, repetitions // 20)
-    for policy, cost in policy_costs(few):
-        yield Figure(
-            "scheduling", f"{policy}, {WAITING:,} waiting: added to a step", cost, "ms", MOST_POLICY
-        )
-    for rows, cost in decode_costs(few):
-        yield Figure("scheduling", f"a step that decodes {rows} of 1,000 tokens", cost, "ms")
+    for policy in POLICIES:
+        none, many = (_planning_ms(policy, waiting, few) for waiting in (0, WAITING))
+        name = f"{policy}, {WAITING:,} waiting: added to a step"
+        yield Figure("scheduling", name, many - none, "ms", MOST_POLICY)
+    for rows in (1, 16, 64, 256):
+        name = f"a step that decodes {rows} rows of 1,000 tokens"
+        yield Figure("scheduling", name, _decoding_ms(rows, few), "ms")
+
+
+def _planning_ms(policy: PolicyName, waiting: int, repetitions: int) -> float:
+    dice = random.Random(1)
+    prefixes = [[dice.randrange(32_000) for _ in range(600)] for _ in range(10)]
+    scheduler = Scheduler(SchedulerConfig(num_pages=20_000, max_rows=8, policy=policy), 8192)
+
+    def fill(count: int) -> None:
+        for _ in range(count):
+            prompt = [*dice.choice(prefixes), *dice.choices(range(32_000), k=50)]
+            submit(scheduler, prompt, ANSWER)
+
+    fill(8)
+    commit(scheduler, scheduler.plan())
+    fill(waiting)
+    return median_us(lambda: commit(scheduler, scheduler.plan()), repetitions) / 1000
+
+
+def _decoding_ms(rows: int, repetitions: int) -> float:
+    scheduler = Scheduler(SchedulerConfig(num_pages=40_000), 8192)
+    dice = random.Random(2)
+    for _ in range(rows):
+        submit(scheduler, dice.choices(range(32_000), k=1000), ANSWER)
+    while any(sequence.remaining > 1 for sequence in [*scheduler.running, *scheduler.waiting]):
+        commit(scheduler, scheduler.plan())
+
+    def step() -> None:
+        plan = scheduler.plan()
+        build_batch(plan, 16)
+        commit(scheduler, plan)
+
+    return median_us(step, repetitions) / 1000
 
 
 SECTIONS: dict[str, Callable[[int], Iterator[Figure]]] = {
@@ -217,48 +249,21 @@ SECTIONS: dict[str, Callable[[int], Iterator[Figure]]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.micro", description=__doc__)
-    parser.add_argument(
-        "sections",
-        nargs="*",
-        metavar="SECTION",
-        help=f"of {', '.join(SECTIONS)}; all if none is named",
-    )
-    parser.add_argument(
-        "--repetitions", type=int, default=2000, help="of each operation (default %(default)s)"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON array instead of a table"
-    )
-    options = parser.parse_args()
-    unknown = sorted(set(options.sections) - set(SECTIONS))
-    if unknown:
-        parser.error(f"no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+@runner.command
+def main(
+    sections: Annotated[Sequence[str], f"of {', '.join(SECTIONS)}; all if none is named"] = (),
+    *,
+    repetitions: Annotated[int, "of each operation"] = 2000,
+    json_: Annotated[bool, "print one JSON array instead of a table"] = False,
+) -> int:
+    if unknown := sorted(set(sections) - set(SECTIONS)):
+        raise runner.WrongOptions(f"no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     figures = []
-    for name in options.sections or SECTIONS:
-        for figure in SECTIONS[name](options.repetitions):
+    for name in sections or SECTIONS:
+        for figure in SECTIONS[name](repetitions):
             figures.append(figure)
-            if not options.json:
-                print(line(figure), flush=True)
-    if options.json:
-        print(
-            json.dumps([asdict(figure) | {"passes": figure.passes} for figure in figures], indent=1)
-        )
+            if not json_:
+                print(figure, flush=True)
+    if json_:
+        print(json.dumps([asdict(one) | {"passes": one.passes} for one in figures], indent=1))
     return 1 if any(figure.passes is False for figure in figures) else 0
-
-
-def line(figure: Figure) -> str:
-    verdict = {
-        None: "",
-        True: f"pass (<= {figure.bar:g})" if figure.bar else "",
-        False: f"FAIL (> {figure.bar})",
-    }
-    return (
-        f"{figure.section:10} {figure.name:52} {figure.value:9.2f} {figure.unit:3} "
-        f"{verdict[figure.passes]}"
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,21 +9,15 @@ thread that waits for another one uses no processor time. Knows the engine only,
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from benchmarks import engine as engines
-from benchmarks.checkpoints import checkpoint
-
-STEPS = ("prefill 512", "B=1", "B=16", "B=64")
+from benchmarks import runner
+from benchmarks.engine import STEPS, load
+from benchmarks.models import prepared
 
 
 def steps_per_second(engine: Any, step: Any, seconds: float) -> float:
@@ -35,52 +29,30 @@ def steps_per_second(engine: Any, step: Any, seconds: float) -> float:
     return count / (time.perf_counter() - began)
 
 
-def measured(
-    engine: Any, other: subprocess.Popen[bytes], asked: argparse.Namespace
-) -> dict[str, tuple[float, float]]:
-    """Medians of steps per second, alone and beside the other process, by step."""
-    taken: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in STEPS}
-    for name in STEPS:
-        for _ in range(asked.rounds):
-            for busy in (False, True):
-                os.kill(other.pid, signal.SIGCONT if busy else signal.SIGSTOP)
-                time.sleep(0.02)  # so that the system has seen it
-                speed = steps_per_second(engine, engines.STEPS[name], asked.seconds)
-                taken[name][busy].append(speed)
-    return {
-        name: (statistics.median(alone), statistics.median(beside))
-        for name, (alone, beside) in taken.items()
-    }
+@runner.command
+def main(
+    *,
+    model: str = "random:S",
+    side: Annotated[str, "of benchmarks.engine"] = "native f32",
+    threads: Sequence[int] = (2, 1),
+    rounds: int = 7,
+    seconds: Annotated[float, "of one measurement"] = 0.3,
+) -> None:
+    runner.head("threads", *(f"{name}: alone, beside, kept" for name in STEPS))
+    with prepared(model) as (folder, _), runner.busy_neighbour() as other:
+        os.kill(other, signal.SIGSTOP)
+        for count in threads:
+            engine, cells = load(side, folder, count), []
+            for step in STEPS.values():
 
+                def speed(is_busy: bool, engine: Any = engine, step: Any = step) -> float:
+                    os.kill(other, signal.SIGCONT if is_busy else signal.SIGSTOP)
+                    time.sleep(0.02)  # so that the system has seen it
+                    return steps_per_second(engine, step, seconds)
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="random:S")
-    parser.add_argument("--side", default="native f32", help="of benchmarks.engine")
-    parser.add_argument("--threads", type=int, nargs="+", default=[2, 1])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of one measurement")
-    asked = parser.parse_args()
-    print("| threads | " + " | ".join(f"{name}: alone, beside, kept" for name in STEPS) + " |")
-    print("|-|" + "-:|" * len(STEPS))
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    os.kill(other.pid, signal.SIGSTOP)
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            model = asked.model
-            if model.removeprefix("random:") in engines.SIZES:
-                engines.make(Path(scratch), model.removeprefix("random:"))
-                model = scratch
-            else:
-                model = checkpoint(model, Path(scratch))[0]
-            for threads in asked.threads:
-                found = measured(engines.load(asked.side, model, threads), other, asked)
-                cells = [f"{a:.1f}, {b:.1f}, {b / a:.0%}" for a, b in found.values()]
-                print(f"| {threads} | " + " | ".join(cells) + " |", flush=True)
-    finally:
-        other.kill()
-        other.wait()
-
-
-if __name__ == "__main__":
-    main()
+                found = runner.medians(
+                    {"a": lambda: speed(False), "b": lambda: speed(True)}, rounds
+                )
+                alone, beside = found.values()
+                cells.append(f"{alone:.1f}, {beside:.1f}, {beside / alone:.0%}")
+            runner.say(count, *cells)

@@ -29,11 +29,12 @@ class Came:
 
 
 class OwnLoop:
-    """One thread computes; `fields` are those of `RuntimeConfig` and `SchedulerConfig`."""
+    """One thread computes unless `threads` says otherwise; `fields` are those of `RuntimeConfig` and `SchedulerConfig`."""
 
     def __init__(self, model: str, channel: SimChannel | None = None, **fields: Any) -> None:
         scheduling = {name: fields.pop(name) for name in _SCHEDULING & set(fields)}
-        config = RuntimeConfig(model, threads=1, scheduler=SchedulerConfig(**scheduling), **fields)
+        fields = {"threads": 1, **fields, "scheduler": SchedulerConfig(**scheduling)}
+        config = RuntimeConfig(model, **fields)
         self._skipped = 0.0
         self.channel = channel or SimChannel()
         self.loop, self.welcome = assemble(config, self.channel, clock=self.now)
@@ -58,29 +59,29 @@ class OwnLoop:
     def ask(self, client: bytes, prompt: str, max_tokens: int, salt: str = "") -> int:
         """A stream of so many tokens on a branch of its own; the number of both."""
         self._num_calls += 1
-        number = self._num_calls
+        number, text = self._num_calls, (wire.TextPiece(prompt),)
         sampling = wire.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        self.say(
-            client,
-            wire.Open(number, salt),
-            wire.Append(number, (wire.TextPiece(prompt),)),
-            wire.Generate(number, number, sampling, None, True),
-        )
+        gen = wire.Generate(number, number, sampling, None, True)
+        self.say(client, wire.Open(number, salt), wire.Append(number, text), gen)
         return number
 
     def turn(self) -> list[Came]:
-        """One step."""
+        """One step. Raises `RuntimeError` where a call failed."""
         self.channel.sent.clear()
         self.loop.step()
         now = self.now()
+        for _, reply in self.channel.sent:
+            if isinstance(reply, wire.Failed):
+                raise RuntimeError(reply.message)
         return [Came(client, reply, now) for client, reply in self.channel.sent]
+
+    def finish(self, call: int) -> None:
+        """Turns until this call is done."""
+        while not any(
+            isinstance(one.reply, wire.CallDone) and one.reply.call == call for one in self.turn()
+        ):
+            pass
 
     @property
     def is_idle(self) -> bool:
         return self.loop.scheduler.idle and not self.channel.inbox and not self.loop.inbox.num_ops
-
-
-def percentile(values: list[float], part: float) -> float:
-    """Of the sorted values, the one that `part` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -8,21 +8,22 @@ step. Medians of rounds in which all types take turns, one thread. Knows no step
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from ctypes import byref
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from statistics import median
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engine import SIZES
+from benchmarks import runner
+from benchmarks.models import HEAD, SIZES
 from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 
-TYPES = ("float32", "bfloat16", "int8", "int4")
+BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}  # int4 with a scale for 32
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
 FAR = 96 << 20
 """Bytes of weights before the first come again: more than caches hold."""
@@ -65,63 +66,44 @@ class Product:
 def copied_per_second() -> float:
     """Gigabytes read and written by a plain copy; the median of some."""
     source = np.ones(64 << 20, np.uint8)
-    target, taken = np.empty_like(source), []
-    for _ in range(9):
-        began = time.thread_time()
-        np.copyto(target, source)
-        taken.append(time.thread_time() - began)
-    return 2e-9 * len(source) / statistics.median(taken)
+    copy = partial(np.copyto, np.empty_like(source), source)
+    return 2e-9 * len(source) / median(runner.seconds(copy, 1, time.thread_time) for _ in range(9))
 
 
 def shapes(size: str) -> list[tuple[int, int]]:
     """Outputs and inputs of a layer's products, and of the head."""
     s = SIZES[size]
-    hidden, heads = s["hidden"], s["heads"] * 64
-    qkv, inner = heads + 2 * s["kv_heads"] * 64, s["inner"]
-    return [
-        (qkv, hidden),
-        (hidden, heads),
-        (2 * inner, hidden),
-        (hidden, inner),
-        (s["vocab"], hidden),
-    ]
+    hidden, heads, inner = s["hidden"], s["heads"] * HEAD, s["inner"]
+    layer = [(heads + 2 * s["kv_heads"] * HEAD, hidden), (hidden, heads), (2 * inner, hidden)]
+    return [*layer, (hidden, inner), (s["vocab"], hidden)]
 
 
 def measure(size: str, path: str, rounds: int) -> dict[str, dict[int, float]]:
     """Median seconds of all shapes together, by type and rows."""
-    taken: dict[str, dict[int, float]] = {kind: dict.fromkeys(ROWS, 0.0) for kind in TYPES}
+    taken = {kind: dict.fromkeys(ROWS, 0.0) for kind in BITS}
     for outputs, inputs in shapes(size):
-        products = {kind: Product.of(outputs, inputs, kind) for kind in TYPES}
+        products = {kind: Product.of(outputs, inputs, kind) for kind in BITS}
         for rows in ROWS:
             x = np.random.default_rng(1).standard_normal((rows, up32(inputs)), np.float32)
             x[:, inputs:] = 0
             out = np.empty((rows, up32(outputs)), np.float32)
-            times: dict[str, list[float]] = {kind: [] for kind in TYPES}
-            for _ in range(rounds):
-                for kind, product in products.items():
-                    times[kind].append(product.seconds(path, x, out))
-            for kind in TYPES:
-                taken[kind][rows] += statistics.median(times[kind])
+            sides = {kind: partial(one.seconds, path, x, out) for kind, one in products.items()}
+            for kind, seconds in runner.medians(sides, rounds).items():
+                taken[kind][rows] += seconds
     return taken
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", default="S", choices=SIZES)
-    parser.add_argument("--path", default=interface.best_path())
-    parser.add_argument("--rounds", type=int, default=15)
-    asked = parser.parse_args()
-    taken = measure(asked.size, asked.path, asked.rounds)
-    weights = sum(outputs * inputs for outputs, inputs in shapes(asked.size))
-    print(f"{asked.size}, {asked.path}; a copy reads and writes {copied_per_second():.1f} GB/s\n")
-    print("| weights | one row, GB/s | " + " | ".join(f"{rows} rows" for rows in ROWS) + " |")
-    print("|-|-:|" + "-:|" * len(ROWS))
-    bits = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}  # int4 with a scale for 32
+@runner.command
+def main(
+    *,
+    size: Annotated[str, {"choices": SIZES}] = "S",
+    path: str = interface.best_path(),
+    rounds: int = 15,
+) -> None:
+    taken = measure(size, path, rounds)
+    weights = sum(outputs * inputs for outputs, inputs in shapes(size))
+    print(f"{size}, {path}; a copy reads and writes {copied_per_second():.1f} GB/s\n")
+    runner.head("weights", "one row, GB/s", *(f"{count} rows" for count in ROWS))
     for kind, times in taken.items():
-        read = 1e-9 * weights * bits[kind] / 8 / times[1]
-        speeds = [f"{2e-9 * weights * rows / seconds:,.0f}" for rows, seconds in times.items()]
-        print(f"| {kind} | {read:.1f} | " + " | ".join(speeds) + " |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        speeds = [f"{2e-9 * weights * count / seconds:,.0f}" for count, seconds in times.items()]
+        runner.say(kind, f"{1e-9 * weights * BITS[kind] / 8 / times[1]:.1f}", *speeds)

@@ -15,22 +15,19 @@ to the small one's first token, and what it costs the flood.
 
 from __future__ import annotations
 
-import argparse
 import random
-from array import array
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
 
-from benchmarks.memory_pressure import CONTEXT, FIXED, GREEDY, PAGE, PER_TOKEN
-from benchmarks.own_loop import percentile
+from benchmarks import runner
+from benchmarks.memory_pressure import CONFIG, CONTEXT, FIXED, PER_TOKEN
+from benchmarks.virtual_steps import commit, submit
 from lmprog.config import PolicyName, SchedulerConfig
-from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
-from lmprog.runtime.scheduling.logits_requests import collect_requests
-from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.sequence import SequenceGroup
 
-NUM_PAGES = 4096
+FAIR = replace(CONFIG, num_pages=4096)
 ANSWER = 16
 PREFIX, OWN = 1024, 64
 COLD_SECONDS = FIXED + PER_TOKEN * (PREFIX + OWN + ANSWER)
@@ -56,13 +53,16 @@ class Request:
     def waited(self) -> float:
         return self.first_token - self.at
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + self.answer
+
 
 @dataclass
 class QueueRun:
     """Requests in the order of their arrival, under one configuration."""
 
     config: SchedulerConfig
-    weights: dict[str, float] = field(default_factory=dict)
     now: float = 0.0
 
     def run(self, requests: list[Request]) -> float:
@@ -73,25 +73,15 @@ class QueueRun:
             if not open_ones:
                 self.now = max(self.now, todo[-1].at)
             while todo and todo[-1].at <= self.now:
-                request = todo.pop()
-                open_ones[self._submit(scheduler, request)] = request
+                one = todo.pop()
+                open_ones[submit(scheduler, one.prompt, one.answer, client=one.client)] = one
             self._step(scheduler, open_ones)
         return self.now
-
-    def _submit(self, scheduler: Scheduler, request: Request) -> SequenceGroup:
-        group = SequenceGroup(prompt_len=len(request.prompt))
-        group.client = request.client
-        settings = GenerationSettings(GREEDY, request.answer, (), len(request.prompt))
-        group.sequences.append(Sequence(group, array("i", request.prompt), Generation(settings, 0)))
-        scheduler.submit(group)
-        return group
 
     def _step(self, scheduler: Scheduler, open_ones: dict[SequenceGroup, Request]) -> None:
         plan = scheduler.plan()
         self.now += FIXED + PER_TOKEN * plan.num_tokens if plan.rows else 0.001
-        wanted = collect_requests(plan)
-        results = StepResults((SampleResult(7, 0.0),) * len(wanted.samples), ())
-        for one in scheduler.commit(plan, wanted, results):
+        for one in commit(scheduler, plan):
             request = open_ones[one.sequence.group]
             request.first_token = request.first_token or self.now
             if one.ended:
@@ -100,6 +90,10 @@ class QueueRun:
                 node = scheduler.end(one.sequence)
                 if node is not None:
                     scheduler.unpin(node)
+
+
+def _text(dice: random.Random, count: int) -> list[int]:
+    return dice.choices(range(32_000), k=count)
 
 
 def mixed(count: int, load: float, num_hot: int, seed: int) -> list[Request]:
@@ -116,79 +110,45 @@ def mixed(count: int, load: float, num_hot: int, seed: int) -> list[Request]:
     return found
 
 
-def _text(dice: random.Random, count: int) -> list[int]:
-    return dice.choices(range(32_000), k=count)
+def policies(count: int) -> None:
+    """For each load and number of prefixes, all policies."""
+    print("| load | hot prefixes | policy | cold | hot | all answered after |\n|-:|-:|-|-:|-:|-:|")
+    for load, num_hot, (policy, ageing) in product((0.7, 1.0, 1.5), (1, 8, 64), POLICIES):
+        requests = mixed(count, load, num_hot, seed=1)
+        config = replace(FAIR, admission="unlimited", policy=policy, ageing=ageing)
+        seconds, cells = QueueRun(config).run(requests), []
+        for kind in ("cold", "hot"):
+            waits = [one.waited for one in requests if one.kind == kind]
+            p50, p99 = (runner.percentile(waits, part) for part in (0.5, 0.99))
+            cells.append(f"{p50:.2f} / {p99:.2f}")
+        name = policy if policy != "lpm" else f"lpm, ageing {ageing:g} s"
+        runner.say(f"{load:g}", num_hot, name, *cells, f"{seconds:.1f}")
 
 
-def policy_rows(count: int) -> Iterator[str]:
-    """The table's rows: for each load and number of prefixes, all policies."""
-    config = SchedulerConfig(
-        page_size=PAGE, num_pages=NUM_PAGES, admission="unlimited", speculation="off"
-    )
-    for load in (0.7, 1.0, 1.5):
-        for num_hot in (1, 8, 64):
-            for policy, ageing in POLICIES:
-                requests = mixed(count, load, num_hot, seed=1)
-                shown = SchedulerConfig(
-                    **{
-                        **{name: getattr(config, name) for name in config.__dataclass_fields__},
-                        "policy": policy,
-                        "ageing": ageing,
-                    }
-                )
-                seconds = QueueRun(shown).run(requests)
-                cells = [
-                    "{:.2f} / {:.2f}".format(
-                        *(
-                            percentile([r.waited for r in requests if r.kind == kind], part)
-                            for part in (0.5, 0.99)
-                        )
-                    )
-                    for kind in ("cold", "hot")
-                ]
-                name = policy if policy != "lpm" else f"lpm, ageing {ageing:g} s"
-                yield f"| {load:g} | {num_hot} | {name} | {' | '.join(cells)} | {seconds:.1f} |"
-
-
-def shares(num_programs: int) -> Iterator[str]:
+def shares(num_programs: int) -> None:
     """The small client beside the flood, and the flood alone."""
     dice = random.Random(1)
-    flood = [Request(0.0, "flood", _text(dice, 256), 32, "flood") for _ in range(num_programs)]
-    small = [Request(0.5 * n, "small", _text(dice, 64), 8, "small") for n in range(1, 61)]
-    config = SchedulerConfig(page_size=PAGE, num_pages=NUM_PAGES, speculation="off")
-    for name, clients in (("shared fairly", True), ("as one client", False)):
+    flood = [Request(0.0, "flood", _text(dice, 256), 32) for _ in range(num_programs)]
+    small = [Request(0.5 * n, "small", _text(dice, 64), 8) for n in range(1, 61)]
+    for name, is_fair in (("shared fairly", True), ("as one client", False)):
         for request in [*flood, *small]:
             request.first_token = 0.0
-            request.client = request.kind if clients else ""
-        QueueRun(config).run(sorted([*flood, *small], key=lambda one: one.at))
-        waits = [request.waited for request in small]
-        beside = max(request.ended for request in flood)
-        tokens = sum(len(r.prompt) + r.answer for r in flood if r.ended <= beside)
-        QueueRun(config).run(flood)
-        alone = max(request.ended for request in flood)
-        during = [r for r in small if r.ended <= beside]
-        others = sum(len(r.prompt) + r.answer for r in during)
-        yield (
-            f"{name}: the small one waits p50 {percentile(waits, 0.5):.2f} s, p99 "
-            f"{percentile(waits, 0.99):.2f} s; the flood takes {beside:.1f} s, alone {alone:.1f} s; "
-            f"{(tokens + others) / beside:,.0f} tokens/s in all, alone {tokens / alone:,.0f}"
+            request.client = request.kind if is_fair else ""
+        QueueRun(FAIR).run(sorted([*flood, *small], key=lambda one: one.at))
+        p50, p99 = (runner.percentile([one.waited for one in small], part) for part in (0.5, 0.99))
+        beside = max(one.ended for one in flood)
+        tokens = sum(one.num_tokens for one in flood)
+        others = sum(one.num_tokens for one in small if one.ended <= beside)
+        QueueRun(FAIR).run(flood)
+        alone = max(one.ended for one in flood)
+        print(
+            f"{name}: the small one waits p50 {p50:.2f} s, p99 {p99:.2f} s; the flood takes "
+            f"{beside:.1f} s, alone {alone:.1f} s; {(tokens + others) / beside:,.0f} tokens/s in "
+            f"all, alone {tokens / alone:,.0f}",
+            flush=True,
         )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("policies", "shares"))
-    parser.add_argument("--requests", type=int, default=600)
-    parser.add_argument("--programs", type=int, default=1000)
-    asked = parser.parse_args()
-    if asked.what == "policies":
-        print("| load | hot prefixes | policy | cold | hot | all answered after |")
-        print("|-:|-:|-|-:|-:|-:|")
-    for line in policy_rows(asked.requests) if asked.what == "policies" else shares(asked.programs):
-        print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+@runner.command
+def main(what: Literal["policies", "shares"], *, requests: int = 600, programs: int = 1000) -> None:
+    policies(requests) if what == "policies" else shares(programs)

@@ -15,51 +15,12 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_WORDS = [
-    "name",
-    "id",
-    "type",
-    "status",
-    "value",
-    "count",
-    "size",
-    "color",
-    "label",
-    "owner",
-    "created",
-    "updated",
-    "email",
-    "address",
-    "city",
-    "country",
-    "price",
-    "amount",
-    "currency",
-    "items",
-    "tags",
-    "kind",
-    "version",
-    "language",
-    "description",
-    "title",
-    "url",
-    "path",
-    "host",
-    "port",
-    "user",
-    "group",
-    "role",
-    "enabled",
-    "visible",
-    "width",
-    "height",
-    "start",
-    "end",
-    "limit",
-    "offset",
-    "total",
-    "code",
-]
+_WORDS_TEXT = """
+name id type status value count size color label owner created updated email address city
+country price amount currency items tags kind version language description title url path host
+port user group role enabled visible width height start end limit offset total code
+"""
+_WORDS = _WORDS_TEXT.split()
 _PATTERNS: list[tuple[str, Callable[[random.Random], str]]] = [
     ("^[a-z][a-z0-9_-]*$", lambda rng: "ab-" + str(rng.randint(0, 999))),
     (r"^\d{4}-\d{2}$", lambda rng: f"20{rng.randint(10, 30)}-0{rng.randint(1, 9)}"),

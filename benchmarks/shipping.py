@@ -14,14 +14,14 @@ the machine; messages and the difference between latencies hardly do.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import lmprog
+from benchmarks import runner
 from benchmarks.delays import DelayedChannel
 from lmprog import launch
 from lmprog.backends.runtime_backend import RuntimeBackend
@@ -133,14 +133,12 @@ def measured(
     """The best run of each form, whole first, taking turns. Raises `ValueError` where they do not
     agree.
     """
-    best: dict[bool, Shipped] = {}
-    for _ in range(repeat):
-        for whole in (True, False):
-            one = ship(backend, channel, program, whole, tokens)
-            best[whole] = (
-                one if whole not in best or one.seconds < best[whole].seconds else best[whole]
-            )
-    together, single = best[True], best[False]
+    sides = {
+        form: partial(ship, backend, channel, program, form == "whole", tokens)
+        for form in ("whole", "op by op")
+    }
+    found = runner.in_turn(sides, repeat).values()
+    together, single = (min(runs, key=lambda one: one.seconds) for runs in found)
     if (together.result, together.text) != (single.result, single.text):
         raise ValueError(
             f"{program}: shipped whole it gave {together.result!r}, op by op {single.result!r}"
@@ -148,47 +146,25 @@ def measured(
     return [together, single]
 
 
-def lines(
-    address: str, latencies: list[float], names: list[str], tokens: int, repeat: int
-) -> Iterator[str]:
-    """The table, line by line; `latencies` in milliseconds."""
-    yield (
-        "| program | added latency | messages, whole | messages, op by op | ms, whole | "
-        "ms, op by op | times |"
-    )
-    yield "|-|-:|-:|-:|-:|-:|-:|"
-    for latency in latencies:
-        connection = launch.connect(address, client="shipping")
-        channel = DelayedChannel(connection, latency / 1000)
-        with RuntimeBackend(channel) as backend:
-            for name in names:
-                ship(backend, channel, PROGRAMS[name], True, tokens)  # warms up what is made once
-                whole, single = measured(backend, channel, PROGRAMS[name], tokens, repeat)
-                yield (
-                    f"| {name} | {latency:g} ms | {whole.messages} | {single.messages} | "
-                    f"{whole.seconds * 1000:.0f} | "
-                    f"{single.seconds * 1000:.0f} | {single.seconds / whole.seconds:.2f} |"
-                )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="nano")
-    parser.add_argument(
-        "--latency", default="0,20", help="milliseconds there and back, several with commas"
-    )
-    parser.add_argument("--tokens", type=int, default=8, help="of each generation")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", default=",".join(PROGRAMS))
-    options = parser.parse_args()
-    names = [name for name in PROGRAMS if name in options.only.split(",")]
-    with lmprog.Runtime(options.model) as runtime:
-        latencies = [float(latency) for latency in options.latency.split(",")]
-        for line in lines(runtime.address, latencies, names, options.tokens, options.repeat):
-            print(line, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+@runner.command
+def main(
+    *,
+    model: str = "nano",
+    latency: Annotated[runner.Floats, "milliseconds there and back, several with commas"] = (0, 20),
+    tokens: Annotated[int, "of each generation"] = 8,
+    repeat: int = 3,
+    only: runner.Names = tuple(PROGRAMS),
+) -> None:
+    columns = "messages, whole; messages, op by op; ms, whole; ms, op by op; times"
+    runner.head("program", "added latency", *columns.split("; "))
+    with lmprog.Runtime(model) as runtime:
+        for one in latency:
+            channel = DelayedChannel(launch.connect(runtime.address, client="shipping"), one / 1000)
+            with RuntimeBackend(channel) as backend:
+                for name in (name for name in PROGRAMS if name in only):
+                    ship(backend, channel, PROGRAMS[name], True, tokens)  # warms up
+                    whole, single = measured(backend, channel, PROGRAMS[name], tokens, repeat)
+                    times = [f"{1000 * form.seconds:.0f}" for form in (whole, single)]
+                    counts = (whole.messages, single.messages)
+                    ratio = f"{single.seconds / whole.seconds:.2f}"
+                    runner.say(name, f"{one:g} ms", *counts, *times, ratio)

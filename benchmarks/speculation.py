@@ -17,18 +17,17 @@ told in `draft_rounds`.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest import mock
 
 import numpy as np
 
-from benchmarks.draft_rounds import Round, asked, compared, head, in_turn, measured
+from benchmarks import runner
+from benchmarks.draft_rounds import OpsOf, Round, asked, compared, head, in_turn, measured
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 from lmprog.runtime.engine.model.locate import locate
@@ -68,6 +67,11 @@ QUOTED = (
     'He says "each of them has been checked by Mrs Ada Barlow" and asks "if somebody can open the '
     'gate in the morning, since our driver leaves again before noon".'
 )
+SAID = {
+    "editing a letter": ("For Friday, and fifty chairs:", EDITED),
+    "fields as JSON": ("As JSON:", COPIED),
+    "quoting a letter": ("What does he say and ask?", QUOTED),
+}
 
 
 @dataclass(frozen=True)
@@ -80,14 +84,23 @@ class Task:
     constraints: tuple[wire.Constraint | None, ...] = ()
     answer: str | None = None
 
+    def ops_of(self, salt: str) -> OpsOf:
+        """Each call with a cache of its own."""
+
+        def ops(number: int) -> tuple[wire.Op, ...]:
+            constraint = self.constraints[number] if self.constraints else None
+            return (
+                wire.Open(number, f"{salt} {number}"),
+                wire.Append(number, (wire.TextPiece(self.prompts[number]),)),
+                wire.Generate(number, number, self.sampling, constraint),
+            )
+
+        return ops
+
 
 def tasks(num_calls: int) -> Iterator[Task]:
     greedy = wire.SamplingParams(temperature=0.0, max_tokens=400)
-    for name, question, answer in (
-        ("editing a letter", "For Friday, and fifty chairs:", EDITED),
-        ("fields as JSON", "As JSON:", COPIED),
-        ("quoting a letter", "What does he say and ask?", QUOTED),
-    ):
+    for name, (question, answer) in SAID.items():
         yield Task(name, (f"{LETTER}\n{question}\n",) * num_calls, greedy, answer=answer)
     items = draw_items(Family.EXTRACTION, num_calls)
     schemas = tuple(wire.JsonSchema(json.dumps(item.schema)) for item in items)
@@ -102,101 +115,60 @@ def tasks(num_calls: int) -> Iterator[Task]:
     yield Task("nano: free text, drawn", stories, drawn)
 
 
-class Script:
-    """Makes a model say one answer after one prompt; the prompts of all calls are the same."""
+@contextmanager
+def made_to_say(model: str, task: Task) -> Iterator[None]:
+    """The model's likeliest tokens are those of the task's answer, where it has one."""
+    if task.answer is None:
+        yield
+        return
+    tokenizer, computed = load_tokenizer(locate(model)), NativeEngine.forward
+    prompt = tokenizer.encode(task.prompts[0])  # those of all calls are the same
+    answer = tokenizer.encode(task.answer, start=False)
+    targets = np.array([*prompt, *answer, tokenizer.eos_ids[0]])
 
-    def __init__(self, location: Path | None) -> None:
-        self.location = location
-        self.targets: np.ndarray[Any, Any] | None = None
-        """By position: the token that follows there; None: the model says what it likes."""
+    def forward(engine: NativeEngine, batch: Batch) -> Any:
+        logits = computed(engine, batch)
+        after = batch.positions[batch.logit_tokens] + 1
+        wanted = targets[np.minimum(after, len(targets) - 1)]
+        logits[np.arange(len(wanted)), wanted] = 1e4
+        return logits
 
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        computed = NativeEngine.forward
-
-        def forward(engine: NativeEngine, batch: Batch) -> Any:
-            logits = computed(engine, batch)
-            if self.targets is not None:
-                after = batch.positions[batch.logit_tokens] + 1
-                wanted = self.targets[np.minimum(after, len(self.targets) - 1)]
-                logits[np.arange(len(wanted)), wanted] = 1e4
-            return logits
-
-        with mock.patch.object(NativeEngine, "forward", forward):
-            yield
+    with mock.patch.object(NativeEngine, "forward", forward):
+        yield
 
 
 def opened(model: str, mode: str) -> OwnLoop:
     return OwnLoop(model, speculation="off" if mode == AGAIN else mode, kv_memory_mb=64)
 
 
-class Asked:
-    """The calls of one round of a task, each with a cache of its own."""
-
-    def __init__(self, task: Task, script: Script, salt: str) -> None:
-        self._task = task
-        self._salt = salt
-        if task.answer is not None:
-            tokenizer = load_tokenizer(script.location)
-            prompt = tokenizer.encode(task.prompts[0])
-            answer = tokenizer.encode(task.answer, start=False)
-            script.targets = np.array([*prompt, *answer, tokenizer.eos_ids[0]])
-
-    def __call__(self, number: int) -> tuple[wire.Op, ...]:
-        task = self._task
-        constraint = task.constraints[number] if task.constraints else None
-        return (
-            wire.Open(number, f"{self._salt} {number}"),
-            wire.Append(number, (wire.TextPiece(task.prompts[number]),)),
-            wire.Generate(number, number, task.sampling, constraint),
-        )
-
-
 def one_round(own: OwnLoop, model: str, task: Task, at_once: int, salt: str) -> Round:
-    script = Script(locate(model))
-    with script.read():
+    with made_to_say(model, task):
         if not own.loop.scheduler.stats.steps:
-            asked(own, "warm", Asked(task, script, "warm"), range(1))  # of what is done first
-        return measured(own, salt, Asked(task, script, salt), len(task.prompts), at_once)
+            asked(own, "warm", task.ops_of("warm"), range(1))  # what is done for the first time
+        return measured(own, salt, task.ops_of(salt), len(task.prompts), at_once)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speculation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", default="nano")
-    parser.add_argument("--calls", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--fresh", action="store_true", help="a new runtime in each round")
-    parser.add_argument("--again", action="store_true", help="a second runtime without drafts")
-    parser.add_argument("--only", default="", help="workloads whose names have this in them")
-    chosen = parser.parse_args()
-    modes = (*MODES, AGAIN) if chosen.again else MODES
+@runner.command
+def main(
+    *,
+    model: str = "nano",
+    calls: int = 16,
+    rounds: int = 9,
+    at_once: Sequence[int] = (1, 8),
+    fresh: Annotated[bool, "a new runtime in each round"] = False,
+    again: Annotated[bool, "a second runtime without drafts"] = False,
+    only: Annotated[str, "workloads whose names have this in them"] = "",
+) -> None:
+    modes = (*MODES, AGAIN) if again else MODES
     print(head("workload", "at once"))
-    for task in tasks(chosen.calls):
-        for at_once in chosen.at_once if chosen.only in task.name else ():
-            found = rounds_of(task, at_once, chosen.model, modes, chosen.rounds, chosen.fresh)
+    for task in (one for one in tasks(calls) if only in one.name):
+        for together in at_once:
+            found: dict[str, list[Round]] = {mode: [] for mode in modes}
+            owns = {} if fresh else {mode: opened(model, mode) for mode in modes}
+            for number in range(rounds + (not fresh)):
+                for mode in in_turn(found, number):
+                    own = owns.get(mode) or opened(model, mode)
+                    taken = one_round(own, model, task, together, f"{number}")
+                    found[mode] += [taken] if number or fresh else []
             for line in compared(found):
-                print(f"| {task.name} | {at_once} | {line.cells()}", flush=True)
-
-
-def rounds_of(
-    task: Task, at_once: int, model: str, modes: tuple[str, ...], rounds: int, is_fresh: bool
-) -> dict[str, list[Round]]:
-    """The rounds of each mode, asked in turn."""
-    found: dict[str, list[Round]] = {mode: [] for mode in modes}
-    owns = {} if is_fresh else {mode: opened(model, mode) for mode in modes}
-    for number in range(rounds + (not is_fresh)):
-        for mode in in_turn(found, number):
-            own = owns.get(mode) or opened(model, mode)
-            one = one_round(own, model, task, at_once, f"{number}")
-            if number or is_fresh:
-                found[mode].append(one)
-    return found
-
-
-if __name__ == "__main__":
-    main()
+                print(f"| {task.name} | {together} | {line.cells()}", flush=True)

@@ -17,17 +17,17 @@ thread that computes; what other threads took beside it (memory asked for ahead)
 
 from __future__ import annotations
 
-import argparse
 import random
-import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from benchmarks.checkpoints import checkpoint
-from benchmarks.own_loop import OwnLoop, percentile
+from benchmarks import runner
+from benchmarks.models import prepared
+from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
@@ -65,7 +65,7 @@ def measured(model: str, step_ms: int, texts: list[str], **fields: Any) -> Gaps:
     for _ in range(16):
         own.turn()
         turns.append(own.now())
-    alone = percentile([end - begin for begin, end in pairwise(turns[4:])], 0.5)
+    alone = runner.percentile([end - begin for begin, end in pairwise(turns[4:])], 0.5)
     began, gaps, process_began = own.now(), [], time.process_time()
     for text in texts:
         prompt = own.ask(b"prompts", text, 1)
@@ -75,10 +75,9 @@ def measured(model: str, step_ms: int, texts: list[str], **fields: Any) -> Gaps:
             if any(isinstance(one.reply, wire.Delta) and one.reply.call in streams for one in came):
                 gaps.append(came[-1].at - last)
                 last = came[-1].at
-            for one in came:
-                if isinstance(one.reply, wire.Failed):
-                    raise RuntimeError(one.reply.message)
-                is_done |= isinstance(one.reply, wire.CallDone) and one.reply.call == prompt
+            is_done = any(
+                isinstance(one.reply, wire.CallDone) and one.reply.call == prompt for one in came
+            )
     whole = own.now() - began
     return Gaps(gaps, whole, alone, time.process_time() - process_began - whole)
 
@@ -87,84 +86,66 @@ def token_seconds(model: str, text: str, chunk: int, **fields: Any) -> float:
     """Of a token of a prompt that is computed alone, in chunks of so many."""
     own = OwnLoop(model, step_ms=0, max_chunk=chunk, kv_memory_mb=3072, **fields)
     for prompt in ("warm up", text):
-        began, call = own.now(), own.ask(b"prompts", prompt, 1)
-        while not any(
-            isinstance(one.reply, wire.CallDone) and one.reply.call == call for one in own.turn()
-        ):
-            pass
+        began = own.now()
+        own.finish(own.ask(b"prompts", prompt, 1))
     return (own.now() - began) / PROMPT_TOKENS
 
 
-def chunk_lines(model: str, text: str, chunks: list[int], **fields: Any) -> list[str]:
+def print_chunks(seconds: dict[int, float]) -> None:
     """What no choice of chunks of these sizes can exceed, of the prompts in the largest ones."""
-    seconds = {chunk: token_seconds(model, text, chunk, **fields) for chunk in chunks}
-    unbounded = seconds[max(chunks)]
-    return [
-        f"chunks of {chunk}: {1e3 * one:.2f} ms a token; such a step lasts {1e3 * chunk * one:.0f} ms "
-        f"and gives {(chunk - STREAMS) / chunk * unbounded / one:.2f} of the prompts"
-        for chunk, one in seconds.items()
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="nano")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--step-ms", type=int, default=50)
-    parser.add_argument("--repeat", type=int, default=3, help="in turns; the shortest time counts")
-    parser.add_argument("--dtype", help="of the weights; the checkpoint's own if not given")
-    parser.add_argument("--quantize", help="of the weights, when they are loaded")
-    parser.add_argument("--chunks", help="only what a token costs in chunks of so many, alone")
-    asked = parser.parse_args()
-    weights = {"dtype": asked.dtype, "quantize": asked.quantize}
-    with tempfile.TemporaryDirectory(prefix="lmprog-bench-") as scratch:
-        model, folder = checkpoint(asked.model, Path(scratch))
-        texts = prompts(folder, asked.prompts)
-        if asked.chunks:
-            sizes = [int(one) for one in asked.chunks.split(",")]
-            print("\n".join(chunk_lines(model, texts[0], sizes, **weights)))
-            return
-        runs = [
-            {ms: measured(model, ms, texts, **weights) for ms in (asked.step_ms, 0)}
-            for _ in range(asked.repeat)
-        ]
-    found = {
-        ms: Gaps(
-            [gap for run in runs for gap in run[ms].beside_prompts],
-            min(run[ms].whole for run in runs),
-            min(run[ms].alone for run in runs),
-            min(run[ms].others for run in runs),
-        )
-        for ms in (asked.step_ms, 0)
-    }
-    for step_ms, gaps in found.items():
-        ordered = [1e3 * gap for gap in gaps.beside_prompts]
+    unbounded = seconds[max(seconds)]
+    for chunk, one in seconds.items():
         print(
-            f"{asked.model}, --step-ms {step_ms}: {len(ordered)} tokens, p50 "
-            f"{percentile(ordered, 0.5):.1f} ms, p99 {percentile(ordered, 0.99):.1f} ms, longest "
-            f"{max(ordered):.1f} ms; all prompts {gaps.whole:.2f} s, beside it "
-            f"{gaps.others:.2f} s in other threads"
+            f"chunks of {chunk}: {1e3 * one:.2f} ms a token; such a step lasts "
+            f"{1e3 * chunk * one:.0f} ms and gives {(chunk - STREAMS) / chunk * unbounded / one:.2f} "
+            "of the prompts"
         )
-    p99 = 1e3 * percentile(found[asked.step_ms].beside_prompts, 0.99)
-    part = found[0].whole / found[asked.step_ms].whole
-    alone = 1e3 * min(one.alone for one in found.values())
-    num_tokens = (
-        asked.prompts * PROMPT_TOKENS + STREAMS * len(found[0].beside_prompts) / asked.repeat
-    )
-    token = 1e3 * found[0].whole / num_tokens
-    most = 1.0 - STREAMS * token / BAR_MS
+
+
+def report(model: str, step_ms: int, num_prompts: int, runs: dict[int, list[Gaps]]) -> None:
+    """Of all gaps, and of the shortest times."""
+    best = {ms: min(each, key=lambda one: one.whole) for ms, each in runs.items()}
+    for ms, each in runs.items():
+        gaps = [1e3 * gap for one in each for gap in one.beside_prompts]
+        p50, p99 = (runner.percentile(gaps, part) for part in (0.5, 0.99))
+        print(
+            f"{model}, --step-ms {ms}: {len(gaps)} tokens, p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
+            f"longest {max(gaps):.1f} ms; all prompts {best[ms].whole:.2f} s, beside it "
+            f"{min(one.others for one in each):.2f} s in other threads"
+        )
+    gaps = [1e3 * gap for one in runs[step_ms] for gap in one.beside_prompts]
+    p99, part = runner.percentile(gaps, 0.99), best[0].whole / best[step_ms].whole
+    alone = 1e3 * min(one.alone for each in runs.values() for one in each)
+    num_gaps = sum(len(one.beside_prompts) for one in runs[0]) / len(runs[0])
+    token = 1e3 * best[0].whole / (num_prompts * PROMPT_TOKENS + STREAMS * num_gaps)
     print(
         f"a step of the streams alone {alone:.1f} ms, a token without a bound {token:.2f} ms: steps "
-        f"of {BAR_MS:.0f} ms give at most {most:.2f} of the prompts"
+        f"of {BAR_MS:.0f} ms give at most {1.0 - STREAMS * token / BAR_MS:.2f} of the prompts"
     )
-    print(f"p99 {p99:.1f} ms, at most {BAR_MS:.0f}: {'met' if p99 <= BAR_MS else 'missed'}")
+    print(f"p99 {p99:.1f} ms, at most {BAR_MS:.0f}: {runner.verdict(p99 <= BAR_MS)}")
     print(
         f"prompts a second, of those without a bound: {part:.2f}, at least {LEAST_PART}: "
-        f"{'met' if part >= LEAST_PART else 'missed'}"
+        f"{runner.verdict(part >= LEAST_PART)}"
     )
 
 
-if __name__ == "__main__":
-    main()
+@runner.command
+def main(
+    *,
+    model: str = "nano",
+    prompts_: int = 8,
+    step_ms: int = 50,
+    repeat: Annotated[int, "in turns; the shortest time counts"] = 3,
+    dtype: Annotated[str | None, "of the weights; the checkpoint's own if not given"] = None,
+    quantize: Annotated[str | None, "of the weights, when they are loaded"] = None,
+    chunks: Annotated[runner.Ints, "only what a token costs in chunks of so many, alone"] = (),
+) -> None:
+    weights = {"dtype": dtype, "quantize": quantize}
+    with prepared(model) as (name, folder):
+        texts = prompts(folder, prompts_)
+        if chunks:
+            print_chunks({one: token_seconds(name, texts[0], one, **weights) for one in chunks})
+            return
+        sides = {ms: partial(measured, name, ms, texts, **weights) for ms in (step_ms, 0)}
+        runs = runner.in_turn({str(ms): side for ms, side in sides.items()}, repeat)
+    report(model, step_ms, prompts_, {int(ms): each for ms, each in runs.items()})

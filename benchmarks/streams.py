@@ -10,9 +10,16 @@ import json
 import math
 import time
 import urllib.parse
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+
+def post(url: str, path: str, body: bytes, *more: str) -> bytes:
+    """A request with these further lines in its head."""
+    host = urllib.parse.urlsplit(url).netloc
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}", "content-type: application/json"]
+    lines += [*more, f"content-length: {len(body)}", "\r\n"]
+    return "\r\n".join(lines).encode() + body
 
 
 @dataclass(slots=True)
@@ -73,17 +80,12 @@ async def stream(url: str, body: dict[str, Any], opened: asyncio.Event | None = 
     """Asks for a stream and reads it to its end. `opened` is set when its headers have come."""
     parts = urllib.parse.urlsplit(url)
     data = json.dumps({**body, "stream": True}).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: "
-        "application/json\r\n"
-        f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
-    )
     reading = _Reading(opened)
     transport, _ = await asyncio.get_running_loop().create_connection(
         lambda: reading, str(parts.hostname), int(parts.port or 80)
     )
     try:
-        transport.write(head.encode() + data)
+        transport.write(post(url, "/v1/completions", data, "connection: close"))
         await reading.ended
     finally:
         transport.close()
@@ -93,9 +95,7 @@ async def stream(url: str, body: dict[str, Any], opened: asyncio.Event | None = 
 async def closed_loop(
     url: str, clients: int, each: int, body: dict[str, Any]
 ) -> tuple[list[Seen], float]:
-    """`clients` ask `each` times, one request after the other; what they saw, and the seconds for
-    all.
-    """
+    """`clients` ask `each` times, one request after the other; what they saw, and the seconds of all."""
     began = time.perf_counter()
 
     async def client(number: int) -> list[Seen]:
@@ -103,6 +103,23 @@ async def closed_loop(
 
     found = await asyncio.gather(*(client(number) for number in range(clients)))
     return [seen for one in found for seen in one], time.perf_counter() - began
+
+
+async def silent_streams(url: str, count: int) -> list[asyncio.Task[Seen]]:
+    """Streams that are open and get nothing, before a speaker as the runtime."""
+    tasks: list[asyncio.Task[Seen]] = []
+    while len(tasks) < count:
+        opened = [asyncio.Event() for _ in range(min(200, count - len(tasks)))]
+        body = {"prompt": "wait", "max_tokens": 4}
+        tasks += [asyncio.create_task(stream(url, body, event)) for event in opened]
+        await asyncio.gather(*(event.wait() for event in opened))
+    return tasks
+
+
+async def cancelled(tasks: list[asyncio.Task[Seen]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def open_loop(
@@ -124,9 +141,3 @@ async def open_loop(
 def _own(body: dict[str, Any], number: int) -> dict[str, Any]:
     """Each request has a prompt of its own behind the shared beginning."""
     return {**body, "prompt": f"{body['prompt']} {number}:"}
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """nan of nothing."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else math.nan

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.numpy
 
 import lmprog
+from benchmarks import runner
+from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.engine.model.shape import read_shape
 from lmprog.runtime.engine.model.weight_table import expected
 
@@ -54,24 +56,15 @@ def written(s: lmprog.Branch, start: str, tokens: int) -> None:
 
 def processes(runtime: lmprog.Runtime) -> list[int]:
     """The runtime and its ranks."""
-    pid = runtime.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *map(int, children)]
-
-
-def processor_seconds(pids: list[int]) -> float:
-    found = 0.0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found
+    return [runtime.process.pid, *runner.children_of(runtime.process.pid)]
 
 
 def spent(runtime: lmprog.Runtime, arguments: list[dict[str, Any]]) -> float:
+    """Seconds of processor time."""
     pids = processes(runtime)
-    before = processor_seconds(pids)
+    before = runner.processor_time(*pids)
     written.run_batch(arguments, backend=runtime)
-    return processor_seconds(pids) - before
+    return runner.processor_time(*pids) - before
 
 
 def measure_time(model: str) -> None:
@@ -89,23 +82,16 @@ def measure_time(model: str) -> None:
 
 
 def measure_memory() -> None:
+    fields = {"dtype": "float32", "kv_memory_mb": 64, "context_len": 256}
     with tempfile.TemporaryDirectory() as folder:
-        size = write_checkpoint(Path(folder))
-        print(
-            f"a checkpoint of {size / 1e6:.0f} MB; peak resident memory, and what is not a file's:"
-        )
-        for name, options in ENGINES.items():
-            if options.get("engine") == "native":
-                continue
-            with lmprog.Runtime(
-                folder, dtype="float32", kv_memory_mb=64, context_len=256, **options
-            ) as runtime:
+        size = write_checkpoint(Path(folder)) / 1e6
+        print(f"a checkpoint of {size:.0f} MB; peak resident memory, and what is not a file's:")
+        for name in ("torch, one process", "torch, two ranks"):
+            with lmprog.Runtime(folder, **fields, **ENGINES[name]) as runtime:
                 written.run(start="abc", tokens=8, backend=runtime)
                 for rank, pid in enumerate(processes(runtime)):
-                    status = dict(
-                        line.split(":", 1)
-                        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-                    )
+                    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                    status = dict(line.split(":", 1) for line in lines)
                     peak, own = (int(status[key].split()[0]) / 1e3 for key in ("VmHWM", "RssAnon"))
                     print(f"  {name:20} rank {rank}: peak {peak:6.0f} MB, own {own:6.0f} MB")
 
@@ -113,23 +99,15 @@ def measure_memory() -> None:
 def write_checkpoint(folder: Path) -> int:
     """A model that says nothing sensible, in bytes tokens; returns its size."""
     (folder / "config.json").write_text(json.dumps(LARGE))
-    copied_tokenizer(folder)
+    for path in NANO.glob("*token*"):
+        shutil.copy(path, folder)
     draw = np.random.default_rng(0).standard_normal(1 << 20, np.float32) * np.float32(0.02)
     weights = {
-        name: np.ones(shape, np.float32)
-        if name.endswith("norm.weight")
-        else np.resize(draw, shape).astype(np.float32)
+        name: np.ones(shape, np.float32) if name.endswith("norm.weight") else np.resize(draw, shape)
         for name, shape in expected(read_shape(LARGE)).items()
     }
     safetensors.numpy.save_file(weights, folder / "model.safetensors")
     return sum(one.nbytes for one in weights.values())
-
-
-def copied_tokenizer(folder: Path) -> None:
-    from lmprog.runtime.engine.model.locate import NANO
-
-    for path in NANO.glob("*token*"):
-        (folder / path.name).write_bytes(path.read_bytes())
 
 
 def measure_death() -> None:
@@ -137,26 +115,19 @@ def measure_death() -> None:
     for _ in range(KILLS):
         with lmprog.Runtime("dummy:tiny", tp=2, threads=2) as runtime:
             written.run(start="abc", tokens=4, backend=runtime)
-            other = processes(runtime)[1]
             began = time.perf_counter()
-            os.kill(other, signal.SIGKILL)
+            os.kill(processes(runtime)[1], signal.SIGKILL)
             runtime.process.wait(60.0)
             taken.append(time.perf_counter() - began)
     seconds = ", ".join(f"{one * 1e3:.0f}" for one in taken)
     print(f"from SIGKILL of rank 1 to the runtime's end: {seconds} ms")
 
 
-def main() -> None:
-    match sys.argv[1:]:
-        case ["time", *rest]:
-            measure_time(rest[0] if rest else "dummy:512x8")
-        case ["memory"]:
-            measure_memory()
-        case ["death"]:
-            measure_death()
-        case _:
-            print(__doc__)
-
-
-if __name__ == "__main__":
-    main()
+@runner.command
+def main(what: Literal["time", "memory", "death"], model: str = "dummy:512x8") -> None:
+    if what == "time":
+        measure_time(model)
+    elif what == "memory":
+        measure_memory()
+    else:
+        measure_death()

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.models import make
+from benchmarks.models import make_comparable
 from benchmarks.workloads.text import Pieces, Writer
 from lmprog import wire
 from lmprog.config import RuntimeConfig
@@ -174,7 +174,7 @@ def measure_ablations(
     found: list[Ablation] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        make(folder, "tiny" if is_tiny else "L")
+        make_comparable(folder, "tiny" if is_tiny else "L")
         writer = Writer(Pieces(HfTokenizer(folder)), "ablations", 1.0, 1.0)
         default = Stepped(folder, base, Variant({}))
         for name in names:

@@ -4,33 +4,32 @@ registers, shared memory, occupancy.
     python -m benchmarks.gpu.compiled [--by nvrtc] [--write]
 
 Fails where a kernel spills registers, needs a stack, or does not fit a multiprocessor. `--write`
-renews the compiler's table beside this file, which is checked in. Five minutes of processor time.
+renews the compiler's table in tests/cuda, which is checked in. Five minutes of processor time.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
+from itertools import product
 from pathlib import Path
+from typing import Annotated, Literal
 
+from benchmarks import runner
 from lmprog.native import kernels_folder
 from lmprog.runtime.engine.device import cuda_driver
 from lmprog.runtime.engine.device.cuda_driver import ARCHITECTURES
 from lmprog.runtime.engine.device.driver import MODULES, PRODUCT_MODULES, KernelsKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 
-TABLES = {
-    "nvcc": Path(__file__).with_name("compiled.csv"),
-    "nvrtc": Path(__file__).with_name("compiled_nvrtc.csv"),
-}
-"""Made by nvcc 13.0 and NVRTC 13.5."""
+_TESTS = Path(__file__).parents[2] / "tests" / "cuda"
+TABLES = {"nvcc": _TESTS / "compiled.csv", "nvrtc": _TESTS / "compiled_nvrtc.csv"}
+"""Made by nvcc 13.0 and NVRTC 13.5; a test holds the kernels to them."""
 RECORDED: tuple[KernelsKey, ...] = (*MODULES, *PRODUCT_MODULES)
 
 
@@ -124,32 +123,25 @@ def compiled(key: KernelsKey, architecture: str, compiler: str) -> Iterator[Comp
         )
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--by", choices=COMPILERS, default="nvcc")
-    parser.add_argument("--write", action="store_true", help="renew the compiler's table")
-    given = parser.parse_args()
-    if given.by == "nvcc" and shutil.which("nvcc") is None:
+@runner.command
+def main(
+    *,
+    by: Literal["nvcc", "nvrtc"] = "nvcc",
+    write: Annotated[bool, "renew the compiler's table"] = False,
+) -> int:
+    if by == "nvcc" and shutil.which("nvcc") is None:
         print("nvcc is not installed; the table that is checked in was made by CUDA 13.0")
         return 1
-    rows = [
-        row
-        for key in RECORDED
-        for architecture in ARCHITECTURES
-        for row in compiled(key, architecture, given.by)
-    ]
+    pairs = product(RECORDED, ARCHITECTURES)
+    rows = [row for key, architecture in pairs for row in compiled(key, architecture, by)]
     for row in rows:
         if row.kernel.startswith("tree_attention") or not row.is_sound:
             print(*astuple(row))
-    if given.write:
-        with TABLES[given.by].open("w", newline="") as file:
+    if write:
+        with TABLES[by].open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow([field.name for field in fields(Compiled)])
             writer.writerows(astuple(row) for row in rows)
     wrong = [row for row in rows if not row.is_sound]
     print(f"{len(rows)} kernels, {len(wrong)} that spill, need a stack or do not fit")
     return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

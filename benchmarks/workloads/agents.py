@@ -1,5 +1,5 @@
-"""Agents: react, generative agents, and programs that arrive over time (chats, tool users, tree
-searches).
+"""Agents: react, generative agents, programs that arrive over time (chats, tool users, tree
+searches), and chats in too little memory.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass
 
 import lmprog
-from benchmarks.workloads.shape import Peer, Workload, at_once, forced
+from benchmarks.workloads.shape import Peer, Workload, forced
 from benchmarks.workloads.text import Writer
 from lmprog.backends import Backend
 
@@ -61,6 +61,8 @@ def in_lockstep(peer: Peer, items: list[Serial]) -> list[str]:
 
 
 class React(Workload):
+    program = take_turns
+    items: list[Serial]
     name = "react"
     about = (
         "constant 1,750 + question 40; 2-5 serial steps of gen 100 and an observation of "
@@ -74,9 +76,6 @@ class React(Workload):
             Serial(shared, w.text(40), w.texts(w.between(2, 5), 60, 160), size)
             for _ in range(number)
         ]
-
-    def run(self, backend: Backend) -> list[str]:
-        return at_once(take_turns, self.items, backend)
 
     def peer(self, peer: Peer) -> list[str]:
         return in_lockstep(peer, self.items)
@@ -123,6 +122,7 @@ class GenerativeAgents(Workload):
 
 
 class Agents(Workload):
+    program = take_turns
     name = "agents"
     about = (
         "chats of 6-8 calls (256 in, 277 out) and tool users of 10-12 calls (735 in, 34 out), "
@@ -134,6 +134,7 @@ class Agents(Workload):
         number = w.number(20)
         self.chats = self._programs(w, number, 7, (256, 277))
         self.tools = self._programs(w, number, 11, (735, 34))
+        self.items = [*self.chats, *self.tools]
 
     def _programs(self, w: Writer, number: int, calls: int, sizes: tuple[int, int]) -> list[Serial]:
         arrivals = w.gaps(number, self.mean_gap)
@@ -143,9 +144,42 @@ class Agents(Workload):
             for own, t in zip(inputs, arrivals, strict=True)
         ]
 
-    def run(self, backend: Backend) -> list[str]:
-        return at_once(take_turns, [*self.chats, *self.tools], backend)
-
     def peer(self, peer: Peer) -> list[str]:
         """A peer need not wait for arrivals: it has all programs at once, which is in its favor."""
         return [*in_lockstep(peer, self.chats), *in_lockstep(peer, self.tools)]
+
+
+NUM_TURNS = 4
+
+
+class _Chat(Workload):
+    """Chats of several turns that share nothing, in a memory that does not hold all of them."""
+
+    program = take_turns
+    items: list[Serial]
+    held = 0.5  # of all tokens
+    num_tokens: int
+
+    def prepare(self, w: Writer) -> None:
+        number = w.number(20, least=8)
+        questions = [w.texts(NUM_TURNS, 256, 512) for _ in range(number)]
+        size = w.size(self.num_tokens)
+        self.items = [Serial("", own[0], own[1:] + own[:1], size) for own in questions]
+        lengths = [w.pieces.length("".join(own)) + NUM_TURNS * size for own in questions]
+        self.memory = max(round(self.held * sum(lengths)), 2 * max(lengths))
+
+    def peer(self, peer: Peer) -> list[str]:
+        """The peer's memory is not limited."""
+        return in_lockstep(peer, self.items)
+
+
+class ShortChat(_Chat):
+    name = "multi-turn chat, short"
+    about = "4 turns, question 256-512, answer 8, 20 programs; the memory holds half"
+    num_tokens = 8
+
+
+class LongChat(_Chat):
+    name = "multi-turn chat, long"
+    about = "4 turns, question 256-512, answer 384, 20 programs; the memory holds half"
+    num_tokens = 384

@@ -7,9 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import lmprog
-from benchmarks.workloads.shape import Peer, Workload, at_once, by_row
+from benchmarks.workloads.shape import Peer, Workload, by_row
 from benchmarks.workloads.text import Writer
-from lmprog.backends import Backend
 
 FIELDS = [
     ('\n{"name": "', "[A-Z][a-z]{11,15}"),
@@ -37,14 +36,12 @@ async def decode_json(s: lmprog.Branch, document: Document) -> list[str]:
 
 
 class JsonDecode(Workload):
+    program = decode_json
     name = "json decode"
     about = "document of 1,000-3,000 + 5 chained regex gens with literals between; 20 documents"
 
     def prepare(self, w: Writer) -> None:
         self.items = [Document(w.text(1000, 3000)) for _ in range(w.number(20))]
-
-    def run(self, backend: Backend) -> list[str]:
-        return at_once(decode_json, self.items, backend)
 
     def peer(self, peer: Peer) -> list[str]:
         rows, steps = peer.start([item.text for item in self.items]), []
@@ -54,20 +51,8 @@ class JsonDecode(Workload):
         return by_row(steps)
 
 
-KEYS = [
-    "name",
-    "house",
-    "blood",
-    "occupation",
-    "status",
-    "wand_wood",
-    "wand_core",
-    "length",
-    "patronus",
-    "born",
-    "in",
-    "pet",
-]
+KEY_NAMES = "name house blood occupation status wand_wood wand_core length patronus born in pet"
+KEYS = KEY_NAMES.split()
 PATTERN = r"\{\n" + r",\n".join(f'  "{key}": "[a-z]{{4,8}}"' for key in KEYS) + r"\n\}"
 
 
@@ -78,14 +63,12 @@ async def jump_forward(s: lmprog.Branch, name: str) -> list[str]:
 
 
 class JsonJumpForward(Workload):
+    program = jump_forward
     name = "json jump-forward"
     about = "a name of 5 tokens + one gen under a 12-field regex; 50 names"
 
     def prepare(self, w: Writer) -> None:
-        self.names = [w.text(20) for _ in range(w.number(50))]
-
-    def run(self, backend: Backend) -> list[str]:
-        return at_once(jump_forward, self.names, backend)
+        self.items = [w.text(20) for _ in range(w.number(50))]
 
     def peer(self, peer: Peer) -> list[str]:
-        return peer.start(self.names).match(PATTERN, 512)
+        return peer.start(self.items).match(PATTERN, 512)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import lmprog
-from benchmarks.workloads.shape import Peer, Workload, at_once, forced
+from benchmarks.workloads.shape import Peer, Workload, forced
 from benchmarks.workloads.text import Writer
 from lmprog.backends import Backend
 
@@ -28,10 +28,12 @@ async def answer(s: lmprog.Branch, question: Question) -> list[str]:
 class _Grouped(Workload):
     """Questions in groups, each with a shared prompt of its own."""
 
+    program = answer
     groups: list[list[Question]]
 
     def run(self, backend: Backend) -> list[str]:
-        return at_once(answer, [question for group in self.groups for question in group], backend)
+        self.items = [question for group in self.groups for question in group]
+        return super().run(backend)
 
     def peer(self, peer: Peer) -> list[str]:
         found = []
@@ -98,6 +100,7 @@ async def choose(s: lmprog.Branch, item: Ending) -> list[str]:
 
 
 class Hellaswag(Workload):
+    program = choose
     name = "hellaswag"
     about = "shots 1,900 + context 30-70, select over 4 completion of 10-35; 200 questions"
 
@@ -106,9 +109,6 @@ class Hellaswag(Workload):
         self.items = [
             Ending(self.shots, w.text(30, 70), w.texts(4, 10, 35)) for _ in range(w.number(200))
         ]
-
-    def run(self, backend: Backend) -> list[str]:
-        return at_once(choose, self.items, backend)
 
     def peer(self, peer: Peer) -> list[str]:
         rows = peer.start([self.shots]).fork(len(self.items))

@@ -61,6 +61,8 @@ class Workload:
     name: ClassVar[str]
     about: ClassVar[str]
     """The sizes before scaling, in words."""
+    program: ClassVar[Program[..., list[str]]]
+    items: Sequence[Any]
     memory: int | None = None
     """Tokens that the key/value memory may hold; None: all."""
 
@@ -73,8 +75,10 @@ class Workload:
         raise NotImplementedError
 
     def run(self, backend: Backend) -> list[str]:
-        """Does the work on lmprog; all programs at once unless the workload says otherwise."""
-        raise NotImplementedError
+        """Does the work on lmprog: the program on all items at once, their results joined."""
+        greedy = type(self).program.using(backend=backend, temperature=0.0, ignore_eos=True)
+        found = greedy.map(self.items, concurrency=max(1, len(self.items)))
+        return [text for texts in found for text in texts]
 
     def peer(self, peer: Peer) -> list[str]:
         """Does the same work on a peer."""
@@ -84,12 +88,6 @@ class Workload:
 def forced(num_tokens: int) -> dict[str, Any]:
     """The settings of a generation of exactly so many tokens."""
     return {"max_tokens": num_tokens, "min_tokens": num_tokens}
-
-
-def at_once(program: Program[..., list[str]], items: Sequence[Any], backend: Backend) -> list[str]:
-    """Runs the program on all items at once; their results joined."""
-    greedy = program.using(backend=backend, temperature=0.0, ignore_eos=True)
-    return [text for texts in greedy.map(items, concurrency=max(1, len(items))) for text in texts]
 
 
 def by_row(steps: Sequence[Sequence[str]]) -> list[str]:

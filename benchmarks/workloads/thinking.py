@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import lmprog
-from benchmarks.workloads.shape import Lockstep, Peer, Workload, at_once, by_row, forced
+from benchmarks.workloads.shape import Lockstep, Peer, Workload, by_row, forced
 from benchmarks.workloads.text import Writer
-from lmprog.backends import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +41,24 @@ async def tree_of_thought(s: lmprog.Branch, tree: Tree) -> list[str]:
 
 
 class TreeOfThought(Workload):
+    program = tree_of_thought
     name = "tree of thought"
     about = "depth 4, branch 2: 30 gens of 256 after texts of 26-72, question 60; 32 questions"
 
     def prepare(self, w: Writer) -> None:
         levels = [w.texts(2, 26, 72) for _ in range(4)]
-        self.trees = [Tree(w.text(60), levels, w.size(256)) for _ in range(w.number(32))]
-
-    def run(self, backend: Backend) -> list[str]:
-        return at_once(tree_of_thought, self.trees, backend)
+        self.items = [Tree(w.text(60), levels, w.size(256)) for _ in range(w.number(32))]
 
     def peer(self, peer: Peer) -> list[str]:
-        rows: Lockstep = peer.start([tree.question for tree in self.trees])
-        found: list[list[str]] = [[] for _ in self.trees]
-        num_rows = len(self.trees)
-        for level in self.trees[0].levels:
+        rows: Lockstep = peer.start([tree.question for tree in self.items])
+        found: list[list[str]] = [[] for _ in self.items]
+        num_rows = len(self.items)
+        for level in self.items[0].levels:
             rows = rows.fork(len(level))
             rows.extend(level * num_rows)
             num_rows *= len(level)
-            for index, text in enumerate(rows.generate(self.trees[0].num_tokens)):
-                found[index * len(self.trees) // num_rows].append(text)
+            for index, text in enumerate(rows.generate(self.items[0].num_tokens)):
+                found[index * len(self.items) // num_rows].append(text)
         return [text for texts in found for text in sorted(texts)]
 
 
@@ -74,7 +71,7 @@ class TreeSearch(TreeOfThought):
 
     def prepare(self, w: Writer) -> None:
         levels = [w.texts(w.number(5), 60) for _ in range(3)]
-        self.trees = [Tree(w.text(290), levels, w.size(73)) for _ in range(w.number(8))]
+        self.items = [Tree(w.text(290), levels, w.size(73)) for _ in range(w.number(8))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +110,7 @@ async def skeleton_of_thought(s: lmprog.Branch, item: Skeleton) -> list[str]:
 
 
 class SkeletonOfThought(Workload):
+    program = skeleton_of_thought
     name = "skeleton of thought"
     about = (
         "5 gens of 24 in a row, each starts a program with a constant 370 and a gen of "
@@ -126,9 +124,6 @@ class SkeletonOfThought(Workload):
             Skeleton(w.text(60), literals, sizes[0], prompt, before, sizes[1])
             for _ in range(w.number(64))
         ]
-
-    def run(self, backend: Backend) -> list[str]:
-        return at_once(skeleton_of_thought, self.items, backend)
 
     def peer(self, peer: Peer) -> list[str]:
         first = self.items[0]
@@ -169,11 +164,9 @@ async def branch_and_merge(s: lmprog.Branch, item: Branching) -> list[str]:
 
 
 class _Merging(Workload):
+    program = branch_and_merge
     items: list[Branching]
     shared: str
-
-    def run(self, backend: Backend) -> list[str]:
-        return at_once(branch_and_merge, self.items, backend)
 
     def peer(self, peer: Peer) -> list[str]:
         first, number = self.items[0], len(self.items)

@@ -14,6 +14,7 @@ from benchmarks import against, public_client
 from benchmarks.against import HERE, Rounds, chat_lines, chat_task, on_checkout, prompt_lines
 from benchmarks.chat_admission import Case
 from benchmarks.public_client import StreamedSteps, processor_time
+from benchmarks.runner import run
 from lmprog.runtime.engine.model.locate import NANO
 
 
@@ -29,7 +30,7 @@ def test_options_that_cannot_be_are_refused(
     given: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        against.options(given)
+        run(against.main, given)
     assert said in capsys.readouterr().err
 
 

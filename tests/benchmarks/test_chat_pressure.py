@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import programs
-from benchmarks.chat_admission import Case, ChatRun, verdicts
+from benchmarks.chat_admission import Case, ChatRun, Pressure, table, verdicts
 from benchmarks.memory_pressure import Outcome, outcome
-from benchmarks.pressure_table import Pressure, table
+from benchmarks.runner import run
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -54,9 +54,8 @@ def test_the_table_has_the_runtime_and_the_simulator_side_by_side() -> None:
     ],
 )
 def test_options_that_would_do_nothing_are_refused(
-    given: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    given: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["programs", *given.split()])
     with pytest.raises(SystemExit):
-        programs.main()
+        run(programs.main, given.split())
     assert said in capsys.readouterr().err

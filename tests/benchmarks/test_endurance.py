@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.endurance import main
+from benchmarks.runner import run
 
 TRIALS = [
     ("runtime-kills", 1),
@@ -20,4 +21,4 @@ TRIALS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("trial", "times"), TRIALS)
 def test_nothing_hangs_is_wrong_or_left_behind(trial: str, times: int) -> None:
-    assert main([trial, "--times", str(times)]) == 0
+    assert run(main, [trial, "--times", str(times)]) == 0

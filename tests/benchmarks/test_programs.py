@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.ledger import account
 from benchmarks.measure import Bench
+from benchmarks.models import checkpoint
 from benchmarks.report import Line, time_table, work_table
 from benchmarks.workloads import ALL
 from benchmarks.workloads.agents import React
@@ -105,9 +106,6 @@ def test_every_workload_can_be_prepared_twice_the_same() -> None:
 
 
 def test_a_random_checkpoint_is_made_once(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from benchmarks.checkpoints import checkpoint
-
     name, folder = checkpoint("random:64x1", tmp_path)
     assert folder is not None
     assert name == str(folder)

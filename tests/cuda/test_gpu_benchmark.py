@@ -15,8 +15,8 @@ import pytest
 from benchmarks.gpu import __main__ as gpu_benchmark
 from benchmarks.gpu import ablations, engines, gpu_tables
 from benchmarks.gpu.engines import Texts, Workload
+from benchmarks.models import make_comparable
 from benchmarks.peers.compare import Side
-from benchmarks.peers.models import make
 from lmprog.native import compiler
 from lmprog.runtime.engine.model.locate import NANO
 
@@ -68,7 +68,7 @@ def test_each_ablation_runs_beside_the_default_and_gives_its_tokens() -> None:
 
 @needs_compiler
 def test_what_an_ablation_switches_off_is_off(tmp_path: Path) -> None:
-    make(tmp_path, "tiny")
+    make_comparable(tmp_path, "tiny")
     base = {"device": "emulated", "dtype": "float32", "kv_memory_mb": 2, "context_len": 64}
     replays, begun = [], []
     for name in ("default", "graphs off", "one step ahead off"):

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import engine as engine_sizes
-from benchmarks import loading
+from benchmarks import loading, models
 from lmprog import native
 from lmprog.cli import main
 from lmprog.config import RuntimeConfig
@@ -353,8 +352,8 @@ def test_loading_holds_little_more_than_the_packed_weights(
 ) -> None:
     """Most of this model is its head, of which nothing is held twice while it is packed."""
     sizes = {"hidden": 512, "layers": 1, "heads": 8, "kv_heads": 8, "inner": 512, "vocab": 18_000}
-    monkeypatch.setitem(engine_sizes.SIZES, "head", sizes)
-    engine_sizes.make(tmp_path, "head")
+    monkeypatch.setitem(models.SIZES, "head", sizes)
+    models.make(tmp_path, "head")
     (tmp_path / "native").symlink_to(native.cache_folder() / "native")
     took = loading.start(tmp_path, {"model": str(tmp_path), "dtype": "float32", "threads": 1})
     assert took["packed_mb"] > 64

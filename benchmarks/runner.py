@@ -1,0 +1,232 @@
+"""What every benchmark needs: options, tables, sides in turn, processor time and processes.
+
+A command is a function, its parameters are its options (`run`), and the docstring of its module is
+its help. Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import inspect
+import json
+import os
+import pstats
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., int | None])
+ROOT = Path(__file__).parents[1]
+PATIENCE = 300.0
+"""Seconds until a process that is started or ended counts as hanging."""
+
+
+# -- options
+
+
+def _by_commas(kind: Callable[[str], Any]) -> dict[str, Any]:
+    return {"type": lambda text: [kind(one) for one in text.split(",")], "nargs": None}
+
+
+Names = Annotated[Sequence[str], _by_commas(str)]
+Ints = Annotated[Sequence[int], _by_commas(int)]
+Floats = Annotated[Sequence[float], _by_commas(float)]
+"""Several in one argument, with commas between them."""
+
+
+class WrongOptions(Exception):
+    """What a command raises where its options do not go together."""
+
+
+def command(main: Command) -> Command:
+    """Runs `main`, the last function of its module, where that module is the program."""
+    if main.__module__ == "__main__":
+        sys.exit(run(main))
+    return main
+
+
+def run(command: Callable[..., int | None], arguments: Sequence[str] | None = None) -> int:
+    """Calls `command` with what the command line says; its exit status."""
+    module = inspect.getmodule(command)
+    name = module.__spec__.name if module and module.__spec__ else command.__name__
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name.removesuffix('.__main__')}",
+        description=command.__globals__["__doc__"],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    hints = get_type_hints(command, include_extras=True)
+    for one in inspect.signature(command).parameters.values():
+        _add(parser, one, hints[one.name])
+    try:
+        return command(**vars(parser.parse_args(arguments))) or 0
+    except WrongOptions as error:
+        parser.error(str(error))
+
+
+def _add(parser: argparse.ArgumentParser, one: inspect.Parameter, hint: Any) -> None:
+    """Parameters behind the `*` are options with a name; text beside a type is its help."""
+    is_option, given = one.kind is one.KEYWORD_ONLY, dict[str, Any]()
+    if get_origin(hint) is Annotated:
+        hint, *more = get_args(hint)
+        for extra in more:
+            given |= {"help": extra} if isinstance(extra, str) else extra
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    if get_origin(hint) is Literal:
+        given = {"choices": kinds} | given
+    elif get_origin(hint) is Sequence:
+        given = {"type": kinds[0], "nargs": "+" if is_option else "*"} | given
+    elif hint is bool:
+        given = {"action": "store_true"} | given
+    else:
+        given = {"type": kinds[0] if NoneType in get_args(hint) else hint} | given
+    if one.default is not one.empty:
+        given |= {"default": one.default} | (
+            {} if is_option else {"nargs": given.get("nargs", "?")}
+        )
+    if given.get("action") == "append":
+        given["default"] = list(one.default or ())  # what is given is added to a copy of it
+    name = one.name.removesuffix("_")  # of a parameter that would hide a name of Python's
+    flags = [f"--{name.replace('_', '-')}"] if is_option else []
+    parser.add_argument(*flags, dest=one.name, **given)
+
+
+# -- tables
+
+
+def head(*columns: object, texts: int = 1) -> None:
+    """Begins a table; the first columns are texts, the others numbers."""
+    print(row(*columns) + "\n|" + "-|" * texts + "-:|" * (len(columns) - texts), flush=True)
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def say(*cells: object) -> None:
+    """A row of a table."""
+    print(row(*cells), flush=True)
+
+
+def verdict(is_met: bool) -> str:
+    return "met" if is_met else "missed"
+
+
+# -- times
+
+
+def seconds(
+    work: Callable[[], object], count: int = 1, clock: Callable[[], float] = time.process_time
+) -> float:
+    """Of one `work`: the mean of so many in a row."""
+    began = clock()
+    for _ in range(count):
+        work()
+    return (clock() - began) / count
+
+
+def in_turn(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each side gives in each round, in which all take turns: what else the machine does meets
+    all of them."""
+    found: dict[str, list[T]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            found[name].append(side())
+    return found
+
+
+def medians(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    return {name: median(each) for name, each in in_turn(sides, rounds).items()}
+
+
+def percentile(values: Iterable[float], part: float) -> float:
+    """Of the sorted values, the one that `part` of them do not exceed; nan of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
+
+
+def processor_time(*pids: int) -> float:
+    """Seconds that all threads of these processes have computed, those that ended too."""
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
+
+
+Profiled = AbstractContextManager[Any]
+UNPROFILED: Profiled = nullcontext()
+
+
+@contextmanager
+def profiled(is_asked: bool, most: int) -> Iterator[Profiled]:
+    """What to run under the profiler, of which the costliest functions are printed in the end."""
+    if not is_asked:
+        yield UNPROFILED
+        return
+    profile = cProfile.Profile()
+    yield profile
+    pstats.Stats(profile).sort_stats("tottime").print_stats(most)
+
+
+# -- processes
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a process holds now."""
+
+    kilobytes: int
+    files: int
+    threads: int
+
+    @classmethod
+    def of(cls, pid: int) -> Footprint:
+        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        assert found is not None
+        files, threads = (len(os.listdir(f"/proc/{pid}/{kind}")) for kind in ("fd", "task"))
+        return cls(int(found[1]), files, threads)
+
+    def __str__(self) -> str:
+        return f"{self.kilobytes / 1024:.0f} MB, {self.files} files, {self.threads} threads"
+
+
+def children_of(pid: int) -> list[int]:
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]
+
+
+@contextmanager
+def started(arguments: Sequence[str], tree: Path = ROOT) -> Iterator[dict[str, Any]]:
+    """A Python process of a checkout: what its first line said as JSON, and its id."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield {**json.loads(process.stdout.readline()), "pid": process.pid}
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[int]:
+    """The id of a process that computes for ever on one core."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,116 @@
+"""What the benchmarks share: options of a function's signature, sides in turn, and that every
+command that is named somewhere is there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from benchmarks import runner
+
+ROOT = Path(__file__).parents[2]
+SEEN: list[dict[str, Any]] = []
+
+
+def measures(
+    model: str,
+    times: int = 3,
+    *,
+    memory: runner.Floats = (0.5, 0.25),
+    rows: Sequence[int] = (1, 16),
+    what: Literal["one", "two"] = "one",
+    json_: Annotated[Path | None, "also write here"] = None,
+    is_small: bool = False,
+    field: Annotated[Sequence[str], {"type": str, "action": "append", "nargs": None}] = (),
+) -> int:
+    SEEN.append(dict(locals()))
+    if model == "nowhere":
+        raise runner.WrongOptions("there is no such model")
+    return 7
+
+
+def test_parameters_are_the_options() -> None:
+    usual = {"model": "nano", "times": 3, "memory": (0.5, 0.25), "rows": (1, 16), "what": "one"}
+    usual |= {"json_": None, "is_small": False, "field": []}
+    assert runner.run(measures, ["nano"]) == 7
+    assert SEEN.pop() == usual
+    given = "nano 5 --memory 1,0.25 --rows 4 8 --what two --json a.json --is-small --field a=1 --field b=2"
+    runner.run(measures, given.split())
+    asked = {"times": 5, "memory": [1.0, 0.25], "rows": [4, 8], "what": "two"}
+    assert SEEN.pop() == usual | asked | {
+        "json_": Path("a.json"),
+        "is_small": True,
+        "field": ["a=1", "b=2"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nano --what three", "invalid choice"),
+        ("nano --times 5", "unrecognized arguments"),
+        ("nowhere", "there is no such model"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        runner.run(measures, given.split())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_sides_take_turns_and_the_median_of_their_rounds_counts() -> None:
+    asked: list[str] = []
+    values = iter([1.0, 10.0, 3.0, 30.0, 2.0, 20.0])
+
+    def side(name: str) -> Any:
+        return lambda: (asked.append(name), next(values))[1]
+
+    assert runner.medians({"a": side("a"), "b": side("b")}, 3) == {"a": 2.0, "b": 20.0}
+    assert asked == ["a", "b"] * 3
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [3.0, 1.0, 2.0, 4.0]
+    assert [runner.percentile(values, part) for part in (0.0, 0.5, 1.0)] == [1.0, 3.0, 4.0]
+    assert math.isnan(runner.percentile([], 0.5))
+
+
+def test_a_started_process_is_of_the_checkout_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text("import json, os, sys\nWHERE = os.getcwd()\n")
+    code = "import json, told, sys; print(json.dumps({'at': told.WHERE}), flush=True); input()"
+    with runner.started(["-c", code], tmp_path) as said:
+        assert said["at"] == str(tmp_path)
+        assert said["pid"] in runner.children_of(os.getpid())
+        assert runner.Footprint.of(said["pid"]).threads >= 1
+        assert runner.processor_time(said["pid"]) > 0.0
+    assert said["pid"] not in runner.children_of(os.getpid())
+
+
+def test_processor_time_is_that_of_the_process() -> None:
+    before = time.process_time()
+    assert before <= runner.processor_time(os.getpid()) <= time.process_time()
+
+
+def named_commands() -> set[str]:
+    places = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "kernels" / "README.md"]
+    places += [ROOT / "Makefile", *ROOT.glob(".github/workflows/*.yml")]
+    text = "\n".join(place.read_text("utf-8") for place in places)
+    return set(re.findall(r"-m\s+(benchmarks\.[a-z_.]*[a-z_])", text))
+
+
+def test_every_command_that_is_named_is_there() -> None:
+    commands = named_commands()
+    assert len(commands) > 40
+    assert [name for name in sorted(commands) if importlib.util.find_spec(name) is None] == []
