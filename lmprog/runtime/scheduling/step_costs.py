@@ -77,7 +77,8 @@ class StepCosts:
     def __init__(self) -> None:
         self._decodes = _Sums()
         self._prefills = _Sums()
-        self._largest = FIRST_CHUNK
+        self._most = 2 * FIRST_CHUNK
+        """Tokens of a step: twice the largest so far, since what was not measured may cost more."""
         self.fixed = 0.0
         """Seconds of a step that do not depend on its tokens."""
         self.per_token = 0.0
@@ -113,7 +114,7 @@ class StepCosts:
             self._shortest = seconds
         kind = self._prefills if has_prefill else self._decodes
         kind.add(num_tokens, seconds)
-        self._largest = max(self._largest, num_tokens)
+        self._most = max(self._most, 2 * num_tokens)
         self._fit()
 
     def _compared(self, seconds: float, expected: float) -> float:
@@ -191,11 +192,6 @@ class StepCosts:
         if per_token <= 0.0:
             return 0
         return min(self._most, int(rest / per_token * share / (1.0 - share)))
-
-    @property
-    def _most(self) -> int:
-        """What was not measured may cost more."""
-        return 2 * self._largest
 
     def tokens_within(self, seconds: float) -> int:
         """Tokens that a step may have to last about `seconds`: by one and a half times what steps
