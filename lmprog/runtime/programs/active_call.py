@@ -122,12 +122,16 @@ def usage_of(group: SequenceGroup) -> Usage:
     ended = timing.ended if timing.ended is not None else timing.submitted
     admitted = timing.admitted if timing.admitted is not None else ended
     first = timing.first_token if timing.first_token is not None else ended
-    tasks = [sequence.task for sequence in group.sequences if isinstance(sequence.task, Generation)]
+    generated = forced = 0
+    for sequence in group.sequences:
+        if isinstance(sequence.task, Generation):
+            generated += sequence.task.generated
+            forced += sequence.task.forced
     return Usage(
         prompt=group.prompt_len,
         cached=group.cached,
-        generated=sum(task.generated for task in tasks),
-        forced=sum(task.forced for task in tasks),
+        generated=generated,
+        forced=forced,
         computed=group.computed,
         drafted=group.drafted,
         accepted=group.accepted,
@@ -160,10 +164,10 @@ def output_of(
         tokens=tuple(sequence.tokens[task.prompt_len : task.prompt_len + num_tokens]),
         finish="stop" if stopped_by is not None and not task.is_cut else task.finish or "length",
         stopped_by=stopped_by if stopped_by is not None else task.stopped_by,
-        logprobs=tuple(
-            logprob_of(scored, tokenizer) for scored in task.logprobs[: num_tokens * logprobs]
-        ),
-        forced=_forced_text(task, stream, len(ended.text)),
+        logprobs=tuple([logprob_of(one, tokenizer) for one in task.logprobs[:num_tokens]])
+        if logprobs
+        else (),
+        forced=_forced_text(task, stream, len(ended.text)) if task.forced_runs else (),
         seam=stream.seam_after(task.num_seam_tokens) if num_tokens else "",
         rest=ended.rest,
         score=score,

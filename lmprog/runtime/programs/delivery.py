@@ -157,7 +157,7 @@ class Delivery:
         self._completion.end_sequence(sequence, num_kept, call.branch if index == 0 else None)
         if index == 0:
             call.branch.adopt(sequence.tokens[:num_kept], ended.text, ended.rest)
-        if all(output is not None for output in run.outputs):
+        if None not in run.outputs:
             self.finish_gen(call, run, now)
 
     def select_result(
@@ -221,10 +221,10 @@ class Delivery:
     def finish_gen(self, call: ActiveCall, run: GenerateRun, now: float, first: int = 0) -> None:
         """The last reply; `first` is the sequence whose result is the first output."""
         run.group.timing.ended = now
-        outputs = tuple(output for output in run.outputs if output is not None)
+        outputs = tuple([output for output in run.outputs if output is not None])
         tasks = [one.task for one in run.group.sequences if isinstance(one.task, Generation)]
-        scored = tuple(logprob_of(one, self._tokenizer) for one in tasks[first].prompt_logprobs)
-        self._scheduler.stats.forced_tokens += sum(task.forced for task in tasks)
+        scored = tuple([logprob_of(one, self._tokenizer) for one in tasks[first].prompt_logprobs])
+        self._scheduler.stats.forced_tokens += sum([task.forced for task in tasks])
         following = next_logprobs(tasks[first], self._tokenizer)
         left_out = () if call.constraint is None else call.constraint.result().left_out
         done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following, left_out)

@@ -166,8 +166,6 @@ class LongTexts:
     @property
     def is_busy(self) -> bool:
         """Whether the next turn has something to do."""
-        if not self.under_way:
-            return False
         return any(text.can_go_on and not text.is_done for text in self.under_way)
 
     def is_long(self, text: str) -> bool:

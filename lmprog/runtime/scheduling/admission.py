@@ -90,15 +90,18 @@ class ProgramAdmission:
         self._waiting = waiting
         self._programs = programs
         self._shares = shares
+        self._step = 0
         self._growth: float | None = None
+        """What the active programs are expected to add, as it was reckoned in that step."""
 
-    def begin(self) -> None:
-        """A new step."""
-        self._growth = None
-
-    def next(self, running: Items[Sequence], now: float, limit: float) -> Sequence | None:
-        """The next sequence to admit, of a client that was served less than `limit`; its prefix is
-        locked. None when there is none, or no memory for it yet."""
+    def next(
+        self, running: Items[Sequence], step: int, now: float, limit: float
+    ) -> Sequence | None:
+        """The next sequence to admit in a step, of a client that was served less than `limit`; its
+        prefix is locked. None when there is none, or no memory for it yet.
+        """
+        if step != self._step:
+            self._step, self._growth = step, None
         queues = {queue.client: queue for queue in self._waiting.clients()}
         for place, client in enumerate(self._shares.least_served_first(queues)):
             queue = queues[client]
@@ -267,7 +270,7 @@ class RunningSequences:
         """The next sequence runs from now on, its prefix locked. None when none waits of a client
         that was served less than `limit`, or there is no memory for it yet.
         """
-        sequence = self._admission.next(self.sequences, now, limit)
+        sequence = self._admission.next(self.sequences, step, now, limit)
         if sequence is None:
             return None
         self._waiting.remove(sequence)

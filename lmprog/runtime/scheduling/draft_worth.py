@@ -311,9 +311,10 @@ class DraftCosts:
     def observe_plain(self, kind: StepKind, seconds: float) -> None:
         """A step of one known token in each row lasted so long."""
         self._num_steps += 1
-        if self.usual(kind) is None:
-            self._plain[kind] = _PlainTimes()
-        self._plain[kind].add(seconds, self._num_steps)
+        plain = self._plain.get(kind)
+        if plain is None or self.usual(kind) is None:
+            plain = self._plain[kind] = _PlainTimes()
+        plain.add(seconds, self._num_steps)
         if (times := self._drafted.get(_size(kind))) is not None:
             times.doubt()
 

@@ -83,8 +83,8 @@ class PageTables:
     @staticmethod
     def prefix(sequence: Sequence) -> tuple[array[int], str, int]:
         """Where its prefix is looked for: keys, root, and how far it need not be computed."""
-        space = sequence.namespace
-        return space.keys(sequence.tokens), space.root, sequence.logits_from
+        keys = sequence.keys(len(sequence.tokens))
+        return keys, sequence.namespace.root, sequence.logits_from
 
     def attach(self, sequence: Sequence) -> None:
         """Locks the longest cached prefix of the sequence, if that is longer than what it has.
@@ -209,11 +209,11 @@ class PageTables:
             sequence
         ):  # its pages belong to the discarded nodes and are freed with them
             sequence.computed = 0
-        if self._share:
+        if self._share and not sequence.task.is_plain:
             self.scored.keep(sequence)
         if sequence.computed and self._share:
             size = -(-sequence.computed // self._page_size)
-            keys = sequence.namespace.keys(sequence.tokens[: sequence.computed])
+            keys = sequence.keys(sequence.computed)
             inserted = self._tree.insert(keys, sequence.pages[:size], sequence.namespace.root)
             kept = inserted.first_taken
             node = inserted.node
@@ -317,7 +317,7 @@ class PageTables:
         """Inserts what a row computes of known tokens, so that later rows of the step share it.
         Where the tree has some of it (the row computes it again for its logits) nothing is
         inserted."""
-        keys = sequence.namespace.keys(sequence.tokens[:end])
+        keys = sequence.keys(end)
         match = self._tree.match(keys, sequence.namespace.root)
         if match.length > start:
             return
@@ -333,7 +333,7 @@ class PageTables:
         end = known - known % self._page_size
         if end <= sequence.shared * self._page_size or self.is_discarded(sequence):
             return
-        keys = sequence.namespace.keys(sequence.tokens[:end])
+        keys = sequence.keys(end)
         self._share_pages(sequence, keys, self._tree.match(keys, sequence.namespace.root))
 
     def _share_pages(self, sequence: Sequence, keys: array[int], match: Match) -> None:
@@ -356,7 +356,8 @@ class PageTables:
         sequence.shared = num_pages
 
     def _match(self, sequence: Sequence) -> Match:
-        self.scored.extend(sequence)  # then less of its prefix has to be computed
+        if not sequence.task.is_plain:
+            self.scored.extend(sequence)  # then less of its prefix has to be computed
         return self._tree.match(*self.prefix(sequence))
 
     def _free(self, sequence: Sequence) -> None:

@@ -91,12 +91,14 @@ class Plan:
     """By row: what its last tokens are, if they are not known but drafted."""
     is_bounded: bool = False
     """Its prefills were cut, so that it lasts no longer than a step with decodes may."""
+    num_tokens: int = field(init=False)
 
-    @property
-    def num_tokens(self) -> int:
-        return sum([end - start for _, _, start, end, _, _ in self.rows])
+    def __post_init__(self) -> None:
+        count = sum([end - start for _, _, start, end, _, _ in self.rows])
+        object.__setattr__(self, "num_tokens", count)
 
     @property
     def num_decoded(self) -> int:
         """Its tokens, if no row is a prefill: one for each row, and what is drafted."""
-        return len(self.rows) + sum([len(one.tokens) for one in self.drafts.values()])
+        num_drafted = sum([len(one.tokens) for one in self.drafts.values()]) if self.drafts else 0
+        return len(self.rows) + num_drafted

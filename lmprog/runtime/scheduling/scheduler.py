@@ -247,7 +247,6 @@ class Scheduler:
         if self.idle:
             self._work += 1.0
             return _NOTHING
-        self._admission.begin()
         rows, budget, is_bounded = self.planner.rows(self.step, self._step_began)
         drafts: dict[int, RowDraft] = {}
         for extend_rows in self.hooks.extend_rows:

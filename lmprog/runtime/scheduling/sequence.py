@@ -172,6 +172,11 @@ class Sequence:
         """Kept by whoever drafts for it; None before the first draft."""
         self.error: LmprogError | None = None
 
+    def keys(self, end: int) -> array[int]:
+        """The keys under which the tree knows its first `end` tokens."""
+        tokens, space = self.tokens[:end], self.namespace
+        return space.keys(tokens) if space.shift else tokens
+
     @property
     def logits_from(self) -> int:
         """The first position whose logits are still needed: it must be computed, not found."""
