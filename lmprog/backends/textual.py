@@ -1,37 +1,22 @@
-"""A plain-text runtime in this process: runs ops over branches that are strings, with answers from
-an `Answerer`.
+"""A plain-text runtime in this process: branches are strings, with answers from a `TextAnswerer`.
 
 It implements the client channel, so programs, client and wire messages are the same as with a real
-runtime: ops of a branch run in order, references wait for their values, each call gets exactly one
-final reply, and a failed call fails its branch. It knows no tokens, no cache and no model.
-Everything runs inside `send`.
+runtime. It knows no tokens, no cache and no model. Everything runs inside `send`.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from lmprog import wire
-from lmprog.backends import gained
-from lmprog.backends.gained import GainedLater, GainingAppend, GainingPiece
+from lmprog.backends.branch_machine import BranchCall, BranchMachine, ReplyQueue, TextBranch
+from lmprog.backends.branch_text import BranchText, Piece, shown
 from lmprog.backends.majority import kept_first
-from lmprog.errors import (
-    Cancelled,
-    LmprogError,
-    NotSupported,
-    ProgramError,
-    RequestRejected,
-    RuntimeGone,
-)
+from lmprog.errors import LmprogError, NotSupported, RuntimeGone
 from lmprog.transport.channel import ops_frames
-
-BranchCall: TypeAlias = wire.Generate | wire.Select | wire.Read
-Step: TypeAlias = GainingAppend[str] | GainedLater[str] | wire.Fork | BranchCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +29,7 @@ class TextAnswer:
     scores: tuple[float, ...] = ()
 
 
-class Answerer(Protocol):
+class TextAnswerer(Protocol):
     def answer(
         self, prompt: str, op: wire.Generate | wire.Select
     ) -> TextAnswer | LmprogError | None:
@@ -52,14 +37,15 @@ class Answerer(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Branch:
+@dataclass(frozen=True, slots=True)
+class ShownText(BranchText):
+    """A branch whose text is at hand, however many pieces it has."""
+
     text: str = ""
-    base: int = 0  # length of the text at the fork
-    born: bool = True  # False until the fork that makes it has run
-    running: int | None = None  # the call that the branch waits for
-    failed: LmprogError | None = None
-    todo: deque[Step] = field(default_factory=deque)
+
+    def plus(self, pieces: Sequence[Piece]) -> Self:
+        text = self.text + shown(pieces)
+        return replace(self, pieces=(*self.pieces, *pieces), text=text)
 
 
 class TextRuntime:
@@ -67,7 +53,7 @@ class TextRuntime:
 
     def __init__(
         self,
-        answerer: Answerer,
+        answerer: TextAnswerer,
         model: str = "text",
         tools: wire.ToolSupport = wire.ToolSupport(),  # noqa: B008  (immutable)
     ) -> None:
@@ -78,10 +64,9 @@ class TextRuntime:
             wire.PROTOCOL_VERSION, model, 2**20, no_tokens, 1, 2**20, 0, tools=tools
         )
         self._lock = threading.RLock()
-        self._branches: dict[int, _Branch] = {}
-        self._results: dict[int, tuple[str, ...] | LmprogError] = {}
-        self._held: dict[int, tuple[int, wire.Generate | wire.Select]] = {}  # call -> branch, op
-        self._replies: queue.SimpleQueue[wire.Reply | None] = queue.SimpleQueue()
+        self._held: dict[int, BranchCall[ShownText]] = {}
+        self._replies = ReplyQueue()
+        self._machine = BranchMachine(self, self._replies.put)
         self._gone: str | None = None
 
     # --- a client channel
@@ -92,21 +77,10 @@ class TextRuntime:
             if self._gone is not None:
                 raise RuntimeGone(self._gone)
             self.frames.append(tuple(ops))
-            for op in ops:
-                if isinstance(op, wire.Close | wire.Cancel):
-                    self._go_on()  # runs what comes before it, as far as possible
-                self._take(op)
-            self._go_on()
+            self._machine.take(ops)
 
     def receive(self, timeout: float) -> list[wire.Reply]:
-        try:
-            reply = self._replies.get(timeout=timeout)
-        except queue.Empty:
-            return []
-        if reply is None:
-            self._replies.put(None)
-            raise RuntimeGone(self._gone or "the runtime is gone")
-        return [reply]
+        return self._replies.take(timeout)
 
     def close(self) -> None:
         self.die("the channel was closed")
@@ -114,7 +88,7 @@ class TextRuntime:
     def die(self, why: str) -> None:
         """Simulates that the runtime is gone, with reason `why`."""
         self._gone = self._gone or why
-        self._replies.put(None)
+        self._replies.end(self._gone)
 
     # --- for the answerer
 
@@ -123,189 +97,91 @@ class TextRuntime:
         return list(self._held)
 
     def open_branches(self) -> int:
-        return len(self._branches)
+        return len(self._machine.branches)
 
-    def release(self, call: int, answer: TextAnswer | LmprogError) -> None:
+    def release(self, number: int, answer: TextAnswer | LmprogError) -> None:
         """Answers a held call."""
         with self._lock:
-            number, op = self._held.pop(call)
-            self._finish(number, op, answer)
-            self._go_on()
+            self._finish(self._held.pop(number), answer)
 
-    # --- ops
+    # --- what the machine asks
 
-    def _take(self, op: wire.Op) -> None:
-        if isinstance(op, wire.Open):
-            self._branches[op.branch] = _Branch()
-        elif isinstance(op, wire.Close):
-            self._close(op.branch)
-        elif isinstance(op, wire.Cancel):
-            self._cancel(op.call)
-        elif isinstance(op, wire.Hello | wire.Contest | wire.SharePrefix | wire.AwaitPrefixes):
-            pass  # no greeting is needed; the client decides contests itself; there is one client
-        elif isinstance(op, wire.Describe | wire.Flush):
-            self._replies.put(wire.Described(op.call, {"branches": float(len(self._branches))}))
-        elif isinstance(op, wire.Inspect):
-            self._fail(
-                op.call, NotSupported("this backend has no prefix tree that could be looked at.")
-            )
-        elif isinstance(op, wire.Encode | wire.Decode):
-            self._fail(op.call, NotSupported("this backend has no tokens."))
-        elif op.branch in self._branches:
-            todo = self._branches[op.branch].todo
-            if isinstance(op, wire.Append):
-                todo.append(gained.bound(op.pieces, self._branches))
-            else:
-                todo.append(op)
-            if isinstance(op, wire.Fork):
-                self._branches.update({child: _Branch(born=False) for child in op.children})
-        elif isinstance(op, wire.Generate | wire.Select | wire.Read):
-            self._fail(op.call, ProgramError(f"there is no branch {op.branch}"))
+    def begin(
+        self, branch: TextBranch[ShownText], parent: TextBranch[ShownText] | None
+    ) -> ShownText:
+        return ShownText() if parent is None else parent.text
 
-    def _go_on(self) -> None:
-        """Runs every branch as far as possible, until none can advance."""
-        while sum(self._run(number) for number in list(self._branches)):
-            pass
-
-    def _run(self, number: int) -> bool:
-        moved = False
-        branch = self._branches.get(number)
-        while branch is not None and branch.born and branch.running is None and branch.todo:
-            op = branch.todo[0]
-            if isinstance(op, GainingAppend):
-                text = self._resolved(branch, op.pieces)
-                if text is None:
-                    break
-                branch.text += text
-            branch.todo.popleft()
-            moved = True
-            if isinstance(op, wire.Fork):
-                for child in op.children:
-                    if child in self._branches:
-                        born = self._branches[child]
-                        born.text, born.base, born.born, born.failed = (
-                            branch.text,
-                            len(branch.text),
-                            True,
-                            branch.failed,
-                        )
-            elif isinstance(op, GainedLater):
-                op.text, op.error = branch.text[branch.base :], branch.failed
-            elif not isinstance(op, GainingAppend):
-                self._call(number, branch, op)
-        return moved
-
-    def _resolved(self, branch: _Branch, pieces: Iterable[GainingPiece[str]]) -> str | None:
-        """The pieces as text; None while one of them is unresolved. A failed one fails the
-        branch.
-        """
-        parts: list[str] = []
+    def append(self, text: ShownText, pieces: Sequence[Piece]) -> ShownText:
         for piece in pieces:
-            if isinstance(piece, wire.TextPiece):
-                parts.append(piece.text)
-            elif isinstance(piece, wire.Ref):
-                texts = self._results.get(piece.call)
-                if texts is None:
-                    return None
-                found = gained.result(texts, piece)
-                if isinstance(found, LmprogError):
-                    branch.failed = branch.failed or found
-                else:
-                    parts.append(found)
-            elif isinstance(piece, GainedLater):
-                if not piece.is_known:
-                    return None
-                branch.failed = branch.failed or piece.error
-                parts.append(piece.text or "")
-            elif isinstance(piece, wire.TokensPiece | wire.Conversation | wire.Gained):
-                about = f"this backend has no {type(piece).__name__}"
-                branch.failed = branch.failed or NotSupported(about)
-            else:
-                parts.append(f"<|{piece.role}|>\n" if isinstance(piece, wire.RoleBegin) else "\n")
-        return "".join(parts)
+            if isinstance(piece, wire.TokensPiece | wire.Conversation):
+                raise NotSupported(f"this backend has no {type(piece).__name__}")
+        return text.plus(pieces)
 
-    def _call(
-        self, number: int, branch: _Branch, op: wire.Generate | wire.Select | wire.Read
-    ) -> None:
-        if branch.failed is not None:
-            self._fail(op.call, branch.failed)
-        elif isinstance(op, wire.Read):
-            self._replies.put(wire.TextIs(op.call, branch.text, len(branch.text.split())))
-        else:
-            branch.running = op.call
-            answer = self._answerer.answer(branch.text, op)
-            if answer is None:
-                self._held[op.call] = (number, op)
-            else:
-                self._finish(number, op, answer)
-
-    # --- completing calls
-
-    def _finish(
-        self, number: int, op: wire.Generate | wire.Select, answer: TextAnswer | LmprogError
-    ) -> None:
-        branch = self._branches[number]
-        branch.running = None
-        if isinstance(answer, LmprogError):
-            if not isinstance(
-                answer, RequestRejected
-            ):  # a rejected call had no effect: the branch goes on
-                branch.failed = answer
-            self._fail(op.call, answer)
+    def answer(self, call: BranchCall[ShownText]) -> None:
+        prompt = call.branch.text.text
+        if isinstance(call.op, wire.Read):
+            self._machine.finish(call, wire.TextIs(call.op.call, prompt, len(prompt.split())))
             return
-        prompt = len(branch.text.split())
-        if isinstance(op, wire.Select):
-            best = max(range(len(op.choices)), key=lambda index: answer.scores[index])
-            rest = (1.0 - 0.9) / max(len(op.choices) - 1, 1)
-            options = tuple(
-                wire.ScoredChoice(
-                    score, (0.9 if index == best else rest) if len(op.choices) > 1 else 1.0
-                )
-                for index, score in enumerate(answer.scores)
-            )
-            texts: tuple[str, ...] = (op.choices[best],)
-            self._replies.put(
-                wire.Chosen(op.call, best, options, wire.Usage(prompt=prompt, computed=prompt))
-            )
+        answer = self._answerer.answer(prompt, call.op)
+        if answer is None:
+            self._held[call.op.call] = call
         else:
-            texts = tuple(answer.texts[place] for place in kept_first(op.keep, answer.texts))
-            if op.sampling.max_tokens == 0:
-                texts = ("",) * len(texts)
-            if op.stream:
-                self._stream(op.call, texts)
-            generated = sum(len(text.split()) for text in texts)
-            usage = wire.Usage(prompt=prompt, generated=generated, computed=prompt + generated)
-            outputs = tuple(wire.Output(text, (), "stop") for text in texts)
-            self._replies.put(wire.CallDone(op.call, outputs, usage))
-        self._results[op.call] = texts
-        branch.text += texts[0]
+            self._finish(call, answer)
 
-    def _stream(self, call: int, texts: Sequence[str]) -> None:
-        for index, text in enumerate(texts):
-            for count, word in enumerate(text.split(" ")):
+    def cancel(self, call: BranchCall[ShownText]) -> None:
+        del self._held[call.op.call]
+
+    def other(self, op: wire.Op) -> None:
+        if isinstance(op, wire.Describe | wire.Flush):
+            figures = {"branches": float(self.open_branches())}
+            self._replies.put(wire.Described(op.call, figures))
+        elif isinstance(op, wire.Inspect):
+            about = "this backend has no prefix tree that could be looked at."
+            self._machine.fail(op.call, NotSupported(about))
+        elif isinstance(op, wire.Encode | wire.Decode):
+            self._machine.fail(op.call, NotSupported("this backend has no tokens."))
+        # no greeting is needed; the client decides contests itself; there is one client
+
+    # --- replies
+
+    def _finish(self, call: BranchCall[ShownText], answer: TextAnswer | LmprogError) -> None:
+        op, text = call.op, call.branch.text
+        assert not isinstance(op, wire.Read), "a read is answered at once"
+        if isinstance(answer, LmprogError):
+            self._machine.finish(call, answer)
+            return
+        num_words = len(text.text.split())
+        reply: wire.CallDone | wire.Chosen
+        if isinstance(op, wire.Select):
+            reply = _chosen(op, answer.scores, num_words)
+        else:
+            reply = _done(op, answer.texts, num_words)
+            if op.stream:
+                self._stream(reply)
+        self._machine.finish(call, reply, text.with_result(op, reply))
+
+    def _stream(self, reply: wire.CallDone) -> None:
+        for index, output in enumerate(reply.outputs):
+            for count, word in enumerate(output.text.split(" ")):
                 delta = word if count == 0 else " " + word
                 if delta:
-                    self._replies.put(wire.Delta(call, index, delta, 1))
+                    self._replies.put(wire.Delta(reply.call, index, delta, 1))
 
-    def _fail(self, call: int, error: LmprogError) -> None:
-        self._results[call] = error
-        self._replies.put(wire.Failed(call, error.code, error.message, error.details()))
 
-    def _cancel(self, call: int) -> None:
-        if call in self._held:
-            number, op = self._held.pop(call)
-            self._finish(number, op, Cancelled("the call was cancelled"))
+def _chosen(op: wire.Select, scores: Sequence[float], num_words: int) -> wire.Chosen:
+    best = max(range(len(op.choices)), key=lambda index: scores[index])
+    rest = (1.0 - 0.9) / max(len(op.choices) - 1, 1)
+    options = tuple(
+        wire.ScoredChoice(score, (0.9 if index == best else rest) if len(op.choices) > 1 else 1.0)
+        for index, score in enumerate(scores)
+    )
+    return wire.Chosen(op.call, best, options, wire.Usage(prompt=num_words, computed=num_words))
 
-    def _close(self, number: int) -> None:
-        branch = self._branches.pop(number, None)
-        if branch is None:
-            return
-        waiting = [
-            op.call for op in branch.todo if isinstance(op, wire.Generate | wire.Select | wire.Read)
-        ]
-        if branch.running is not None:
-            self._held.pop(branch.running, None)
-            waiting.insert(0, branch.running)
-        for call in waiting:
-            self._fail(call, Cancelled("the call was cancelled"))
-        gained.close(branch.todo)
+
+def _done(op: wire.Generate, given: Sequence[str], num_words: int) -> wire.CallDone:
+    texts = [given[place] for place in kept_first(op.keep, given)]
+    if op.sampling.max_tokens == 0:
+        texts = [""] * len(texts)
+    generated = sum(len(text.split()) for text in texts)
+    usage = wire.Usage(prompt=num_words, generated=generated, computed=num_words + generated)
+    return wire.CallDone(op.call, tuple(wire.Output(text, (), "stop") for text in texts), usage)

@@ -18,7 +18,7 @@ from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_backend import ApiBackend
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import TextPrompt
-from lmprog.errors import Cancelled, LmprogError, NotSupported, ProgramError, ProtocolError
+from lmprog.errors import Cancelled, LmprogError, NotSupported, ProtocolError, UnknownName
 from tests.backends.test_speculation_is_exact import LetterModel
 
 
@@ -130,12 +130,12 @@ def test_a_reference_beyond_the_results_of_a_call_is_said() -> None:
         client.post(wire.Append(1, (wire.Ref(2, 5),)))
         second = client.call(wire.Generate(1, 3))
         assert isinstance(first.wait(30), wire.CallDone)
-        with pytest.raises(ProgramError, match="result 6 of a call that has 2"):
+        with pytest.raises(UnknownName, match="call 2, which is not known"):
             raise_if(second.wait(30))
         client.post(wire.Open(4), wire.Append(4, (wire.Ref(9),)))
-        with pytest.raises(ProgramError, match="no call 9"):
+        with pytest.raises(UnknownName, match="call 9, which is not known"):
             raise_if(client.call(wire.Generate(4, 5)).wait(30))
-        with pytest.raises(ProgramError, match="no branch 77"):
+        with pytest.raises(UnknownName, match="branch 77 is not open"):
             raise_if(client.call(wire.Generate(77, 6)).wait(30))
         with pytest.raises(NotSupported, match="Inspect"):
             raise_if(client.call(wire.Inspect(7)).wait(30))

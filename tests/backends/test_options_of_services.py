@@ -22,7 +22,7 @@ from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.sglang_api import NativeApi
 from lmprog.backends.blackbox.transcript import (
     ChatPrompt,
-    ItemsPrompt,
+    PiecesPrompt,
     TextPrompt,
     TranscriptMessage,
 )
@@ -121,7 +121,11 @@ def test_sglangs_own_route_has_every_option_under_its_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", wire.SAMPLING_OPTIONS)
 def test_a_program_sent_to_a_server_has_every_option_that_it_takes(name: str) -> None:
-    body = sent(ProgramsApi("m", 64, Recording(), RetryPolicy()), ItemsPrompt(("x",)), only(name))
+    body = sent(
+        ProgramsApi("m", 64, Recording(), RetryPolicy()),
+        PiecesPrompt((wire.TextPiece("x"),)),
+        only(name),
+    )
     if name == "prompt_logprobs_start":
         assert body is not None  # without prompt_logprobs it asks for nothing
     elif name != "prompt_logprobs" and "lmprog" not in wire.SAMPLING_OPTIONS[name].option.services:

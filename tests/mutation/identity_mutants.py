@@ -61,8 +61,8 @@ IDENTITY_MUTANTS = [
         "a program over HTTP does not say with which model it has begun",
         "replaced models",
         "backends/blackbox/transcript.py",
-        "ItemsPrompt(self.items, self.fingerprint)",
-        "ItemsPrompt(self.items)",
+        "PiecesPrompt(self.pieces, self.fingerprint)",
+        "PiecesPrompt(self.pieces)",
     ),
     Mutant(
         "answers of a model that replaced another are kept as the other's",

@@ -1,28 +1,26 @@
-"""The state of a branch on an API: its transcript, and text generated ahead for its next calls."""
+"""What a branch on an API holds: its transcript, and text generated ahead for its next calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import Api
 from lmprog.backends.blackbox.speculation import Speculated
-from lmprog.backends.blackbox.transcript import (
-    Item,
-    Kind,
-    ResultText,
-    Transcript,
-    TurnBegin,
-    TurnEnd,
-)
+from lmprog.backends.blackbox.transcript import Kind, Transcript
+from lmprog.backends.branch_text import LeftBehind, Piece
+
+CallReply: TypeAlias = wire.CallDone | wire.Chosen
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
     """The transcript of a branch and its speculated text. Immutable."""
 
-    transcript: Transcript = field(default_factory=Transcript)
+    kind: Kind
+    """The prompts that the model takes."""
+    transcript: Transcript
     num_spec_tokens: int = 0
     """Tokens that a request may generate for later calls; 0 disables speculation."""
     speculated: Speculated | None = None
@@ -32,42 +30,40 @@ class AnswerState:
     tools: wire.ToolOffer | None = None
     """The tools that the branch was last asked with."""
 
-    def plus(self, items: Sequence[Item], api: Api) -> AnswerState:
-        """A copy with `items` appended. Keeps the speculated text as far as it matches them."""
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return self.transcript.pieces
+
+    def plus(self, pieces: Sequence[Piece]) -> AnswerState:
+        """A copy with `pieces` appended. Keeps the speculated text as far as it matches them."""
         left, has_missed = self.speculated, self.has_missed
-        for item in items:
-            if isinstance(item, TurnBegin | TurnEnd):
+        for piece in pieces:
+            if isinstance(piece, wire.RoleBegin | wire.RoleEnd):
                 left, has_missed = None, False
-            elif left is not None:
-                left = left.after(item if isinstance(item, str) else item.text)
-        transcript = self.transcript.plus(items, api.kind)
+            elif isinstance(piece, wire.TextPiece | LeftBehind) and left is not None:
+                left = left.after(piece.text)
+        transcript = self.transcript.plus(pieces, self.kind)
         return replace(self, transcript=transcript, speculated=left, has_missed=has_missed)
 
-    def forked(self, size: int) -> list[AnswerState]:
-        """The states of `size` children. Sampled text is a single sample, so only the first child
-        inherits it; at temperature 0 all of them do.
-        """
-        rest = self if self._is_certain() else replace(self, speculated=None)
-        return [self, *(rest for _ in range(size - 1))]
-
     def after_fork(self) -> AnswerState:
-        """The state of the forked branch itself, without a sample that its first child
-        inherited.
+        """What a forked branch and its other children hold. Sampled text is a single sample, so
+        only the first child inherits it; at temperature 0 all of them do.
         """
-        return self if self._is_certain() else replace(self, speculated=None)
-
-    def _is_certain(self) -> bool:
-        return self.speculated is None or self.speculated.alike.temperature == 0
-
-    def speculating(self, num_tokens: int) -> AnswerState:
-        return replace(self, num_spec_tokens=num_tokens)
-
-    def with_prompt_computed(self, output: wire.Output, kind: Kind) -> AnswerState:
-        """Behind a generation of no tokens: where branches are tokens, it ends the text before."""
-        return self.with_result("", output=output) if kind == "items" else self
+        if self.speculated is None or self.speculated.alike.temperature == 0:
+            return self
+        return replace(self, speculated=None)
 
     def with_result(
-        self, text: str, left: Speculated | None = None, output: wire.Output | None = None
+        self, op: wire.Generate | wire.Select, reply: CallReply, left: Speculated | None = None
     ) -> AnswerState:
-        transcript = self.transcript.with_result(ResultText(text, output))
-        return replace(self, transcript=transcript, speculated=left)
+        """Behind a call and its reply, after which `left` is known of the text to come. Where
+        branches are text, a generation of no tokens leaves nothing behind.
+        """
+        tools = self.tools
+        if isinstance(op, wire.Generate):
+            if op.sampling.max_tokens == 0 and self.kind != "pieces":
+                return self
+            tools = op.tools or tools
+        pieces = (*self.pieces, LeftBehind(op, reply))
+        transcript = replace(self.transcript, pieces=pieces)
+        return replace(self, transcript=transcript, speculated=left, tools=tools)

@@ -8,10 +8,10 @@ from typing import Self, TypedDict
 import msgspec
 
 from lmprog import wire
+from lmprog.backends.blackbox.answer_state import CallReply
 from lmprog.backends.blackbox.api import Api
 from lmprog.backends.blackbox.api_channel import BlackBox
 from lmprog.backends.blackbox.call_answers import CallAnswers, Constraints
-from lmprog.backends.blackbox.remembered import KnownReply
 from lmprog.backends.blackbox.retry_policy import RetryCounters, RetryPolicy
 from lmprog.backends.client import Client
 
@@ -49,7 +49,7 @@ class ApiBackend:
     """What besides the model decides on answers: address, settings of every request. No keys."""
 
     def __init__(self, api: Api, retry_policy: RetryPolicy, options: ApiOptions) -> None:
-        self.branches_are_tokens = api.kind == "items"
+        self.branches_are_tokens = api.kind == "pieces"
         """Whether a branch goes on from a result's tokens, and not from its text."""
         answering = CallAnswers(
             api,
@@ -84,7 +84,7 @@ class ApiBackend:
             self._client.welcome, context_len=context_len, fingerprint=fingerprint
         )
 
-    def remember(self, call: int, reply: KnownReply) -> None:
+    def remember(self, call: int, reply: CallReply) -> None:
         """The call of that number was answered before: it is not asked."""
         self._channel.remember(call, reply)
 

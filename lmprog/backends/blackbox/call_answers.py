@@ -124,13 +124,14 @@ class CallAnswers:
         if on_text is not None and not is_streamed:
             for index, output in enumerate(outputs):
                 on_text(index, output.text, 1)
-        return state.with_result(outputs[0].text, output=outputs[0]), wire.CallDone(
+        reply = wire.CallDone(
             op.call,
             outputs,
             _sum(spent, answer.usage),
             answer.prompt_logprobs,
             left_out=answer.left_out,
         )
+        return state.with_result(op, reply), reply
 
     async def _prefilled(
         self, state: AnswerState, op: wire.Generate
@@ -141,7 +142,7 @@ class CallAnswers:
             return state, refused
         answer = await self._request(prefill_request(prompt, op), None)
         done = prefilled(op, answer)
-        return state.with_prompt_computed(done.outputs[0], self.api.kind), done
+        return state.with_result(op, done), done
 
     def drop(self, speculated: Speculated) -> None:
         """Counts speculated text that was discarded."""
@@ -179,7 +180,8 @@ class CallAnswers:
         if on_text is not None and ready.text:
             on_text(0, ready.text, 1)
         output = wire.Output(ready.text, (), ready.finish, ready.stopped_by)
-        return state.with_result(ready.text, ready.left), wire.CallDone(op.call, (output,), usage)
+        reply = wire.CallDone(op.call, (output,), usage)
+        return state.with_result(op, reply, ready.left), reply
 
     # --- speculation
 
@@ -288,7 +290,7 @@ class CallAnswers:
             return await self._generated_choice(state, op, prompt)
         self.counters.prompt_tokens += reply.usage.prompt
         self.counters.completion_tokens += reply.usage.generated
-        return state.with_result(op.choices[reply.index]), reply
+        return state.with_result(op, reply), reply
 
     async def _generated_choice(
         self, state: AnswerState, op: wire.Select, prompt: Prompt
@@ -316,9 +318,8 @@ class CallAnswers:
                 f"the model wrote {text!r}, which is none of {', '.join(op.choices)}", text=text
             )
         unknown = tuple(wire.ScoredChoice(math.nan, math.nan) for _ in op.choices)
-        return state.with_result(text), wire.Chosen(
-            op.call, op.choices.index(text), unknown, answer.usage
-        )
+        chosen = wire.Chosen(op.call, op.choices.index(text), unknown, answer.usage)
+        return state.with_result(op, chosen), chosen
 
 
 class _Forward:

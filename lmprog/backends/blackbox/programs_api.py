@@ -20,15 +20,8 @@ from lmprog.backends.blackbox.dialects import LMPROG
 from lmprog.backends.blackbox.http_transport import Json, Transport
 from lmprog.backends.blackbox.openai_body import sampling_fields, structured_outputs
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
-from lmprog.backends.blackbox.transcript import (
-    Item,
-    ItemsPrompt,
-    Kind,
-    Prompt,
-    ResultText,
-    TurnBegin,
-    TurnEnd,
-)
+from lmprog.backends.blackbox.transcript import Kind, PiecesPrompt, Prompt
+from lmprog.backends.branch_text import LeftBehind, Piece
 from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
 
 _PATH = "/v1/programs"
@@ -40,7 +33,7 @@ class ProgramsApi:
     which model the branch was begun.
     """
 
-    kind: Kind = "items"
+    kind: Kind = "pieces"
     can_prefill = True
 
     def __init__(
@@ -153,8 +146,8 @@ def _beam_fields(beams: wire.Beams) -> Json:
 
 
 def _program(prompt: Prompt, call: Json) -> Json:
-    assert isinstance(prompt, ItemsPrompt)
-    pieces = _pieces(prompt.items)
+    assert isinstance(prompt, PiecesPrompt)
+    pieces = _pieces(prompt.pieces)
     ops: list[Json] = [{"op": "open", "branch": "b"}]
     if pieces:
         ops.append({"op": "append", "branch": "b", "pieces": pieces})
@@ -166,52 +159,55 @@ def _ends_literal(prompt: Prompt) -> bool:
     """Whether the prompt ends in literal text. Only the program's own text is healed; results must
     not be, even those that are sent as text.
     """
-    assert isinstance(prompt, ItemsPrompt)
-    for item in reversed(prompt.items):
-        text = item.text if isinstance(item, ResultText) else item
-        if text != "":
-            return isinstance(item, str) or (isinstance(item, ResultText) and not item.own)
+    assert isinstance(prompt, PiecesPrompt)
+    for piece in reversed(prompt.pieces):
+        if not isinstance(piece, wire.TextPiece | LeftBehind):
+            return False
+        if piece.text:
+            return isinstance(piece, wire.TextPiece) or not piece.own
     return False
 
 
-def _pieces(items: Sequence[Item]) -> list[str | Json]:
+def _pieces(branch: Sequence[Piece]) -> list[str | Json]:
     """The branch as pieces of a request. Results are sent as their token ids, so that the branch
     stands where it stood, and the server finds it in its cache.
     """
     pieces: list[str | Json] = []
-    for item in items:
-        if isinstance(item, TurnBegin | TurnEnd):
-            pieces.append({"begin" if isinstance(item, TurnBegin) else "end": item.role})
-        elif isinstance(item, ResultText) and item.own:
-            _add_result(pieces, item)
-        else:
-            is_option = isinstance(item, ResultText) and item.output is None
-            is_letters = isinstance(item, ResultText | wire.Letters) and not is_option
-            _add_text(pieces, item.text if isinstance(item, ResultText) else item, is_letters)
+    for piece in branch:
+        if isinstance(piece, wire.RoleBegin | wire.RoleEnd):
+            key = "begin" if isinstance(piece, wire.RoleBegin) else "end"
+            pieces.append({key: piece.role})
+        elif isinstance(piece, wire.TextPiece):
+            _add_text(pieces, piece)
+        elif isinstance(piece, LeftBehind) and not piece.own:
+            _add_text(pieces, piece.elsewhere())
+        elif isinstance(piece, LeftBehind):
+            for one in wire.own_pieces(piece.op, piece.reply, is_first=not pieces):
+                if isinstance(one, wire.TextPiece):
+                    _add_text(pieces, one)
+                else:
+                    pieces.append(_tokens(one))
     return pieces
 
 
-def _add_text(pieces: list[str | Json], text: str, is_letters: bool = False) -> None:
-    if is_letters and text:
-        pieces.append({"text": str(text), "quoted": True})
+def _add_text(pieces: list[str | Json], piece: wire.TextPiece) -> None:
+    if not piece.text:
+        return
+    if piece.quoted:
+        pieces.append({"text": piece.text, "quoted": True})
     elif pieces and isinstance(pieces[-1], str):
-        pieces[-1] += text
-    elif text:
-        pieces.append(text)
+        pieces[-1] += piece.text
+    else:
+        pieces.append(piece.text)
 
 
-def _add_result(pieces: list[str | Json], result: ResultText) -> None:
-    """Appends a result as what it left in its branch."""
-    for one in result.pieces(is_first=not pieces):
-        if isinstance(one, wire.TextPiece):
-            _add_text(pieces, one.text)
-            continue
-        piece: Json = {"tokens": list(one.ids)}
-        if one.heals:
-            piece["heals"] = True
-        if one.rest:
-            piece["rest"] = one.rest
-        pieces.append(piece)
+def _tokens(piece: wire.TokensPiece) -> Json:
+    found: Json = {"tokens": list(piece.ids)}
+    if piece.heals:
+        found["heals"] = True
+    if piece.rest:
+        found["rest"] = piece.rest
+    return found
 
 
 def _checked(result: Mapping[str, Any], *, is_stream: bool = False) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The transcript of a branch, as items, and the prompts made from it: plain text, or chat messages.
+"""The transcript of a branch, and the prompts made from it: plain text, or chat messages.
 
 An API renders chat roles itself, so text and generations of a chat must be inside turns. Knows no
 requests.
@@ -11,52 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from lmprog import wire
+from lmprog.backends.branch_text import LeftBehind, Piece, shown
 from lmprog.errors import NotSupported
 
-Kind: TypeAlias = Literal["text", "chat", "both", "items"]
-"""The kind of prompt a model takes: text to continue, messages, either of them, or the items as
-they are here.
+Kind: TypeAlias = Literal["text", "chat", "both", "pieces"]
+"""The kind of prompt a model takes: text to continue, messages, either of them, or the pieces of a
+branch.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class TurnBegin:
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class TurnEnd:
-    role: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResultText:
-    """A result: of a generation, or, without `output`, an option that was chosen. A result of
-    another branch counts as text (not `own`). Its calls are those that the service sent in fields;
-    the text is content.
-    """
-
-    text: str
-    output: wire.Output | None = None
-    own: bool = True
-
-    @property
-    def calls(self) -> tuple[wire.SentCall, ...]:
-        return () if self.output is None else self.output.calls
-
-    @property
-    def shown(self) -> str:
-        """With its calls, where these have no fields."""
-        return wire.text_with_calls(self.text, self.calls)
-
-    def pieces(self, *, is_first: bool) -> tuple[wire.OwnPiece, ...]:
-        """What it left in its branch, where branches are tokens."""
-        if self.output is None:
-            return wire.choice_pieces(self.text)
-        return wire.output_pieces(self.output, is_first=is_first)
-
-
-Item: TypeAlias = "str | ResultText | TurnBegin | TurnEnd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +34,12 @@ class TranscriptMessage:
         """Its text with its calls."""
         return wire.text_with_calls(self.content, self.calls)
 
-    def plus(self, item: str | ResultText) -> TranscriptMessage:
+    def plus(self, piece: wire.TextPiece | LeftBehind) -> TranscriptMessage:
         """With more in it. Only the assistant calls: elsewhere, calls are text."""
-        if isinstance(item, str):
-            return replace(self, content=self.content + item)
         if self.role != "assistant":
-            return replace(self, content=self.content + item.shown)
-        return replace(self, content=self.content + item.text, calls=(*self.calls, *item.calls))
+            return replace(self, content=self.content + shown((piece,)))
+        calls = (*self.calls, *piece.calls)
+        return replace(self, content=self.content + piece.text, calls=calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,84 +56,65 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemsPrompt:
-    """All items of the branch, for a server that knows branches."""
+class PiecesPrompt:
+    """All pieces of the branch, for a server that knows branches."""
 
-    items: tuple[Item, ...]
+    pieces: tuple[Piece, ...]
     fingerprint: str = ""
     """Of the model that the program has begun with; empty: whichever is there."""
 
 
-Prompt: TypeAlias = TextPrompt | ChatPrompt | ItemsPrompt
+Prompt: TypeAlias = TextPrompt | ChatPrompt | PiecesPrompt
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """The items of a branch, in order."""
+    """The pieces of a branch, in order."""
 
-    items: tuple[Item, ...] = ()
+    pieces: tuple[Piece, ...] = ()
     role: str | None = None
     """The role of the open turn; None outside turns."""
     fingerprint: str = ""
-    """See `ItemsPrompt`."""
+    """See `PiecesPrompt`."""
 
-    def plus(self, items: Sequence[Item], kind: Kind) -> Transcript:
-        """A copy with `items` appended. Raises `NotSupported` if a model of this kind cannot take
+    def plus(self, pieces: Sequence[Piece], kind: Kind) -> Transcript:
+        """A copy with `pieces` appended. Raises `NotSupported` if a model of this kind cannot take
         them.
         """
         role = self.role
-        for item in items:
-            if isinstance(item, TurnBegin):
+        for piece in pieces:
+            if isinstance(piece, wire.RoleBegin):
                 if kind == "text":
-                    raise NotSupported(_NO_ROLES.format(role=item.role))
-                role = item.role
-            elif isinstance(item, TurnEnd):
+                    raise NotSupported(_NO_ROLES.format(role=piece.role))
+                role = piece.role
+            elif isinstance(piece, wire.RoleEnd):
                 role = None
-            elif role is None and isinstance(item, str) and item and kind == "chat":
-                raise NotSupported(
-                    _OUTSIDE.format(text=item if len(item) <= 60 else item[:57] + "...")
-                )
-        return replace(self, items=(*self.items, *items), role=role)
-
-    def with_result(self, result: ResultText) -> Transcript:
-        """A copy with a result appended."""
-        return replace(self, items=(*self.items, result))
+            elif isinstance(piece, wire.TokensPiece | wire.Conversation):
+                raise NotSupported(f"an API as a backend does not support {type(piece).__name__}")
+            elif role is None and kind == "chat" and not _is_result(piece):
+                _refuse_outside(piece)
+        return replace(self, pieces=(*self.pieces, *pieces), role=role)
 
     @property
     def has_turns(self) -> bool:
-        return any(isinstance(item, TurnBegin) for item in self.items)
+        return any(isinstance(piece, wire.RoleBegin) for piece in self.pieces)
 
     @property
     def has_result_in_turn(self) -> bool:
         """Whether the open turn contains a result."""
-        last = next(
-            item for item in reversed(self.items) if isinstance(item, ResultText | TurnBegin)
-        )
-        return isinstance(last, ResultText)
-
-    @property
-    def plain(self) -> str:
-        """Everything as one text; only for display, since the API renders roles in its own way."""
-        parts: list[str] = []
-        for item in self.items:
-            if isinstance(item, TurnBegin):
-                parts.append(f"<|{item.role}|>\n")
-            else:
-                parts.append(
-                    "\n"
-                    if isinstance(item, TurnEnd)
-                    else item.shown
-                    if isinstance(item, ResultText)
-                    else item
-                )
-        return "".join(parts)
+        for piece in reversed(self.pieces):
+            if isinstance(piece, wire.RoleBegin):
+                return False
+            if _is_result(piece):
+                return True
+        return False
 
     def prompt(self, kind: Kind) -> Prompt:
         """The prompt to continue. Raises `NotSupported` if the kind of model cannot take it."""
-        if kind == "items":
-            return ItemsPrompt(self.items, self.fingerprint)
+        if kind == "pieces":
+            return PiecesPrompt(self.pieces, self.fingerprint)
         if kind == "text" or (kind == "both" and not self.has_turns):
-            return TextPrompt(self.plain)
+            return TextPrompt(shown(self.pieces))
         if self.role not in (None, "assistant"):
             raise NotSupported(
                 "a chat model writes only the assistant's turns, but this generation is "
@@ -192,21 +133,35 @@ class Transcript:
         """The turns, including an open one. A result outside turns is a turn of the assistant."""
         turns: list[TranscriptMessage] = []
         inside = False
-        for item in self.items:
-            if isinstance(item, TurnBegin):
-                turns.append(TranscriptMessage(item.role, ""))
+        for piece in self.pieces:
+            if isinstance(piece, wire.RoleBegin):
+                turns.append(TranscriptMessage(piece.role, ""))
                 inside = True
-            elif isinstance(item, TurnEnd):
+            elif isinstance(piece, wire.RoleEnd):
                 inside = False
+            elif not isinstance(piece, wire.TextPiece | LeftBehind):
+                continue
             elif inside:
-                turns[-1] = turns[-1].plus(item)
-            elif isinstance(item, ResultText):
-                turns.append(TranscriptMessage("assistant", "").plus(item))
-            elif item:
-                raise NotSupported(
-                    _OUTSIDE.format(text=item if len(item) <= 60 else item[:57] + "...")
-                )
+                turns[-1] = turns[-1].plus(piece)
+            elif _is_result(piece):
+                turns.append(TranscriptMessage("assistant", "").plus(piece))
+            else:
+                _refuse_outside(piece)
         return turns
+
+
+def _is_result(piece: Piece) -> bool:
+    """Of this branch or of another: a text with calls was one."""
+    return isinstance(piece, LeftBehind) or (
+        isinstance(piece, wire.TextPiece) and bool(piece.calls)
+    )
+
+
+def _refuse_outside(piece: Piece) -> None:
+    """Raises `NotSupported` for text that is in no turn of a chat."""
+    if isinstance(piece, wire.TextPiece) and piece.text:
+        text = piece.text if len(piece.text) <= 60 else piece.text[:57] + "..."
+        raise NotSupported(_OUTSIDE.format(text=text))
 
 
 _OUTSIDE = (

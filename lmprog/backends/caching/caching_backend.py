@@ -13,41 +13,27 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import msgspec
 
 from lmprog import wire
-from lmprog.backends import Backend, gained
-from lmprog.backends.caching.cached_branch import (
-    AskedElsewhere,
-    BranchCall,
-    CachedBranch,
-    LeftBehind,
-    Said,
-    pieces_of,
-    post,
-)
+from lmprog.backends import Backend, Remembers
+from lmprog.backends.branch_machine import BranchCall, BranchMachine, BranchReply, TextBranch
+from lmprog.backends.branch_text import BranchText, LeftBehind, Piece
 from lmprog.backends.caching.kept_questions import (
     Question,
     deltas,
     identity,
+    joined,
     temperature_of,
 )
 from lmprog.backends.caching.kept_replies import KeptReplies
 from lmprog.backends.client import Client, ClientCall
-from lmprog.backends.gained import GainedLater, GainingAppend, GainingPiece
-from lmprog.errors import (
-    Cancelled,
-    LmprogError,
-    NotSupported,
-    ProgramError,
-    RequestRejected,
-    RuntimeGone,
-)
+from lmprog.errors import LmprogError, NotSupported, RuntimeGone
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +55,28 @@ class RunCache:
         ):
             return around
         return CachingBackend(plain, self.folder, seeded=self.seeded)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedText(BranchText):
+    tools: wire.ToolOffer | None = None
+    """What an earlier call of the branch could call; services want to be told again."""
+
+
+CachedCall: TypeAlias = BranchCall[CachedText]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedElsewhere:
+    """A call that the other backend is asked, on a branch of its own, which has that number."""
+
+    call: CachedCall
+    text: CachedText
+    """Before it."""
+    key: str | None
+    """Under which the reply is kept; None: it is not."""
+    branch: int
+    asked: ClientCall
 
 
 class CachingBackend:
@@ -94,12 +102,11 @@ class CachingBackend:
         self._adapters = inner.client.welcome.adapters
         self._times: Counter[str] = Counter()
         self._lock = threading.RLock()  # guards all below; never held while `inner` is called
-        self._branches: dict[int, CachedBranch] = {}
-        self._results: dict[int, tuple[str, ...] | LmprogError] = {}
         self._asked: dict[int, AskedElsewhere] = {}
         self._remembered: dict[int, wire.CallDone | wire.Chosen] = {}
         self._to_send: list[Callable[[], None]] = []
         self.replies: queue.SimpleQueue[wire.Reply] = queue.SimpleQueue()
+        self._machine = BranchMachine(self, self.replies.put)
         self._client = _CachingClient(self)
 
     @property
@@ -110,168 +117,76 @@ class CachingBackend:
         """Ends what is still asked; the other backend stays open."""
         self._client.close()
         with self._lock:
-            for number in list(self._branches):
-                self._close(number)
+            self._machine.take([wire.Close(number) for number in self._machine.branches])
         self._send()
 
     def remember(self, call: int, reply: wire.CallDone | wire.Chosen) -> None:
         """The call of that number was answered before the run stopped; see `Remembers`."""
         self._remembered[call] = reply
 
-    # --- from the client
-
     def take(self, ops: Sequence[wire.Op]) -> None:
+        """From the client."""
         with self._lock:
-            for op in ops:
-                if isinstance(op, wire.Close):
-                    self._go_on()  # what comes before a close, as far as possible
-                self._take(op)
-            self._go_on()
+            self._machine.take(ops)
         self._send()
 
-    def _take(self, op: wire.Op) -> None:
-        if isinstance(op, wire.Open):
-            self._branches[op.branch] = CachedBranch(op.salt, op.lora)
-        elif isinstance(op, wire.Close):
-            self._close(op.branch)
-        elif isinstance(op, wire.Cancel):
-            asked = self._asked.get(op.call)
-            if asked is not None:
-                self._cancel(asked)
-        elif isinstance(op, wire.Append | wire.Fork | BranchCall):
-            branch = self._branches.get(op.branch)
-            if branch is not None:
-                if isinstance(op, wire.Append):
-                    branch.todo.append(gained.bound(op.pieces, self._branches))
-                else:
-                    branch.todo.append(op)
-                if isinstance(op, wire.Fork):
-                    lora = branch.lora if op.lora is None else op.lora
-                    made = {child: CachedBranch(branch.salt, lora, False) for child in op.children}
-                    self._branches.update(made)
-            elif isinstance(op, BranchCall):
-                self._fail(op.call, ProgramError(f"there is no branch {op.branch}"))
-        elif not isinstance(op, wire.Hello | wire.Contest | wire.SharePrefix) and getattr(
-            op, "call", None
-        ):
-            error = NotSupported(f"a run with a cache does not answer {type(op).__name__}")
-            self._fail(op.call, error)
+    # --- what the machine asks
 
-    # --- branches
+    def begin(
+        self, branch: TextBranch[CachedText], parent: TextBranch[CachedText] | None
+    ) -> CachedText:
+        return CachedText() if parent is None else parent.text
 
-    def _go_on(self) -> None:
-        """Runs every branch as far as possible, until none can advance."""
-        while sum(self._run(number) for number in list(self._branches)):
-            pass
+    def append(self, text: CachedText, pieces: Sequence[Piece]) -> CachedText:
+        told = [piece.elsewhere() if isinstance(piece, LeftBehind) else piece for piece in pieces]
+        return text.plus(told)
 
-    def _run(self, number: int) -> bool:
-        moved = False
-        branch = self._branches[number]
-        while branch.is_born and branch.running is None and branch.todo:
-            op = branch.todo[0]
-            if isinstance(op, GainingAppend):
-                said = self._resolved(branch, op.pieces)
-                if said is None:
-                    break
-                branch.said += said
-            branch.todo.popleft()
-            moved = True
-            if isinstance(op, wire.Fork):
-                for child in op.children:
-                    born = self._branches.get(child)
-                    if born is not None:
-                        born.is_born, born.said, born.base = True, branch.said, len(branch.said)
-                        born.failed, born.tools = branch.failed, branch.tools
-            elif isinstance(op, GainedLater):
-                op.text, op.error = branch.gained(), branch.failed
-            elif isinstance(op, BranchCall):
-                self._ask(number, branch, op)
-        return moved
-
-    def _resolved(
-        self, branch: CachedBranch, pieces: Iterable[GainingPiece[tuple[Said, ...]]]
-    ) -> tuple[Said, ...] | None:
-        """The pieces with results in place of references; None while one is not known."""
-        found: list[Said] = []
-        for piece in pieces:
-            if isinstance(piece, wire.Ref):
-                texts = self._results.get(piece.call)
-                if texts is None:
-                    return None
-                result = gained.result(texts, piece)
-                if isinstance(result, LmprogError):
-                    branch.failed = branch.failed or result
-                else:
-                    found.append(wire.letters(result))
-            elif isinstance(piece, GainedLater):
-                if not piece.is_known:
-                    return None
-                branch.failed = branch.failed or piece.error
-                found += piece.text or ()
-            else:
-                found.append(piece)
-        return tuple(found)
-
-    def _close(self, number: int) -> None:
-        branch = self._branches.pop(number, None)
-        if branch is None:
-            return
-        for op in branch.todo:
-            if isinstance(op, BranchCall):
-                self._fail(op.call, Cancelled("the call was cancelled"))
-        gained.close(branch.todo)
-        if branch.running is not None:
-            self._cancel(self._asked[branch.running])
-
-    # --- calls
-
-    def _ask(self, number: int, branch: CachedBranch, op: BranchCall) -> None:
-        if branch.failed is not None:
-            self._fail(op.call, branch.failed)
-            return
-        known = self._remembered.pop(op.call, None)
-        if known is not None:
-            self._finish(branch, op, msgspec.structs.replace(known, call=op.call))
-            return
+    def answer(self, call: CachedCall) -> None:
+        op, branch = call.op, call.branch
         key: str | None = None
-        tools = branch.tools
-        if isinstance(op, wire.Generate):
-            tools = branch.tools = op.tools or branch.tools
         if not isinstance(op, wire.Read):
+            known = self._remembered.pop(op.call, None)
+            if known is not None:
+                self._finish(call, known)
+                return
+            if isinstance(op, wire.Generate) and op.tools is not None:
+                branch.text = replace(branch.text, tools=op.tools)
             key = self._key(branch, op)
             kept = None if key is None else self._kept.find(key, op)
             if kept is not None:
                 self.from_cache.add(op.call)
                 for delta in deltas(op, kept):
                     self.replies.put(delta)
-                self._finish(branch, op, kept)
+                self._finish(call, kept)
                 return
         client = self._asks
-        call = ClientCall(client.number(), lambda delta: self._hear(op.call, delta))
-        asked = AskedElsewhere(
-            number,
-            op,
-            branch.said,
-            branch.salt,
-            branch.lora,
-            tools,
-            key,
-            client.number(),
-            call,
-        )
-        branch.running = op.call
-        self._asked[op.call] = asked
-        call.when_done(lambda: self._ended(asked))
-        self._to_send.append(lambda: post(self.inner, asked))
+        number = client.number()
+        asked = ClientCall(client.number(), lambda delta: self._hear(op.call, delta))
+        elsewhere = AskedElsewhere(call, branch.text, key, number, asked)
+        self._asked[op.call] = elsewhere
+        asked.when_done(lambda: self._ended(elsewhere))
+        self._to_send.append(lambda: _post(self.inner, elsewhere))
 
-    def _key(self, branch: CachedBranch, op: wire.Generate | wire.Select) -> str | None:
+    def cancel(self, call: CachedCall) -> None:
+        asked = self._asked[call.op.call].asked
+        self._to_send.append(lambda: self._asks.post(wire.Cancel(asked.id)))
+
+    def other(self, op: wire.Op) -> None:
+        call = getattr(op, "call", None)
+        if call and not isinstance(op, wire.Hello | wire.Contest | wire.SharePrefix):
+            about = f"a run with a cache does not answer {type(op).__name__}"
+            self._machine.fail(call, NotSupported(about))
+
+    # --- answers
+
+    def _key(self, branch: TextBranch[CachedText], op: wire.Generate | wire.Select) -> str | None:
         """What the reply is kept under; None where it is a matter of chance."""
         is_chance = temperature_of(op) > 0 and not self._seeded
         if is_chance and not self._is_service:
             return None
         lora = self._adapters.get(branch.lora, branch.lora)
-        pieces = pieces_of(branch.said, has_tokens=self._has_tokens)
-        question = Question(self._identity, branch.salt, pieces, branch.tools, lora)
+        pieces = _as_pieces(branch.text.pieces, has_tokens=self._has_tokens)
+        question = Question(self._identity, branch.salt, pieces, branch.text.tools, lora)
         name = question.key(op, with_seed=not is_chance)
         nth = self._times[name] if is_chance else 0
         self._times[name] += 1
@@ -281,50 +196,33 @@ class CachingBackend:
         self.replies.put(msgspec.structs.replace(delta, call=call))
         self._client.hand_out()
 
-    def _ended(self, asked: AskedElsewhere) -> None:
+    def _ended(self, elsewhere: AskedElsewhere) -> None:
         """The other backend has answered, on whatever thread."""
-        outcome = asked.call.wait(0)
+        outcome = elsewhere.asked.wait(0)
         if self._asks.welcome.fingerprint != self.info.fingerprint:
             outcome = RuntimeGone("the model was replaced, and this run had begun with another")
-        if asked.key is not None and isinstance(outcome, wire.CallDone | wire.Chosen):
+        if elsewhere.key is not None and isinstance(outcome, wire.CallDone | wire.Chosen):
             try:
-                self._kept.keep(asked.key, outcome)
+                self._kept.keep(elsewhere.key, outcome)
             except OSError as error:  # the answer is there: only the next run has to ask again
                 _log.warning("an answer could not be kept in %s: %s", self.folder, error)
         with self._lock:
-            self._asked.pop(asked.op.call, None)
-            self._to_send.append(lambda: self._asks.post(wire.Close(asked.branch)))
-            branch = self._branches.get(asked.number)
-            reply = (
-                outcome
-                if isinstance(outcome, LmprogError)
-                else msgspec.structs.replace(outcome, call=asked.op.call)
-            )
-            self._finish(branch, asked.op, reply)
-            self._go_on()
+            self._asked.pop(elsewhere.call.op.call, None)
+            self._to_send.append(lambda: self._asks.post(wire.Close(elsewhere.branch)))
+            assert isinstance(outcome, BranchReply | LmprogError), "it answers what was asked"
+            self._finish(elsewhere.call, outcome)
         self._send()
         self._client.hand_out()
 
-    def _finish(self, branch: CachedBranch | None, op: BranchCall, reply: Any) -> None:
-        """`branch` is None where it was closed meanwhile."""
-        if branch is not None:
-            branch.running = None
-        if isinstance(reply, LmprogError):
-            if branch is not None and not isinstance(reply, RequestRejected):
-                branch.failed = reply
-            self._fail(op.call, reply)
+    def _finish(self, call: CachedCall, outcome: BranchReply | LmprogError) -> None:
+        if isinstance(outcome, LmprogError):
+            self._machine.finish(call, outcome)
             return
-        self.replies.put(reply)
-        self._results[op.call] = wire.result_texts(op, reply)
-        if branch is not None and not isinstance(op, wire.Read):
-            branch.said += (LeftBehind(op, reply),)
-
-    def _cancel(self, asked: AskedElsewhere) -> None:
-        self._to_send.append(lambda: self._asks.post(wire.Cancel(asked.call.id)))
-
-    def _fail(self, call: int, error: LmprogError) -> None:
-        self._results[call] = error
-        self.replies.put(wire.Failed(call, error.code, error.message, error.details()))
+        reply = msgspec.structs.replace(outcome, call=call.op.call)
+        text = None
+        if not isinstance(reply, wire.TextIs) and not isinstance(call.op, wire.Read):
+            text = call.branch.text.with_result(call.op, reply)
+        self._machine.finish(call, reply, text)
 
     def _send(self) -> None:
         """Sends what the other backend is to do."""
@@ -335,6 +233,61 @@ class CachingBackend:
                 for send in todo:
                     send()
             self._asks.flush()
+
+
+def _as_pieces(text: Iterable[Piece], *, has_tokens: bool) -> tuple[wire.Piece, ...]:
+    """All of it in words of the wire; `has_tokens`: where branches are tokens."""
+
+    def pieces() -> Iterator[wire.Piece]:
+        for at, piece in enumerate(text):
+            if not isinstance(piece, LeftBehind):
+                yield piece
+            elif has_tokens:
+                yield from wire.own_pieces(piece.op, piece.reply, is_first=at == 0)
+            else:
+                yield wire.letters(wire.result_texts(piece.op, piece.reply)[0])
+
+    return joined(pieces())
+
+
+def _post(backend: Backend, elsewhere: AskedElsewhere) -> None:
+    """Asks `backend`: builds the branch, and posts the call."""
+    client, number, tools = backend.client, elsewhere.branch, elsewhere.text.tools
+    branch = elsewhere.call.branch
+    client.post(wire.Open(number, branch.salt, lora=branch.lora))
+    if isinstance(backend, Remembers):
+        _build(client, backend, elsewhere)
+    elif pieces := _as_pieces(elsewhere.text.pieces, has_tokens=client.welcome.vocab_size > 0):
+        client.post(wire.Append(number, pieces))
+    op = msgspec.structs.replace(elsewhere.call.op, branch=number, call=elsewhere.asked.id)
+    if isinstance(op, wire.Generate) and op.tools is None and tools is not None:
+        op = msgspec.structs.replace(op, tools=msgspec.structs.replace(tools, choice="none"))
+    client.begin(op, elsewhere.asked)
+
+
+def _build(client: Client, service: Remembers, elsewhere: AskedElsewhere) -> None:
+    """The branch on a service, with the calls on it, which are not asked again."""
+    texts: list[wire.Piece] = []
+
+    def append() -> None:
+        if texts:
+            client.post(wire.Append(elsewhere.branch, joined(texts)))
+            texts.clear()
+
+    for piece in elsewhere.text.pieces:
+        if not isinstance(piece, LeftBehind):
+            texts.append(piece)
+            continue
+        append()
+        number = client.number()
+        service.remember(number, piece.reply)
+        again = msgspec.structs.replace(
+            piece.op, branch=elsewhere.branch, call=number, timeout=None
+        )
+        if isinstance(again, wire.Generate):
+            again = msgspec.structs.replace(again, stream=False)
+        client.begin(again, ClientCall(number))
+    append()
 
 
 class _CachingChannel:
