@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
-from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError
@@ -36,6 +35,7 @@ from lmprog.runtime.text.chat_template import ChatTemplate, load_template
 from lmprog.runtime.text.generation_config import suggested_sampling
 from lmprog.runtime.text.infilling import infill_texts
 from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load_tokenizer
+from lmprog.tool_calls.harmony import shown_marks
 from lmprog.transport import RuntimeChannel
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ class CallForm(Message, frozen=True):
     is_parallel: bool = True
     """Whether several calls can be in one answer."""
     harmony: bool = False
-    """Answers are messages in channels: thoughts, calls and texts apart (`calls/harmony.py`)."""
+    """Answers are messages in channels: thoughts, calls and texts apart (`tool_calls/harmony`)."""
 
 
 HERMES = CallForm(

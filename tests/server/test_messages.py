@@ -15,7 +15,7 @@ from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.messages import ChatMessage, pieces_of
 from lmprog.server.openai.tools import ChatTool, Toolbox, shortened, toolbox
-from tests.calls.call_templates import FAMILIES, native
+from tests.tool_calls.call_templates import FAMILIES, native
 
 SHOWING = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
 OWN = (

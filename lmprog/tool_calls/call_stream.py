@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lmprog import wire
-from lmprog.calls.lexemes import is_tag, lexemes
-from lmprog.calls.quoting import QuotedPlaces
-from lmprog.calls.reading import (
+from lmprog.tool_calls.lexemes import is_tag, lexemes
+from lmprog.tool_calls.quoting import QuotedPlaces
+from lmprog.tool_calls.reading import (
     MALFORMED,
     Parameters,
     ParsedCall,

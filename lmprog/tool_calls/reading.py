@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lmprog import wire
-from lmprog.calls.lexemes import lexemes
-from lmprog.calls.writing import as_json
+from lmprog.tool_calls.lexemes import lexemes
+from lmprog.tool_calls.writing import as_json
 
 _DECODER = json.JSONDecoder()
 _NAME = re.compile(r"[\w.\-/]+")

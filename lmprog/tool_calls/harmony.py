@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.calls.reading import MALFORMED, Parameters, ParsedCall, json_object
-from lmprog.calls.writing import as_json
+from lmprog.tool_calls.reading import MALFORMED, Parameters, ParsedCall, json_object
+from lmprog.tool_calls.writing import as_json
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 _CONSTRAIN = "<|constrain|>"
