@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lmprog import wire
-from lmprog.tool_calls.call_stream import mark_of
 from lmprog.tool_calls.harmony import harmony_calls
 from lmprog.tool_calls.lexemes import is_tag, lexemes
+from lmprog.tool_calls.stream import mark_of
 from lmprog.tool_calls.writing import as_json
 
 MOST_CALLS = 16

@@ -1,7 +1,7 @@
 """Reads calls of tools out of a whole text in a model's form. The twin of `writing.py`.
 
 Models are not held to the form where they are free, so white space in literals may differ, and in
-calls that are one JSON object the order of the fields. `call_stream.py` reads texts that come in
+calls that are one JSON object the order of the fields. `stream.py` reads texts that come in
 pieces.
 """
 

@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lmprog.wire.call_form import SentCall, ToolSupport
 from lmprog.wire.message import FinishReason, Id, Message
 from lmprog.wire.sampling_params import SuggestedSampling
+from lmprog.wire.tool_calls import SentCall, ToolSupport
 
 
 class Fingerprint(Message, frozen=True):
@@ -349,6 +349,8 @@ class Failed(Message, frozen=True):
     details: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
 
 
+CallReply: TypeAlias = CallDone | Chosen
+"""The last reply of a generation or a selection that did not fail."""
 Reply: TypeAlias = (
     Welcome
     | Delta

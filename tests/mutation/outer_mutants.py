@@ -75,7 +75,7 @@ OUTER_MUTANTS = [
     Mutant(
         "a call of an unknown tool is read",
         "tool_calls",
-        _CALLS + "call_stream.py",
+        _CALLS + "stream.py",
         "read is not None and (self._tells_wrong or read[0].name in self._tools)",
         "read is not None",
     ),

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer as Library
 
 from lmprog.errors import ModelError
 from lmprog.runtime.programs.call_constraints import CallConstraints
-from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
+from lmprog.runtime.text.tool_call_derivation import tool_support
 from lmprog.tool_calls.constraining import ToolShape, calls_constraint
 from lmprog.tool_calls.harmony import MARKS, shown_marks
 from tests.text.checkpoints import KINDS, byte_level, llama, save, unigram

@@ -13,7 +13,6 @@ from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.tool_calls.call_stream import CallStream, mark_of
 from lmprog.tool_calls.constraining import (
     ToolShape,
     calls_constraint,
@@ -22,6 +21,7 @@ from lmprog.tool_calls.constraining import (
     opening_of_named,
 )
 from lmprog.tool_calls.reading import ParsedCall
+from lmprog.tool_calls.stream import CallStream, mark_of
 from lmprog.tool_calls.writing import WrittenCall, written
 from tests.tool_calls.test_call_stream import EVERY, form_of
 

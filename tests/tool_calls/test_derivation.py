@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.tool_call_derivation import tool_support
 from lmprog.tool_calls.harmony import HARMONY
 from lmprog.tool_calls.reading import calls_in
 from lmprog.tool_calls.writing import WrittenCall, written

@@ -22,11 +22,11 @@ from lmprog.backends.blackbox.openai_answer import Drafts
 from lmprog.lang.ops.tool_calls import OfferedTools
 from lmprog.lang.ops.tool_functions import ToolSet, checked_tools
 from lmprog.server.openai.tools import FunctionTool, Toolbox
-from lmprog.tool_calls.call_stream import CallStream, mark_of
 from lmprog.tool_calls.harmony import FINAL, HARMONY, MARKS
 from lmprog.tool_calls.lexemes import is_tag, lexemes
 from lmprog.tool_calls.quoting import QuotedPlaces
 from lmprog.tool_calls.reading import ParsedCall
+from lmprog.tool_calls.stream import CallStream, mark_of
 from lmprog.tool_calls.writing import WrittenCall, written
 from tests.tool_calls.test_call_stream import EVERY, form_of
 

@@ -92,7 +92,7 @@ class AskedGen(Gen[T]):
                 return
         self._is_settled = True
 
-    def reply(self) -> wire.CallDone | wire.Chosen:
+    def reply(self) -> wire.CallReply:
         return PendingCall.reply(self) if self._latest is self else self._latest.reply()
 
     def cancel(self) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lmprog.lang.checkpoints.checkpoint_file import RunOrigin
     from lmprog.lang.checkpoints.run_progress import RunProgress
     from lmprog.lang.streaming.listening import Listening
-    from lmprog.lang.streaming.trace_events import Ended
+    from lmprog.lang.streaming.trace_events import EndCallback
 
 _PACKAGE = Path(__file__).parents[2]
 _OWN = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("lang", "backends"))
@@ -250,17 +250,17 @@ class PendingCall:
         if self._listening is not None:
             self._listening.end()
         if self._counts:
-            usage = outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+            usage = outcome.usage if isinstance(outcome, wire.CallReply) else None
             self.origin.budget.done(self.cancel, usage, cut_short=self._was_cut(outcome))
 
-    def tell_end(self, ended: Ended) -> None:
+    def tell_end(self, ended: EndCallback) -> None:
         """Has `ended` called with the work or the error, before anybody can read the result."""
         before = self.call.on_last
 
         def last(outcome: LastReply | LmprogError) -> None:
             if before is not None:
                 before(outcome)
-            is_done = isinstance(outcome, wire.CallDone | wire.Chosen)
+            is_done = isinstance(outcome, wire.CallReply)
             usage = self._work(cast(Any, outcome)) if is_done else None
             ended(usage, outcome if isinstance(outcome, LmprogError) else None)
 
@@ -338,9 +338,9 @@ class PendingCall:
     def usage(self) -> wire.Usage | None:
         """The work of the call; None as long as it is not done, or where it failed."""
         outcome = self.call.wait(0) if self.call.done() else None
-        return self._work(outcome) if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+        return self._work(outcome) if isinstance(outcome, wire.CallReply) else None
 
-    def _work(self, reply: wire.CallDone | wire.Chosen) -> wire.Usage:
+    def _work(self, reply: wire.CallReply) -> wire.Usage:
         return wire.Usage() if self.was_answered else reply.usage
 
     @property
@@ -388,13 +388,13 @@ class PendingCall:
         finally:
             self._num_waiting -= 1
 
-    def reply(self) -> wire.CallDone | wire.Chosen:
+    def reply(self) -> wire.CallReply:
         """The last reply of a call that is done. Raises why there is none."""
         self.was_read = True
         outcome = self.call.wait(0)
         if self._own_failure() is not None:
             raise self._error()
-        if not isinstance(outcome, wire.CallDone | wire.Chosen):
+        if not isinstance(outcome, wire.CallReply):
             raise ProgramError(f"the backend answered {self!r} with {type(outcome).__name__}")
         return outcome
 
@@ -416,7 +416,7 @@ class PendingCall:
     def left_text(self) -> str:
         """The same of a call that is done, without reading it: nothing where it failed."""
         outcome = self.call.wait(0)
-        is_done = isinstance(outcome, wire.CallDone | wire.Chosen)
+        is_done = isinstance(outcome, wire.CallReply)
         return self._texts_of(cast(Any, outcome))[0] if is_done else ""
 
     def own_answer(self) -> AnswerWithCalls | None:
@@ -429,7 +429,7 @@ class PendingCall:
             return None
         return AnswerWithCalls(self._contents_of(outcome)[0], outcome.outputs[0].calls)
 
-    def _texts_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
+    def _texts_of(self, reply: wire.CallReply) -> list[str]:
         """As they stand in the branch, with calls that came in fields."""
         contents = self._contents_of(reply)
         if isinstance(reply, wire.Chosen):
@@ -437,7 +437,7 @@ class PendingCall:
         shown = zip(contents, reply.outputs, strict=True)
         return [wire.text_with_calls(content, output.calls) for content, output in shown]
 
-    def _contents_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
+    def _contents_of(self, reply: wire.CallReply) -> list[str]:
         """Without them."""
         if isinstance(reply, wire.Chosen):
             return [cast(SelectOp, self._op).choices[reply.index]]

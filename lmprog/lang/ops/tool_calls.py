@@ -29,9 +29,9 @@ from lmprog.errors import (
 )
 from lmprog.lang.ops import threads
 from lmprog.lang.ops.tool_functions import Tool, ToolSet
-from lmprog.tool_calls.call_stream import CallStream
 from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText
 from lmprog.tool_calls.reading import MALFORMED, ParsedCall, json_object
+from lmprog.tool_calls.stream import CallStream
 from lmprog.tool_calls.writing import WrittenCall, written
 
 MAX_CONCURRENT = 32

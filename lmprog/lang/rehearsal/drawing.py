@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.lang.rehearsal.op_graph import Join, OpGraph, Step
+from lmprog.lang.rehearsal.op_graph import GraphOp, Join, OpGraph
 
 _SHAPES = {wire.Append: "box", wire.Fork: "triangle", Join: "invtriangle"}
 
@@ -18,7 +18,7 @@ class GraphNode:
     """One step of one branch."""
 
     branch: int
-    step: Step
+    step: GraphOp
 
 
 @dataclass(frozen=True, slots=True)

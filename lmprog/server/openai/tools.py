@@ -22,7 +22,6 @@ import msgspec
 from lmprog import wire
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
-from lmprog.tool_calls.call_stream import CallStream
 from lmprog.tool_calls.constraining import (
     ToolShape,
     arguments_constraint,
@@ -34,6 +33,7 @@ from lmprog.tool_calls.describing import function_shape, tools_text
 from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText, harmony_answer
 from lmprog.tool_calls.lexemes import is_tag, lexemes
 from lmprog.tool_calls.reading import Parameters, ParsedCall, arguments_in
+from lmprog.tool_calls.stream import CallStream
 from lmprog.tool_calls.writing import as_json
 
 Choice: TypeAlias = Literal["none", "auto", "required", "named"]
