@@ -45,8 +45,7 @@ WORDS = {
     ),
     "trace": Word(
         "when the runs and calls of programs began and ended, for whoever reads it later",
-        "lang.streaming.trace_events lang.runs.trace_file lang.runs.run_tracing cli.trace "
-        "cli.trace_page",
+        "lang.streaming.trace_events lang.runs.trace_file lang.runs.run_tracing cli.trace",
     ),
     "span": Word("a part of a request with a beginning and an end, for OpenTelemetry", "server"),
     "native": Word(
@@ -76,7 +75,6 @@ WORDS = {
 
 MISNAMED = {
     "lmprog.backends.blackbox.native_calls": "native",  # calls of tools in fields of a message
-    "lmprog.cli.trace_page": "page",  # a page of HTML
     "lmprog.runtime.documents.checkpoint_documents": "checkpoint",  # a model's folder
     "lmprog.runtime.engine.model.checkpoint": "checkpoint",
     "lmprog.runtime.engine.model.checkpoint_digests": "checkpoint",
@@ -84,7 +82,7 @@ MISNAMED = {
     "lmprog.server.page": "page",
 }
 """Modules that are named by a word of another idea, with the word."""
-MOST_MISNAMED = 7
+MOST_MISNAMED = 6
 
 TWICE = {"Event", "Json", "CallReply", "Piece"}
 """Names of type aliases that two modules define."""
