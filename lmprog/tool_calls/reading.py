@@ -38,7 +38,7 @@ class ParsedCall:
     """JSON text."""
     id: str = ""
     problem: str = ""
-    """Why what was begun as a call is none; then the arguments are its text."""
+    """Why this is not a valid call; `arguments` is then the text of the attempt."""
 
 
 class _Read(NamedTuple):
@@ -92,7 +92,7 @@ def begins_call(form: wire.CallForm, text: str, at: int) -> bool:
 
 
 def calls_in(form: wire.CallForm, text: str, tools: Parameters) -> list[ParsedCall]:
-    """All calls of a text that is nothing else; none where it is anything else."""
+    """All calls of a text that consists only of calls; an empty list for any other text."""
     at = match_literal(form.begin, text, 0)
     found: list[ParsedCall] = []
     while at is not None:

@@ -34,9 +34,11 @@ class Fingerprint(Message, frozen=True):
     context: int = 0
     """Tokens, before memory bounds them."""
     engine: str = ""
-    """Who computes: native, torch, a device. Instruction sets of processors are not told apart."""
+    """The engine that computes: native, torch or a device. Processors with other instruction sets
+    count as the same.
+    """
     weight_type: str = ""
-    """As weights are kept for products: int4, bfloat16 ..."""
+    """The number format in which weights are kept: int4, bfloat16 ..."""
     kv_type: str = ""
     """As keys and values are kept."""
 

@@ -1,4 +1,4 @@
-"""How a result stands in text: the one place that says it, for whoever writes one.
+"""How a result stands in text. Every part that writes a result into a text uses this module.
 
 In its own branch, a result is the tokens that the branch had when the call ended. A branch that is
 given `own_pieces` goes on exactly as the branch that the result came of, whatever follows: one that

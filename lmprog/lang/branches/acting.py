@@ -3,7 +3,7 @@
 Each step is one generation with tools; the results of its calls are appended behind it. The branch
 cannot go on before that is over.
 
-A service with native calls takes tools beside its messages. Everywhere else they are text: the
+A service with fields for calls takes tools beside its messages. Everywhere else they are text: the
 descriptions stand at the beginning of the branch, or before what it has not sent yet, and calls
 have the form of the checkpoint's own template.
 """
@@ -29,8 +29,8 @@ from lmprog.tool_calls.describing import result_text, tools_text
 from lmprog.tool_calls.writing import as_json
 
 Until: TypeAlias = "str | ToolFunction | Callable[[ToolReply], bool] | None"
-"""What ends it: a tool, given as it is or by its name, that ran without an error; or a function of
-the answer that gives True. An answer without calls ends it in any case.
+"""What ends an act: a tool, given as it is or by its name, that ran without an error; or a function
+of the answer that gives True. An answer without calls ends it in any case.
 """
 MAX_STEPS = 1000
 
@@ -164,7 +164,7 @@ class Acting:
     # --- a task of the run: it ends before the run does
 
     def finish(self) -> Sequence[Exception]:
-        """What fails now is raised; what had failed before was raised where it was waited for."""
+        """Raises what fails from now on; an earlier failure was raised where it was waited for."""
         self.wait()
         return ()
 

@@ -75,7 +75,7 @@ def _piece(item: Item) -> wire.Piece:
 
 
 def _without_limits(call: PendingCall) -> wire.Generate | wire.Select:
-    """What a budget leaves it is a matter of what else runs at the time."""
+    """Without the limits that a budget sets: these depend on what else runs at the time."""
     wanted = call.wanted
     if isinstance(wanted, wire.Select) or not call.origin.budget.limits_tokens:
         return wanted

@@ -139,7 +139,7 @@ class RunContext:
         place: in a branch, in a variable or in what the program returned.
         """
         self.is_rehearsal = False
-        """Whether the run, and every run inside it, only pretends: it must not ask a service."""
+        """Whether the run, and every run inside it, is a rehearsal and must not ask a service."""
         self.family: object = self
         """Shared by nested runs on one client: they may refer to one another's results."""
 
@@ -193,7 +193,7 @@ class PendingCall:
         self.key = ""
         """Which call of which branch of which run it is, for checkpoints."""
         self.said: Sequence[Any] = ()
-        """By its branch since its call before: items of its log."""
+        """The items that its branch's log has gained since the call before."""
         self.lora = ""
         self.was_answered = False
         """Whether its reply is from a checkpoint, so that it cost nothing now."""
@@ -485,8 +485,8 @@ class Held(Protocol):
 
 
 def settle_now(held: Held) -> None:
-    """Its branch is to go on: blocks until it is known how often it is asked for. Raises where that
-    would stop an event loop.
+    """Called before its branch goes on: blocks until it is known that the model is not asked again.
+    Raises where that would stop an event loop.
     """
     if not held.done() and running_loop() is not None:
         raise ProgramError(

@@ -83,7 +83,7 @@ class Listening:
                 self._feed.add(partial)
 
     def _without_calls(self, parts: Sequence[str | ParsedCall | ThoughtText]) -> str:
-        """Calls of tools are no text; they are in the value. Nor are thoughts."""
+        """Leaves out calls of tools, which are in the value, and thoughts."""
         return "".join(part for part in parts if isinstance(part, str))
 
     def _show(self, text: str) -> None:
