@@ -17,8 +17,8 @@ import msgspec
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
+from lmprog.backends.blackbox.calls_in_fields import prompt_with_tools
 from lmprog.backends.blackbox.kept_order import in_kept_order, keeps_first, sampling_to_request
-from lmprog.backends.blackbox.native_calls import prompt_with_tools
 from lmprog.backends.blackbox.output_checks import can_be_checked, fitting
 from lmprog.backends.blackbox.prefilling import prefill_request, prefilled
 from lmprog.backends.blackbox.retry_policy import RetryCounters
