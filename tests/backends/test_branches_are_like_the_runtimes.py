@@ -21,8 +21,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
-from lmprog.backends.blackbox.api_backend import ApiBackend
-from lmprog.backends.blackbox.api_channel import BlackBox
+from lmprog.backends.blackbox.api_backend import ApiBackend, BlackBox
 from lmprog.backends.blackbox.call_answers import CallAnswers
 from lmprog.backends.blackbox.http_transport import Json
 from lmprog.backends.blackbox.programs_api import ProgramsApi
