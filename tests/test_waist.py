@@ -45,10 +45,9 @@ ROOMS = {
     "device": "runtime.engine.device",
     "ranks": "runtime.ranks",
     "KV events": "runtime.kv_events",
-    "fleet": "fleet backends.fleet_backend",
+    "fleet": "fleet backends.connecting.fleet_backend",
     "ray": "ray",
-    "services": "backends.blackbox backends.openai_backend backends.anthropic_backend "
-    "backends.server_backend backends.litellm_backend",
+    "services": "backends.blackbox",
     "simulation": "simulation",
     "server": "server",
     "torch engine": "runtime.engine.torch_engine",

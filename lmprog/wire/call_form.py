@@ -110,8 +110,8 @@ ToolChoice: TypeAlias = Literal["auto", "required", "none"]
 
 
 class ToolOffer(Message, frozen=True):
-    """The tools that a service with native calls may use in an answer. A runtime takes none:
-    there, tools are text and calls are constraints.
+    """The tools that a service with fields for calls may use in an answer. A runtime takes
+    none: there, tools are text and calls are constraints.
     """
 
     tools: Annotated[str, Meta(max_length=1_048_576)]

@@ -3,7 +3,7 @@
 Each step is one generation with tools; the results of its calls are appended behind it. The branch
 cannot go on before that is over.
 
-A service with native calls takes tools beside its messages. Everywhere else they are text: the
+A service with fields for calls takes tools beside its messages. Everywhere else they are text: the
 descriptions stand at the beginning of the branch, or before what it has not sent yet, and calls
 have the form of the checkpoint's own template.
 """
