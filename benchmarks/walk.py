@@ -1,17 +1,23 @@
 """The way of one call through the package: which files its code is in, which values it passes.
 
-`python -m benchmarks.walk [gen | select | json]` runs one program on a runtime in this process, with
-the smallest random model, and lists the files of lmprog whose functions ran between the call and
-its result, and the value classes (dataclasses and messages) that those functions were given. An
-earlier revision is followed by running the same command there.
+`python -m benchmarks.walk [gen | select | json | chat]` runs one program, or a chat over HTTP, on a
+runtime in this process, with the smallest random model (a chat: nano), and lists the files of
+lmprog whose functions ran between the call and its result, and the value classes (dataclasses and
+messages) that those functions were given. An earlier revision is followed by running the same
+command there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
 import sys
 import threading
+import urllib.request
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,8 +27,11 @@ import msgspec
 import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig
-from lmprog.launch import greet
+from lmprog.launch import Connection, greet
 from lmprog.runtime.assembly import assemble
+from lmprog.server.http.http_server import HttpServer, bind, run, url_of
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.service import serve
 from lmprog.transport import LocalRuntimeChannel
 
 PACKAGE = Path(lmprog.__file__).parent
@@ -73,13 +82,15 @@ def confined(s: lmprog.Branch) -> str:
 PROGRAMS = {"gen": plain, "select": chosen, "json": confined}
 
 
-def walked(program: lmprog.Program[[], str]) -> Walk:
-    """Runs the program twice, and follows the second run."""
+@contextmanager
+def a_runtime(
+    walk: Walk, model: str = "dummy:tiny"
+) -> Iterator[tuple[LocalRuntimeChannel, Callable[[], None]]]:
+    """The channel of one in this process, and how it is followed from now on."""
     channel = LocalRuntimeChannel()
-    config = RuntimeConfig(model="dummy:tiny", dtype="float32", threads=1, kv_memory_mb=32)
+    config = RuntimeConfig(model=model, dtype="float32", threads=1, kv_memory_mb=32)
     loop, _ = assemble(config, channel)
-    walk, following, ended = Walk(), threading.Event(), threading.Event()
-    followed = threading.Event()
+    following, followed, ended = threading.Event(), threading.Event(), threading.Event()
 
     def serve() -> None:
         while not ended.is_set():
@@ -90,27 +101,84 @@ def walked(program: lmprog.Program[[], str]) -> Walk:
         sys.setprofile(None)
         channel.close()
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    with RuntimeBackend(greet(channel.connect())) as backend:
-        using = program.using(backend=backend)
-        using.run()
+    def follow() -> None:
         following.set()
         followed.wait()  # the runtime's step that waits now is not seen
         walk.calls.clear()
         walk.values.clear()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield channel, follow
+    finally:
+        ended.set()
+        thread.join()
+
+
+def walked(program: lmprog.Program[[], str]) -> Walk:
+    """Runs the program twice, and follows the second run."""
+    walk = Walk()
+    with (
+        a_runtime(walk) as (channel, follow),
+        RuntimeBackend(greet(channel.connect())) as backend,
+    ):
+        using = program.using(backend=backend)
+        using.run()
+        follow()
         threading.setprofile(walk.profile)
         sys.setprofile(walk.profile)
         using.run()
         sys.setprofile(None)
         threading.setprofile(None)
-        ended.set()
-        thread.join()
+    return walk
+
+
+class Here:
+    """A runtime of this process, for a gateway."""
+
+    def __init__(self, channel: LocalRuntimeChannel) -> None:
+        self._channel = channel
+
+    def connect(self, client: str = "") -> Connection:
+        return greet(self._channel.connect())
+
+
+def walked_chat() -> Walk:
+    """The same of a chat over HTTP: what the gateway and the runtime pass for it."""
+    walk = Walk()
+    settings = ServerSettings(port=0)
+    bound = bind(settings)
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+
+    def ask() -> None:
+        head = {"content-type": "application/json"}
+        url = url_of(bound) + "/v1/chat/completions"
+        request = urllib.request.Request(url, json.dumps(body).encode(), head)
+        with urllib.request.urlopen(request) as answer:
+            assert json.load(answer)["choices"]
+
+    with a_runtime(walk, "nano") as (channel, follow):
+
+        def ready(server: HttpServer) -> None:
+            async def two_chats() -> None:
+                await asyncio.to_thread(ask)
+                await asyncio.to_thread(follow)
+                sys.setprofile(walk.profile)
+                await asyncio.to_thread(ask)
+                sys.setprofile(None)
+                server.stop_now()
+
+            tasks.append(asyncio.get_running_loop().create_task(two_chats()))
+
+        tasks: list[asyncio.Task[None]] = []
+        run(lambda: serve(settings, Here(channel), bound, ready))
     return walk
 
 
 def main() -> None:
-    walk = walked(PROGRAMS[sys.argv[1] if len(sys.argv) > 1 else "gen"])
+    kind = sys.argv[1] if len(sys.argv) > 1 else "gen"
+    walk = walked_chat() if kind == "chat" else walked(PROGRAMS[kind])
     print(f"{len(walk.calls)} files, {sum(walk.calls.values()):,} calls")
     for file, count in walk.calls.most_common():
         print(f"{count:6} {file}")

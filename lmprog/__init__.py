@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmprog import grammar as grammar
     from lmprog import ray as ray
-    from lmprog.backends.anthropic_backend import Anthropic as Anthropic
-    from lmprog.backends.default import set_default_backend as set_default_backend
-    from lmprog.backends.embedded import Runtime as Runtime
-    from lmprog.backends.embedded import connect as connect
-    from lmprog.backends.fleet_backend import Fleet as Fleet
-    from lmprog.backends.global_config import global_config as global_config
-    from lmprog.backends.litellm_backend import LiteLLM as LiteLLM
-    from lmprog.backends.openai_backend import OpenAI as OpenAI
-    from lmprog.backends.server_backend import RuntimeEndpoint as RuntimeEndpoint
+    from lmprog.backends.blackbox.anthropic_backend import Anthropic as Anthropic
+    from lmprog.backends.blackbox.litellm_backend import LiteLLM as LiteLLM
+    from lmprog.backends.blackbox.openai_backend import OpenAI as OpenAI
+    from lmprog.backends.blackbox.server_backend import RuntimeEndpoint as RuntimeEndpoint
+    from lmprog.backends.connecting.default import set_default_backend as set_default_backend
+    from lmprog.backends.connecting.embedded import Runtime as Runtime
+    from lmprog.backends.connecting.embedded import connect as connect
+    from lmprog.backends.connecting.fleet_backend import Fleet as Fleet
+    from lmprog.backends.connecting.global_config import global_config as global_config
     from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
     from lmprog.errors import Paused as Paused
@@ -111,8 +111,8 @@ _HOMES = {
     "function": "lmprog.lang.decorator",
     **dict.fromkeys(("Results", "Run"), "lmprog.lang.runs.results"),
     **dict.fromkeys(("flush_cache", "get_server_info"), "lmprog.lang.service_calls"),
-    **dict.fromkeys(("Runtime", "connect"), "lmprog.backends.embedded"),
-    "Anthropic": "lmprog.backends.anthropic_backend",
+    **dict.fromkeys(("Runtime", "connect"), "lmprog.backends.connecting.embedded"),
+    "Anthropic": "lmprog.backends.blackbox.anthropic_backend",
     **dict.fromkeys(
         ("ToolCall", "ToolReply", "ToolResult", "ToolResults"), "lmprog.lang.ops.tool_calls"
     ),
@@ -123,12 +123,12 @@ _HOMES = {
     "Gen": "lmprog.lang.branches.gen",
     "Engine": "lmprog.lang.sglang_engine",
     "Judge": "lmprog.lang.ops.best_of",
-    "Fleet": "lmprog.backends.fleet_backend",
-    "LiteLLM": "lmprog.backends.litellm_backend",
+    "Fleet": "lmprog.backends.connecting.fleet_backend",
+    "LiteLLM": "lmprog.backends.blackbox.litellm_backend",
     **dict.fromkeys(("LmprogError", "Paused"), "lmprog.errors"),
-    "OpenAI": "lmprog.backends.openai_backend",
-    "RuntimeEndpoint": "lmprog.backends.server_backend",
-    "global_config": "lmprog.backends.global_config",
+    "OpenAI": "lmprog.backends.blackbox.openai_backend",
+    "RuntimeEndpoint": "lmprog.backends.blackbox.server_backend",
+    "global_config": "lmprog.backends.connecting.global_config",
     "constraint": "lmprog.constrained",
     "Partial": "lmprog.lang.streaming.partial",
     "Sampling": "lmprog.lang.ops.sampling",
@@ -138,7 +138,7 @@ _HOMES = {
     **dict.fromkeys(("aresume", "resume"), "lmprog.lang.resuming"),
     "tracing": "lmprog.lang.runs.run_tracing",
     "TraceEvent": "lmprog.lang.streaming.trace_events",
-    "set_default_backend": "lmprog.backends.default",
+    "set_default_backend": "lmprog.backends.connecting.default",
     **dict.fromkeys(("race", "vote"), "lmprog.lang.branches.vote"),
     **dict.fromkeys(("search", "SearchPath"), "lmprog.lang.branches.branch_search"),
     "beam": "lmprog.lang.ops.best_of",

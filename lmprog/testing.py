@@ -1,9 +1,149 @@
-"""Doubles for testing programs without a model: `Scripted` answers from a list or a function of the
-prompt.
+"""A double for testing programs without a model: a backend with answers written in advance.
+
+Programs run on it unchanged and without a model. `Scripted(["Paris", "yes"])` answers the calls in
+the order in which they are made; `Scripted(lambda prompt: ...)` answers each from its prompt. It
+checks that a scripted answer is one that a real runtime could give (an option of the select, a
+match of the regex), and, on exit, that no answer is left over.
 """
 
 from __future__ import annotations
 
-from lmprog.backends.scripted import Hold, Scripted, ScriptedRequest, Scripting
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeAlias
 
-__all__ = ["Hold", "Scripted", "ScriptedRequest", "Scripting"]
+from lmprog import wire
+from lmprog.backends.client import Client
+from lmprog.backends.textual import TextAnswer, TextRuntime
+from lmprog.errors import LmprogError, ProgramError
+
+
+class Hold:
+    """In place of an answer: keeps the call open until the test releases it or the program cancels
+    it.
+    """
+
+
+Scripting: TypeAlias = str | Sequence[str] | LmprogError | Hold
+"""A text; several texts for a generation with `n`; an error that the call fails with; or `Hold()`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedRequest:
+    """A call as the double received it."""
+
+    prompt: str
+    op: wire.Generate | wire.Select
+
+
+class Scripted:
+    """A backend over a script. A context manager: a normal exit checks that the script was used
+    up.
+    """
+
+    def __init__(self, answers: Iterable[Scripting] | Callable[[str], Scripting] = ()) -> None:
+        self.asked: list[ScriptedRequest] = []
+        self._function = answers if callable(answers) else None
+        self._script: list[Scripting] = [] if callable(answers) else list(answers)
+        self._lock = threading.Lock()
+        self.runtime = TextRuntime(self, "scripted")
+        self._client = Client(self.runtime)
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    @property
+    def frames(self) -> list[tuple[wire.Op, ...]]:
+        """Every frame of ops that was sent."""
+        return self.runtime.frames
+
+    @property
+    def prompts(self) -> list[str]:
+        """The text before each call."""
+        return [asked.prompt for asked in self.asked]
+
+    def answer(
+        self, prompt: str, op: wire.Generate | wire.Select
+    ) -> TextAnswer | LmprogError | None:
+        """Called by the runtime: the next answer of the script."""
+        with self._lock:
+            self.asked.append(ScriptedRequest(prompt, op))
+            if self._function is not None:
+                given = self._function(prompt)
+            elif self._script:
+                given = self._script.pop(0)
+            else:
+                return ProgramError(
+                    f"the script has no more answers, and was asked to go on from {prompt[-200:]!r}"
+                )
+        return None if isinstance(given, Hold) else _checked(given, op)
+
+    def release(self, given: Scripting) -> None:
+        """Answers the oldest held call. Raises `ProgramError` if none is held."""
+        held = self.runtime.held()
+        if not held:
+            raise ProgramError("no call is held")
+        op = next(asked.op for asked in self.asked if asked.op.call == held[0])
+        if isinstance(given, Hold):
+            raise ProgramError("release needs an answer")
+        self.runtime.release(held[0], _checked(given, op))
+
+    def check(self) -> None:
+        """Raises `ProgramError` if answers are left over."""
+        if self._script:
+            raise ProgramError(
+                f"{len(self._script)} answers of the script are left, the first is "
+                f"{self._script[0]!r}"
+            )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+        if error is None:
+            self.check()
+
+
+def _checked(
+    given: str | Sequence[str] | LmprogError, op: wire.Generate | wire.Select
+) -> TextAnswer | LmprogError:
+    """The answer, or the error that says why the real runtime could not have given it."""
+    if isinstance(given, LmprogError):
+        return given
+    texts = (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(op, wire.Select):
+        if len(texts) != 1 or texts[0] not in op.choices:
+            return ProgramError(
+                f"the script answers {given!r}, but the options are {', '.join(op.choices)}"
+            )
+        return TextAnswer(
+            scores=tuple(-0.1 if choice == texts[0] else -3.0 for choice in op.choices)
+        )
+    if len(texts) != op.sampling.n:
+        return ProgramError(
+            f"the script gives {len(texts)} texts, but n={op.sampling.n} were asked for"
+        )
+    choices = None if op.constraint is None else op.constraint.as_choices()
+    pattern = None if op.constraint is None else op.constraint.as_pattern()
+    for text in texts:
+        if choices is not None and text not in choices:
+            return ProgramError(
+                f"the script answers {text!r}, but the choices are {', '.join(choices)}"
+            )
+        if choices is None and pattern is not None and re.fullmatch(pattern, text) is None:
+            return ProgramError(f"the script answers {text!r}, which does not match {pattern}")
+    return TextAnswer(texts=texts)

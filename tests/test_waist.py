@@ -13,8 +13,8 @@ import pytest
 
 from tests.house import ROOT
 
-FILES = {"gen": 78, "select": 73, "json": 86}
-"""Of the package, that a call passes; the aim is 45, 45 and 65."""
+FILES = {"gen": 76, "select": 72, "json": 85, "chat": 86}
+"""Of the package, that a call passes; the aim is 45, 45, 65 and 60."""
 VALUES = 37
 """Value classes that a plain gen passes; the aim is 16."""
 CALLS = 1200
@@ -45,10 +45,9 @@ ROOMS = {
     "device": "runtime.engine.device",
     "ranks": "runtime.ranks",
     "KV events": "runtime.kv_events",
-    "fleet": "fleet backends.fleet_backend",
+    "fleet": "fleet backends.connecting.fleet_backend",
     "ray": "ray",
-    "services": "backends.blackbox backends.openai_backend backends.anthropic_backend "
-    "backends.server_backend backends.litellm_backend",
+    "services": "backends.blackbox",
     "simulation": "simulation",
     "server": "server",
     "torch engine": "runtime.engine.torch_engine",

@@ -60,7 +60,7 @@ WORDS = {
     "rehearsal": Word("a program run without a model, for what it would do", "lang.rehearsal"),
     "fleet": Word(
         "several runtimes that look like one",
-        "fleet cli.fleet server.supervision backends.fleet_backend",
+        "fleet cli.fleet server.supervision",
     ),
     "launch": Word("how a runtime's process begins and ends", "launch"),
     "radix": Word("the tree of cached prefixes", "radix"),
@@ -74,7 +74,6 @@ WORDS = {
 """A plural, a participle or an `-ing` counts as the word: `native`, `tracing`, `checkpointed`."""
 
 MISNAMED = {
-    "lmprog.backends.blackbox.native_calls": "native",  # calls of tools in fields of a message
     "lmprog.runtime.documents.checkpoint_documents": "checkpoint",  # a model's folder
     "lmprog.runtime.engine.model.checkpoint": "checkpoint",
     "lmprog.runtime.engine.model.checkpoint_digests": "checkpoint",
@@ -82,7 +81,7 @@ MISNAMED = {
     "lmprog.server.page": "page",
 }
 """Modules that are named by a word of another idea, with the word."""
-MOST_MISNAMED = 6
+MOST_MISNAMED = 5
 
 TWICE = {"Event", "Json", "CallReply", "Piece"}
 """Names of type aliases that two modules define."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from lmprog import wire
 from lmprog.backends import Backend
-from lmprog.backends.embedded import Runtime, connect
+from lmprog.backends.connecting.embedded import Runtime, connect
 from lmprog.cli.http_endpoint import Endpoint, is_url
 from lmprog.errors import LmprogError
 

@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmprog.backends.embedded import Runtime, connect
+from lmprog.backends.connecting.embedded import Runtime, connect
 from lmprog.errors import InvalidParameter
 from lmprog.lang.runs.run_replay import Recording
 

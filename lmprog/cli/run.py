@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.embedded import Runtime, connect
+from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
+from lmprog.backends.connecting.embedded import Runtime, connect
 from lmprog.backends.runtime_backend import RuntimeBackend
-from lmprog.backends.server_backend import RuntimeEndpoint
 from lmprog.errors import InvalidParameter, Paused, UnknownName
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.program import Program

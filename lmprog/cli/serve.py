@@ -9,7 +9,6 @@ else is 1.
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import os
 import signal
@@ -44,7 +43,6 @@ _LAST_SECONDS = 1.5
 def run(given: argparse.Namespace) -> int:
     if given.no_http or (given.address is not None and not given.ray):
         return _without_http(given)
-    importlib.import_module("lmprog.server.http")  # says what is not installed
     from lmprog.server.options import configuration
 
     flags = given_options(given)

@@ -39,7 +39,7 @@ from typing import (
 
 from lmprog import wire
 from lmprog.backends import Backend
-from lmprog.backends.default import backend_at
+from lmprog.backends.connecting.default import backend_at
 from lmprog.errors import InvalidParameter, ProgramError, not_allowed
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.scope import RunSettings

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from lmprog.backends.embedded import Runtime
+from lmprog.backends.connecting.embedded import Runtime
 from lmprog.backends.runtime_backend import flush
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang.branches.branch import Branch

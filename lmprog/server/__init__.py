@@ -26,5 +26,4 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'lmprog.server' has no attribute {name!r}")
-    importlib.import_module("lmprog.server.http")  # says what is not installed
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
-from lmprog.backends.blackbox.api_backend import ApiBackend
-from lmprog.backends.blackbox.api_channel import BlackBox
+from lmprog.backends.blackbox.api_backend import ApiBackend, BlackBox
 from lmprog.backends.blackbox.call_answers import CallAnswers
+from lmprog.backends.blackbox.http_transport import Json
+from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Prompt
 from lmprog.backends.caching.caching_backend import CachingBackend
@@ -268,6 +270,31 @@ def test_numbers_that_are_used_twice() -> None:
                 found += channel.receive(0.1)
         channel.close()
         assert [of(reply) for reply in found[1:]] == expected
+
+
+def test_calls_that_a_foreign_result_carried_in_fields() -> None:
+    """Where branches are tokens there are no fields, and a text without its calls is another."""
+    call = wire.SentCall("add", '{"a": 2}', "x")
+    foreign = wire.TextPiece("begin", quoted=True, calls=(call,))
+    ops = wire.Open(1), wire.Append(1, (foreign,)), wire.Read(1, 2)
+    expected = [of(reply) for reply in Talk().ask(*ops)]
+    assert expected == [("not_supported", "a runtime has no fields for calls; append them as text")]
+    server = ProgramsApi("m", 2000, NeverAsked(), RetryPolicy())
+    box = BlackBox(CallAnswers(server, RetryPolicy().counters))
+    box.send(ops)
+    assert [of(reply) for reply in box.receive(10)] == expected
+    box.close()
+
+
+class NeverAsked:
+    """A transport to a server that gets no request."""
+
+    async def post(self, path: str, body: Json) -> NoReturn:
+        raise AssertionError(path)
+
+    open = post
+
+    async def close(self) -> None: ...
 
 
 class Says:

@@ -294,7 +294,7 @@ def test_the_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_openais_own_models_are_chats_but_for_the_old_ones(model: str, kind: str) -> None:
-    from lmprog.backends.openai_backend import kind_of
+    from lmprog.backends.blackbox.openai_backend import kind_of
 
     assert kind_of(model, None, True) == kind
 

@@ -9,9 +9,9 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.blackbox.call_answers import can_be_checked
 from lmprog.backends.blackbox.dialects import DIALECTS, ApiDialect
 from lmprog.backends.blackbox.openai_body import enforceable
-from lmprog.backends.blackbox.output_checks import can_be_checked
 from lmprog.errors import (
     NotSupported,
     ValidationFailed,

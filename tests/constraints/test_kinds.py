@@ -11,8 +11,8 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.blackbox.call_answers import can_be_checked, fits
 from lmprog.backends.blackbox.openai_body import sglang_constraint, structured_outputs
-from lmprog.backends.blackbox.output_checks import can_be_checked, fits
 from lmprog.backends.blackbox.response_schema import format_of
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary

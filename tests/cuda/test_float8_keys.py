@@ -21,7 +21,7 @@ from lmprog.runtime.engine.device.items import plan_items
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
 from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.engine.sharded.shard import check_ranks
-from lmprog.runtime.engine.torch_engine.engine import engine as torch_engine
+from lmprog.runtime.engine.torch_engine import engine as torch_engine
 from lmprog.runtime.scheduling.scoring import Scoring
 from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error
 from tests.cuda.conftest import MakeKernels

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 import lmprog
-from lmprog.backends.fleet_backend import Fleet
+from lmprog.backends.connecting.fleet_backend import Fleet
 from lmprog.errors import InvalidParameter, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel
 from lmprog.fleet.local_members import LocalMembers

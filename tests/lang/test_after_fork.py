@@ -11,7 +11,7 @@ FORKING = """
 import os, threading
 import lmprog
 from lmprog import wire
-from lmprog.backends import default
+from lmprog.backends.connecting import default
 from lmprog.errors import RuntimeGone
 from lmprog.testing import Scripted
 

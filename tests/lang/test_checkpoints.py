@@ -15,7 +15,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.openai_backend import OpenAI
+from lmprog.backends.blackbox.openai_backend import OpenAI
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.errors import (
     CheckpointMismatch,

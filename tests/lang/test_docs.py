@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmprog.backends.default import set_default_backend
+from lmprog.backends.connecting.default import set_default_backend
 from lmprog.testing import Scripted
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import lmprog
-from lmprog.backends.embedded import Runtime
+from lmprog.backends.connecting.embedded import Runtime
 from lmprog.cli import main
 from lmprog.errors import InvalidParameter, RuntimeGone
 

@@ -9,7 +9,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends import default
+from lmprog.backends.connecting import default
 from lmprog.errors import (
     IncompleteValue,
     InvalidParameter,

@@ -17,7 +17,7 @@ def _python(code: str) -> str:
 
 def test_importing_the_frontend_loads_nothing_heavy() -> None:
     loaded = _python(
-        "import sys, lmprog, lmprog.testing, lmprog.lang.program, lmprog.backends.default; "
+        "import sys, lmprog, lmprog.testing, lmprog.lang.program, lmprog.backends.connecting.default; "
         "lmprog.function\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )

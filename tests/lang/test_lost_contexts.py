@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import lmprog
-from lmprog.backends import default
+from lmprog.backends.connecting import default
 from lmprog.cli import main
 from lmprog.errors import InvalidParameter, ModelError, ProgramError
 from lmprog.launch import RuntimeProcess

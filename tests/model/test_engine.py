@@ -89,8 +89,8 @@ def test_tokens_without_wanted_logits_cost_no_logits() -> None:
     engine = load_engine(RuntimeConfig(model="dummy:tiny"))
     driver = Driver(engine, 16)
     driver.greedy([[1] * 9], 1, chunk=4)
-    assert engine.vocab_size == 262
-    assert driver.last_shapes == [(0, 262), (0, 262), (1, 262)]
+    assert engine.vocab_size == 263
+    assert driver.last_shapes == [(0, 263), (0, 263), (1, 263)]
 
 
 def test_memory_is_counted_in_pages_of_the_wanted_size() -> None:

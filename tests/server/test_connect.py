@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 import lmprog
-from lmprog.backends.server_backend import RuntimeEndpoint
+from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
 from lmprog.errors import GrammarError
 from tests.server.conftest import Served
 

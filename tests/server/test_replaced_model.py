@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 import lmprog
-from lmprog.backends.server_backend import RuntimeEndpoint
+from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
 from lmprog.errors import CheckpointMismatch, RuntimeGone
 from lmprog.launch import RuntimeProcess
 from lmprog.native import compiler

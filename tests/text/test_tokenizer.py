@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.text_service import TextService
@@ -302,3 +303,8 @@ def test_the_marks_of_channels_are_part_of_texts_and_forced_as_their_tokens(tmp_
         state = compiled.advance(state, token)
     rest = made.encode("ctions.now <|constrain|>json<|message|>{}", start=False)
     assert list(constraints.forcing(compiled, state, array("i")))[-len(rest) :] == rest
+
+
+def test_a_model_without_files_has_all_tokens_of_its_tokenizer() -> None:
+    """A chat with one failed: the vocabulary had been given one special token fewer."""
+    assert dummy_shape("dummy:tiny").vocab_size == ByteTokenizer().vocab_size

@@ -20,8 +20,8 @@ import msgspec
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
+from lmprog.backends.blackbox.calls_in_fields import tools_of
 from lmprog.backends.blackbox.http_transport import Json, Transport
-from lmprog.backends.blackbox.native_calls import tools_of
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of, has_format
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import first_stop

@@ -1,13 +1,17 @@
 """Answers calls on a branch: from speculated text, by one request, or by several.
 
-Maps a branch's state and an op to a new state and the wire's final reply. Knows no queues and no
-threads.
+Maps a branch's state and an op to a new state and the wire's final reply. What the service cannot
+do of a call is done here, with its answers: it is asked for one token where none is wanted, texts
+are validated against constraints that it did not enforce, and the result that is kept comes first.
+Knows no queues and no threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -17,10 +21,7 @@ import msgspec
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
-from lmprog.backends.blackbox.kept_order import in_kept_order, keeps_first, sampling_to_request
-from lmprog.backends.blackbox.native_calls import prompt_with_tools
-from lmprog.backends.blackbox.output_checks import can_be_checked, fitting
-from lmprog.backends.blackbox.prefilling import prefill_request, prefilled
+from lmprog.backends.blackbox.calls_in_fields import prompt_with_tools
 from lmprog.backends.blackbox.retry_policy import RetryCounters
 from lmprog.backends.blackbox.speculation import (
     ReadyAnswer,
@@ -30,7 +31,9 @@ from lmprog.backends.blackbox.speculation import (
 )
 from lmprog.backends.blackbox.stop_strings import Certain
 from lmprog.backends.blackbox.transcript import ChatPrompt, Prompt
+from lmprog.backends.majority import kept_first
 from lmprog.errors import (
+    GrammarError,
     InvalidParameter,
     LmprogError,
     NotSupported,
@@ -117,10 +120,10 @@ class CallAnswers:
         if op.constraint is not None and not self.api.enforces(op.constraint, prompt):
             answer, is_streamed = await self._validated(op, prompt), False
         else:
-            is_streamed = keeps_first(op)
-            request = ApiRequest(prompt, sampling_to_request(op), op.constraint, tools, op.heal)
+            is_streamed = _keeps_first(op)
+            request = ApiRequest(prompt, _sampling_to_request(op), op.constraint, tools, op.heal)
             answer = await self._request(request, on_text if is_streamed else None)
-        outputs = in_kept_order(op, answer.outputs)
+        outputs = _in_kept_order(op, answer.outputs)
         if on_text is not None and not is_streamed:
             for index, output in enumerate(outputs):
                 on_text(index, output.text, 1)
@@ -136,12 +139,22 @@ class CallAnswers:
     async def _prefilled(
         self, state: AnswerState, op: wire.Generate
     ) -> tuple[AnswerState, wire.CallDone | LmprogError]:
+        """A call that generates nothing. Not every service computes a prompt alone: each is asked
+        for one token, without a constraint and stops, which have no text to hold. The token is not
+        kept, but for the likeliest ones beside it; the usage is what the service counts.
+        """
         prompt = state.transcript.prompt(self.api.kind)
         refused = self._refusal(prompt, state)
         if refused is not None:
             return state, refused
-        answer = await self._request(prefill_request(prompt, op), None)
-        done = prefilled(op, answer)
+        sampling = msgspec.structs.replace(
+            op.sampling, max_tokens=1, min_tokens=0, n=1, stop=(), stop_regex=(), stop_token_ids=()
+        )
+        answer = await self._request(ApiRequest(prompt, sampling), None)
+        scored = answer.outputs[0].logprobs
+        outputs = tuple(wire.Output("", (), "length") for _ in range(op.sampling.n))
+        next_logprobs = scored[0].top if scored else ()
+        done = wire.CallDone(op.call, outputs, answer.usage, next_logprobs=next_logprobs)
         return state.with_result(op, done), done
 
     def drop(self, speculated: Speculated) -> None:
@@ -257,16 +270,16 @@ class CallAnswers:
         seed = op.sampling.seed
         for count in range(self._tries):
             sampling = msgspec.structs.replace(
-                sampling_to_request(op), seed=None if seed is None else (seed + count) % 2**63
+                _sampling_to_request(op), seed=None if seed is None else (seed + count) % 2**63
             )
             answer = await self._request(ApiRequest(prompt, sampling), None)
             total = _sum(total, answer.usage)
-            fits = [fitting(constraint, output) for output in answer.outputs]
-            found = [output for output in fits if output is not None]
+            checked = [_fitting(constraint, output) for output in answer.outputs]
+            found = [output for output in checked if output is not None]
             if len(found) == len(answer.outputs):
                 return ApiAnswer(tuple(found), total)
         wrong = next(
-            output.text for output, fit in zip(answer.outputs, fits, strict=True) if fit is None
+            output.text for output, fit in zip(answer.outputs, checked, strict=True) if fit is None
         )
         raise ValidationFailed(
             f"the model wrote {wrong!r}, which is not what the {kind} allows, and was asked "
@@ -358,6 +371,9 @@ def _room(choices: Sequence[str]) -> int:
     return 32 + max(len(choice.encode()) for choice in choices)
 
 
+# --- constraints, which hold afterwards where the service does not enforce them
+
+
 def _refuse_layout(constraint: wire.Constraint | None) -> None:
     """Raises `NotSupported` for a layout of JSON (whitespace, order), which no API has a field
     for.
@@ -368,3 +384,94 @@ def _refuse_layout(constraint: wire.Constraint | None) -> None:
             "whitespace and order of JSON cannot be asked of an API; leave them out, or use a "
             "backend on lmprog's runtime"
         )
+
+
+def can_be_checked(constraint: wire.Constraint) -> bool:
+    """Grammars cannot: the client has no parser for them."""
+    return constraint.is_portable and constraint.as_grammar() is None
+
+
+def _fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
+    """The output if its text satisfies the constraint, or does so without surrounding whitespace;
+    else None. For choices, the output holds the matching choice, with that choice's own whitespace.
+    """
+    texts = [output.text, output.text.strip()]
+    choices = constraint.as_choices() or ()
+    texts += [choice for choice in choices if choice.strip() == texts[1]]
+    for text in texts:
+        if fits(constraint, text):
+            return msgspec.structs.replace(output, text=text)
+    return None
+
+
+def fits(constraint: wire.Constraint, text: str) -> bool:
+    """Whether the whole of `text` satisfies the constraint: patterns by Python's `re`, schemas by
+    the library `jsonschema`.
+    """
+    choices, schema = constraint.as_choices(), constraint.as_schema()
+    if choices is not None:
+        return text in choices
+    if schema is not None:
+        return _is_valid(schema.schema, text)
+    pattern = constraint.as_pattern()
+    if pattern is None:
+        raise NotSupported(
+            "a grammar can only be enforced by lmprog's runtime, or by a server that knows it"
+        )
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except re.error as error:
+        raise GrammarError(f"{pattern!r}: {error}", position=error.pos) from None
+
+
+def _is_valid(schema: str, text: str) -> bool:
+    try:
+        import jsonschema
+    except ImportError:
+        raise NotSupported(
+            "to look at JSON afterwards, the package jsonschema is needed: pip install "
+            "'lmprog[openai]'"
+        ) from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return bool(jsonschema.Draft202012Validator(json.loads(schema)).is_valid(value))
+
+
+# --- which of several results the branch goes on from; a service gives all of them together
+
+
+def _keeps_first(op: wire.Generate) -> bool:
+    """Whether the first result is kept in any case."""
+    return op.keep == "first" or op.sampling.n == 1
+
+
+def _sampling_to_request(op: wire.Generate) -> wire.SamplingParams:
+    """The sampling to request: with log-probabilities if the likeliest result is kept."""
+    return op.sampling.scored() if op.keep == "best" and op.sampling.n > 1 else op.sampling
+
+
+def _in_kept_order(op: wire.Generate, outputs: tuple[wire.Output, ...]) -> tuple[wire.Output, ...]:
+    """The results, the kept one first. Raises `NotSupported` if the API did not return what the
+    choice needs.
+    """
+    if _keeps_first(op):
+        return outputs
+    if op.keep != "best":
+        return tuple(
+            outputs[place] for place in kept_first(op.keep, [output.text for output in outputs])
+        )
+    best = max(range(len(outputs)), key=lambda place: _mean(outputs[place]))
+    ordered = (outputs[best], *(output for place, output in enumerate(outputs) if place != best))
+    if op.sampling.logprobs is not None:
+        return ordered
+    return tuple(msgspec.structs.replace(output, logprobs=()) for output in ordered)
+
+
+def _mean(output: wire.Output) -> float:
+    if not output.logprobs and output.text:
+        raise NotSupported(
+            "this API returns no log-probabilities, which keep='best' compares; use keep='majority'"
+        )
+    return sum(token.logprob for token in output.logprobs) / max(len(output.logprobs), 1)

@@ -9,9 +9,9 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiRequest
+from lmprog.backends.blackbox.calls_in_fields import tools_of
 from lmprog.backends.blackbox.dialects import ApiDialect
 from lmprog.backends.blackbox.http_transport import Json
-from lmprog.backends.blackbox.native_calls import tools_of
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, has_format
 from lmprog.backends.blackbox.transcript import ChatPrompt, TextPrompt, TranscriptMessage
 from lmprog.errors import NotSupported

@@ -91,6 +91,10 @@ class Transcript:
                 role = None
             elif isinstance(piece, wire.TokensPiece | wire.Conversation):
                 raise NotSupported(f"an API as a backend does not support {type(piece).__name__}")
+            elif (
+                kind == "pieces" and isinstance(piece, wire.TextPiece | LeftBehind) and piece.calls
+            ):
+                raise NotSupported("a runtime has no fields for calls; append them as text")
             elif role is None and kind == "chat" and not _is_result(piece):
                 _refuse_outside(piece)
         return replace(self, pieces=(*self.pieces, *pieces), role=role)

@@ -24,14 +24,14 @@ from lmprog import wire
 from lmprog.backends import Backend, Remembers
 from lmprog.backends.branch_machine import BranchCall, BranchMachine, BranchReply, TextBranch
 from lmprog.backends.branch_text import BranchText, LeftBehind, Piece
-from lmprog.backends.caching.kept_questions import (
+from lmprog.backends.caching.kept_replies import (
+    KeptReplies,
     Question,
     deltas,
     identity,
     joined,
     temperature_of,
 )
-from lmprog.backends.caching.kept_replies import KeptReplies
 from lmprog.backends.client import Client, ClientCall
 from lmprog.errors import LmprogError, NotSupported, RuntimeGone
 

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.backends import Backend, Remembers
-from lmprog.backends.caching.kept_questions import Question, deltas
+from lmprog.backends.caching.kept_replies import Question, deltas
 from lmprog.backends.client import ClientCall, LastReply
 from lmprog.errors import Cancelled, CheckpointMismatch, LmprogError, RequestRejected
 from lmprog.lang.branches.log import Item, flat

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lmprog import wire
 from lmprog.backends import Backend, Speculates
-from lmprog.backends.default import default_backend
+from lmprog.backends.connecting.default import default_backend
 from lmprog.errors import Cancelled, LmprogError, ProgramError, not_allowed
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.gen import Gen

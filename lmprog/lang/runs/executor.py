@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmprog.backends import Backend
 from lmprog.backends.client import running_loop
-from lmprog.backends.default import run_began, run_ended
+from lmprog.backends.connecting.default import run_began, run_ended
 from lmprog.errors import Cancelled, CheckpointMismatch, InvalidParameter, ProgramError
 from lmprog.lang.branches import scope as scopes
 from lmprog.lang.branches.branch import Branch

@@ -20,8 +20,8 @@ NANO = Path(__file__).parents[3] / "nano"
 
 DUMMY = "dummy:"
 DUMMY_SEED = 0
-DUMMY_VOCABULARY = 262
-"""The byte tokenizer's: 256 bytes and six special tokens."""
+DUMMY_VOCABULARY = 263
+"""The byte tokenizer's: 256 bytes and seven special tokens."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WANTED = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")

@@ -15,7 +15,7 @@ from lmprog.errors import InvalidParameter
 from lmprog.transport import CurveClient, client_keys
 
 if TYPE_CHECKING:
-    from lmprog.backends.server_backend import RuntimeEndpoint
+    from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
 
 
 log = logging.getLogger("lmprog")
@@ -78,7 +78,7 @@ def connect(
     see `RuntimeEndpoint` for their options.
     """
     if address.startswith(("http://", "https://")):
-        from lmprog.backends.server_backend import RuntimeEndpoint
+        from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
 
         return RuntimeEndpoint(address, api_key)
     return RuntimeBackend(

@@ -29,7 +29,7 @@ class _Default:
         with self._lock:
             backend = self._connected.get(address)
             if backend is None or backend.client.closed:
-                from lmprog.backends.embedded import connect
+                from lmprog.backends.connecting.embedded import connect
 
                 backend = self._connected[address] = connect(address)
                 atexit.register(backend.close)
@@ -65,7 +65,7 @@ class _Default:
         )
 
     def _start(self) -> Backend:
-        from lmprog.backends.embedded import Runtime
+        from lmprog.backends.connecting.embedded import Runtime
 
         backend = Runtime()
         atexit.register(backend.close)

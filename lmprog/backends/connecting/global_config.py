@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmprog.backends import Backend
-from lmprog.backends.default import given_backend, set_default_backend
+from lmprog.backends.connecting.default import given_backend, set_default_backend
 from lmprog.errors import NotSupported, UnknownName
 
 _FIXED: dict[str, tuple[object, str]] = {
