@@ -38,7 +38,8 @@ WORDS = {
     ),
     "tool_call": Word(
         "a model's wish that a function runs, and how a model writes it",
-        "tool_calls wire.tool_calls lang.ops.tool_calls runtime.text.tool_call_derivation",
+        "tool_calls wire.tool_calls lang.ops.tool_calls runtime.text.tool_call_derivation "
+        "backends.blackbox.tool_call_fields",
     ),
     "checkpoint": Word(
         "the file of a run, from which the run goes on", "lang.checkpoints lang.branches"
@@ -60,7 +61,7 @@ WORDS = {
     "rehearsal": Word("a program run without a model, for what it would do", "lang.rehearsal"),
     "fleet": Word(
         "several runtimes that look like one",
-        "fleet cli.fleet server.supervision",
+        "fleet cli.fleet server.supervision backends.connecting",
     ),
     "launch": Word("how a runtime's process begins and ends", "launch"),
     "radix": Word("the tree of cached prefixes", "radix"),
@@ -83,9 +84,9 @@ MISNAMED = {
 """Modules that are named by a word of another idea, with the word."""
 MOST_MISNAMED = 5
 
-TWICE = {"Event", "Json", "CallReply", "Piece"}
+TWICE: set[str] = set()
 """Names of type aliases that two modules define."""
-MOST_TWICE = 4
+MOST_TWICE = 0
 
 
 @cache

@@ -45,6 +45,6 @@ class Remembers(Protocol):
     is as it was.
     """
 
-    def remember(self, call: int, reply: wire.CallDone | wire.Chosen) -> None:
+    def remember(self, call: int, reply: wire.CallReply) -> None:
         """The call of that number is answered by `reply`; nobody is asked. Before it is sent."""
         ...

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from lmprog import wire
-from lmprog.backends.branch_text import Piece, gained
+from lmprog.backends.branch_text import BranchPiece, gained
 from lmprog.errors import (
     Cancelled,
     LmprogError,
@@ -33,7 +33,7 @@ class HeldText(Protocol):
     """What a branch holds: its pieces, and whatever an answerer keeps beside them. A value."""
 
     @property
-    def pieces(self) -> tuple[Piece, ...]: ...
+    def pieces(self) -> tuple[BranchPiece, ...]: ...
 
 
 Text = TypeVar("Text", bound=HeldText)
@@ -47,7 +47,7 @@ class LaterPieces:
     because of which there are none. In the queue of a branch: it says then what it has gained.
     """
 
-    pieces: tuple[Piece, ...] | None = None
+    pieces: tuple[BranchPiece, ...] | None = None
     error: LmprogError | None = None
     waiting: list[int] = field(default_factory=list)
     """The branches that go on then."""
@@ -61,7 +61,7 @@ class LaterPieces:
 class QueuedAppend:
     """An append whose references have become promises."""
 
-    pieces: tuple[Piece | LaterPieces, ...]
+    pieces: tuple[BranchPiece | LaterPieces, ...]
 
     def missing(self) -> LaterPieces | None:
         """What it must wait for."""
@@ -124,7 +124,7 @@ class Answerer(Protocol[Text]):
         """
         ...
 
-    def append(self, text: Text, pieces: Sequence[Piece]) -> Text:
+    def append(self, text: Text, pieces: Sequence[BranchPiece]) -> Text:
         """`text` with `pieces`. Raises `LmprogError` where the branch fails."""
         ...
 
@@ -242,7 +242,7 @@ class BranchMachine(Generic[Text]):
 
     def _bound(self, pieces: Iterable[wire.Piece]) -> QueuedAppend:
         """References become promises on arrival, so that later closings take nothing away."""
-        bound: list[Piece | LaterPieces] = []
+        bound: list[BranchPiece | LaterPieces] = []
         for piece in pieces:
             if isinstance(piece, wire.Ref):
                 bound.append(self._result(piece))
@@ -342,7 +342,7 @@ class BranchMachine(Generic[Text]):
     def _append(self, branch: TextBranch[Text], step: QueuedAppend) -> None:
         if branch.failure is not None:
             return
-        pieces: list[Piece] = []
+        pieces: list[BranchPiece] = []
         try:
             for piece in step.pieces:
                 if not isinstance(piece, LaterPieces):
@@ -420,7 +420,7 @@ class BranchMachine(Generic[Text]):
                 self._resolve(later, UnknownName(about, name=str(index)))
         self._wake(call.branch.number)
 
-    def _resolve(self, later: LaterPieces, outcome: tuple[Piece, ...] | LmprogError) -> None:
+    def _resolve(self, later: LaterPieces, outcome: tuple[BranchPiece, ...] | LmprogError) -> None:
         if isinstance(outcome, LmprogError):
             later.error = outcome
         else:

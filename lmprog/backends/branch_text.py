@@ -22,7 +22,7 @@ class LeftBehind:
     """
 
     op: wire.Generate | wire.Select
-    reply: wire.CallDone | wire.Chosen
+    reply: wire.CallReply
     own: bool = True
     quoted: bool = False
 
@@ -49,29 +49,27 @@ class LeftBehind:
         return wire.TextPiece(self.text, quoted=True, calls=self.calls)
 
 
-Piece: TypeAlias = wire.Piece | LeftBehind
+BranchPiece: TypeAlias = wire.Piece | LeftBehind
 
 
 @dataclass(frozen=True, slots=True)
 class BranchText:
     """What a branch holds. A value: a fork begins with the same one."""
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[BranchPiece, ...] = ()
 
-    def plus(self, pieces: Sequence[Piece]) -> Self:
+    def plus(self, pieces: Sequence[BranchPiece]) -> Self:
         return replace(self, pieces=(*self.pieces, *pieces))
 
-    def with_result(
-        self, op: wire.Generate | wire.Select, reply: wire.CallDone | wire.Chosen
-    ) -> Self:
+    def with_result(self, op: wire.Generate | wire.Select, reply: wire.CallReply) -> Self:
         return self.plus((LeftBehind(op, reply),))
 
 
-def gained(pieces: Iterable[Piece], base: int) -> tuple[Piece, ...]:
+def gained(pieces: Iterable[BranchPiece], base: int) -> tuple[BranchPiece, ...]:
     """The pieces from `base` on, as another branch is told of them (see `wire.standing`): token ids
     are valid in one branch only, and what was said in turns is letters.
     """
-    found: list[Piece] = []
+    found: list[BranchPiece] = []
     is_turn = False
     for at, piece in enumerate(pieces):
         if isinstance(piece, wire.RoleBegin | wire.RoleEnd):
@@ -85,7 +83,7 @@ def gained(pieces: Iterable[Piece], base: int) -> tuple[Piece, ...]:
     return tuple(found)
 
 
-def shown(pieces: Iterable[Piece]) -> str:
+def shown(pieces: Iterable[BranchPiece]) -> str:
     """Everything as one text, for people and doubles: a model's own template renders roles in its
     own way.
     """

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from lmprog import wire
 from lmprog.backends.branch_machine import BranchCall, BranchMachine, ReplyQueue, TextBranch
-from lmprog.backends.branch_text import BranchText, Piece, shown
+from lmprog.backends.branch_text import BranchPiece, BranchText, shown
 from lmprog.backends.majority import kept_first
 from lmprog.errors import LmprogError, NotSupported, RuntimeGone
 from lmprog.transport.channel import ops_frames
@@ -43,7 +43,7 @@ class ShownText(BranchText):
 
     text: str = ""
 
-    def plus(self, pieces: Sequence[Piece]) -> Self:
+    def plus(self, pieces: Sequence[BranchPiece]) -> Self:
         text = self.text + shown(pieces)
         return replace(self, pieces=(*self.pieces, *pieces), text=text)
 
@@ -111,7 +111,7 @@ class TextRuntime:
     ) -> ShownText:
         return ShownText() if parent is None else parent.text
 
-    def append(self, text: ShownText, pieces: Sequence[Piece]) -> ShownText:
+    def append(self, text: ShownText, pieces: Sequence[BranchPiece]) -> ShownText:
         for piece in pieces:
             if isinstance(piece, wire.TokensPiece | wire.Conversation):
                 raise NotSupported(f"this backend has no {type(piece).__name__}")
@@ -151,7 +151,7 @@ class TextRuntime:
             self._machine.finish(call, answer)
             return
         num_words = len(text.text.split())
-        reply: wire.CallDone | wire.Chosen
+        reply: wire.CallReply
         if isinstance(op, wire.Select):
             reply = _chosen(op, answer.scores, num_words)
         else:

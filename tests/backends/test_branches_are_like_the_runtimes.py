@@ -23,7 +23,7 @@ from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_backend import ApiBackend, BlackBox
 from lmprog.backends.blackbox.call_answers import CallAnswers
-from lmprog.backends.blackbox.http_transport import Json
+from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Prompt
@@ -289,7 +289,7 @@ def test_calls_that_a_foreign_result_carried_in_fields() -> None:
 class NeverAsked:
     """A transport to a server that gets no request."""
 
-    async def post(self, path: str, body: Json) -> NoReturn:
+    async def post(self, path: str, body: JsonBody) -> NoReturn:
         raise AssertionError(path)
 
     open = post

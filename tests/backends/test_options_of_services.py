@@ -15,7 +15,7 @@ from lmprog import wire
 from lmprog.backends.blackbox.anthropic_api import AnthropicApi
 from lmprog.backends.blackbox.api import Api, ApiRequest
 from lmprog.backends.blackbox.dialects import DIALECTS
-from lmprog.backends.blackbox.http_transport import Json
+from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
@@ -39,22 +39,22 @@ class Heard(Exception):
 class Recording:
     """A transport that answers nothing."""
 
-    async def post(self, path: str, body: Json) -> Mapping[str, Any]:
+    async def post(self, path: str, body: JsonBody) -> Mapping[str, Any]:
         raise Heard(body)
 
-    async def open(self, path: str, body: Json) -> AsyncIterator[Mapping[str, Any]]:
+    async def open(self, path: str, body: JsonBody) -> AsyncIterator[Mapping[str, Any]]:
         raise Heard(body)
 
     async def close(self) -> None:
         pass
 
 
-def sent(api: Api, prompt: Any, sampling: wire.SamplingParams) -> Json | None:
+def sent(api: Api, prompt: Any, sampling: wire.SamplingParams) -> JsonBody | None:
     """The request's body; None where it is refused."""
     try:
         asyncio.run(api.generate(ApiRequest(prompt, sampling), None))
     except Heard as heard:
-        body: Json = heard.args[0]
+        body: JsonBody = heard.args[0]
         return body
     except NotSupported:
         return None

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.backends.blackbox.speculation import Speculated
 from lmprog.backends.blackbox.transcript import Kind, Transcript
-from lmprog.backends.branch_text import LeftBehind, Piece
-
-CallReply: TypeAlias = wire.CallDone | wire.Chosen
+from lmprog.backends.branch_text import BranchPiece, LeftBehind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +28,10 @@ class AnswerState:
     """The tools that the branch was last asked with."""
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[BranchPiece, ...]:
         return self.transcript.pieces
 
-    def plus(self, pieces: Sequence[Piece]) -> AnswerState:
+    def plus(self, pieces: Sequence[BranchPiece]) -> AnswerState:
         """A copy with `pieces` appended. Keeps the speculated text as far as it matches them."""
         left, has_missed = self.speculated, self.has_missed
         for piece in pieces:
@@ -54,7 +51,7 @@ class AnswerState:
         return replace(self, speculated=None)
 
     def with_result(
-        self, op: wire.Generate | wire.Select, reply: CallReply, left: Speculated | None = None
+        self, op: wire.Generate | wire.Select, reply: wire.CallReply, left: Speculated | None = None
     ) -> AnswerState:
         """Behind a call and its reply, after which `left` is known of the text to come. Where
         branches are text, a generation of no tokens leaves nothing behind.

@@ -20,11 +20,11 @@ import msgspec
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
-from lmprog.backends.blackbox.calls_in_fields import tools_of
-from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.http_transport import JsonBody, Transport
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of, has_format
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import first_stop
+from lmprog.backends.blackbox.tool_call_fields import tools_of
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
 from lmprog.errors import NotSupported, ProtocolError, ValidationFailed
 from lmprog.tool_calls.writing import as_json
@@ -132,7 +132,7 @@ class AnthropicApi:
         )
         return ApiAnswer(tuple(outputs), usage)
 
-    async def _one(self, body: Json, on_text: TextListener | None) -> _Draft:
+    async def _one(self, body: JsonBody, on_text: TextListener | None) -> _Draft:
         draft = _Draft()
         if on_text is None:
             draft.take_whole(
@@ -161,12 +161,12 @@ class AnthropicApi:
         await self._transport.close()
 
 
-def _body(request: ApiRequest, model: str, wrapping: ResponseSchema | None) -> Json:
+def _body(request: ApiRequest, model: str, wrapping: ResponseSchema | None) -> JsonBody:
     prompt, sampling = request.prompt, request.sampling
     assert isinstance(prompt, ChatPrompt)
     options = _options(sampling)
     room = ROOM if wrapping is not None and wrapping.is_wrapped else 0
-    body: Json = {"model": model, "max_tokens": (sampling.max_tokens or _MOST_TOKENS) + room}
+    body: JsonBody = {"model": model, "max_tokens": (sampling.max_tokens or _MOST_TOKENS) + room}
     begin = next(
         (i for i, turn in enumerate(prompt.messages) if turn.role != "system"), len(prompt.messages)
     )
@@ -191,12 +191,12 @@ def _body(request: ApiRequest, model: str, wrapping: ResponseSchema | None) -> J
     return body
 
 
-def _messages(turns: Sequence[TranscriptMessage]) -> list[Json]:
+def _messages(turns: Sequence[TranscriptMessage]) -> list[JsonBody]:
     """Results are blocks of the user's turn; those that follow one another share one."""
-    made: list[Json] = []
+    made: list[JsonBody] = []
     for turn in turns:
         if turn.answers:
-            block: Json = {
+            block: JsonBody = {
                 "type": "tool_result",
                 "tool_use_id": turn.answers,
                 "content": turn.content,
@@ -222,7 +222,7 @@ def _messages(turns: Sequence[TranscriptMessage]) -> list[Json]:
     return made
 
 
-def _tool_fields(offer: wire.ToolOffer) -> Json:
+def _tool_fields(offer: wire.ToolOffer) -> JsonBody:
     functions = [tool["function"] for tool in tools_of(offer)]
     tools = [
         {
@@ -232,17 +232,17 @@ def _tool_fields(offer: wire.ToolOffer) -> Json:
         }
         for function in functions
     ]
-    choice: Json = {"type": {"required": "any"}.get(offer.choice, offer.choice)}
+    choice: JsonBody = {"type": {"required": "any"}.get(offer.choice, offer.choice)}
     if not offer.is_parallel and offer.choice != "none":
         choice["disable_parallel_tool_use"] = True
     return {"tools": tools, "tool_choice": choice}
 
 
-def _options(sampling: wire.SamplingParams) -> Json:
+def _options(sampling: wire.SamplingParams) -> JsonBody:
     """The requested options as request fields. Raises `NotSupported` for those that the API
     lacks.
     """
-    options: Json = {}
+    options: JsonBody = {}
     for name, line in wire.SAMPLING_OPTIONS.items():
         value = getattr(sampling, name)
         if name in _SET_BY_REQUESTS or value == line.default:

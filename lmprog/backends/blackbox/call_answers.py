@@ -21,7 +21,6 @@ import msgspec
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
-from lmprog.backends.blackbox.calls_in_fields import prompt_with_tools
 from lmprog.backends.blackbox.retry_policy import RetryCounters
 from lmprog.backends.blackbox.speculation import (
     ReadyAnswer,
@@ -30,6 +29,7 @@ from lmprog.backends.blackbox.speculation import (
     may_speculate,
 )
 from lmprog.backends.blackbox.stop_strings import Certain
+from lmprog.backends.blackbox.tool_call_fields import prompt_with_tools
 from lmprog.backends.blackbox.transcript import ChatPrompt, Prompt
 from lmprog.backends.majority import kept_first
 from lmprog.errors import (

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmprog.backends.blackbox.api_errors import failure, unreachable
-from lmprog.backends.blackbox.http_transport import Json
+from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.retry_policy import TransientError
 from lmprog.errors import LmprogError, NotSupported, ProtocolError
 
@@ -32,12 +32,12 @@ class HttpTransport:
             base_url=url, headers=headers, timeout=None, limits=limits
         )
 
-    async def post(self, path: str, body: Json) -> Mapping[str, Any]:
+    async def post(self, path: str, body: JsonBody) -> Mapping[str, Any]:
         with _failures():
             response = await self._client.post(path, json=body)
         return _answer(response)
 
-    async def open(self, path: str, body: Json) -> AsyncIterator[Mapping[str, Any]]:
+    async def open(self, path: str, body: JsonBody) -> AsyncIterator[Mapping[str, Any]]:
         with _failures():
             request = self._client.build_request("POST", path, json=body)
             response = await self._client.send(request, stream=True)

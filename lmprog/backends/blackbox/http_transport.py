@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
-Json: TypeAlias = dict[str, Any]
+JsonBody: TypeAlias = dict[str, Any]
 
 
 class Transport(Protocol):
@@ -15,11 +15,11 @@ class Transport(Protocol):
     retry may succeed.
     """
 
-    async def post(self, path: str, body: Json) -> Mapping[str, Any]:
+    async def post(self, path: str, body: JsonBody) -> Mapping[str, Any]:
         """The answer to one request."""
         ...
 
-    async def open(self, path: str, body: Json) -> AsyncIterator[Mapping[str, Any]]:
+    async def open(self, path: str, body: JsonBody) -> AsyncIterator[Mapping[str, Any]]:
         """The pieces of a streamed answer. Raises at once if the request fails; closing the
         iterator cancels the request.
         """

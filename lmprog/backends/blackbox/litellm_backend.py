@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
 from lmprog.backends.blackbox.api_errors import failure, unreachable
 from lmprog.backends.blackbox.dialects import PLAIN
-from lmprog.backends.blackbox.http_transport import Json
+from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.errors import InvalidParameter, LmprogError, NotSupported
 
@@ -67,15 +67,15 @@ class LiteLLMTransport:
         self._module = module
         self._parameters = {"num_retries": 0, "drop_params": False, **parameters}
 
-    async def post(self, path: str, body: Json) -> Mapping[str, Any]:
+    async def post(self, path: str, body: JsonBody) -> Mapping[str, Any]:
         with _failures():
             return _plain(await self._call(path, body))
 
-    async def open(self, path: str, body: Json) -> AsyncIterator[Mapping[str, Any]]:
+    async def open(self, path: str, body: JsonBody) -> AsyncIterator[Mapping[str, Any]]:
         with _failures():
             return _pieces(await self._call(path, body))
 
-    async def _call(self, path: str, body: Json) -> Any:
+    async def _call(self, path: str, body: JsonBody) -> Any:
         call = (
             self._module.acompletion
             if path == "/chat/completions"

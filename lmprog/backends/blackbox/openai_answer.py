@@ -13,10 +13,10 @@ from lmprog.backends.blackbox.api import TextListener
 from lmprog.errors import ProtocolError, RequestRejected, ValidationFailed
 from lmprog.tool_calls.writing import as_json
 
-Json = Mapping[str, Any]
+JsonAnswer = Mapping[str, Any]
 
 
-def usage_of(answer: Json) -> wire.Usage:
+def usage_of(answer: JsonAnswer) -> wire.Usage:
     """The usage that the service reported. Cached tokens are counted the way the service counts
     them.
     """
@@ -39,7 +39,7 @@ class _Draft:
     calls: dict[int, wire.SentCall] = field(default_factory=dict)
     """By their place; a stream gives them in pieces."""
 
-    def take_calls(self, given: Sequence[Json]) -> None:
+    def take_calls(self, given: Sequence[JsonAnswer]) -> None:
         for place, call in enumerate(given):
             function = call.get("function") or {}
             place = call.get("index", place)
@@ -64,7 +64,7 @@ class Drafts:
         self._on_text = on_text
         self.usage = wire.Usage()
 
-    def take(self, piece: Json) -> None:
+    def take(self, piece: JsonAnswer) -> None:
         """Applies one chunk, or a complete answer."""
         if piece.get("usage"):
             self.usage = usage_of(piece)
@@ -88,7 +88,7 @@ class Drafts:
         return tuple(_output(draft) for draft in self._drafts)
 
 
-def _text(choice: Json) -> str:
+def _text(choice: JsonAnswer) -> str:
     """The text of a completion, a message, or a chunk of either. Raises `ValidationFailed` for a
     refusal.
     """
@@ -112,7 +112,7 @@ def _output(draft: _Draft) -> wire.Output:
     return wire.Output(draft.text, (), finish, draft.stopped_by, logprobs, calls=calls)
 
 
-def _logprobs(found: Json | None) -> list[wire.TokenLogprob]:
+def _logprobs(found: JsonAnswer | None) -> list[wire.TokenLogprob]:
     """From the form of chats (`content`) or of completions (`tokens`). Token ids are unknown:
     -1.
     """
@@ -143,7 +143,7 @@ def _logprobs(found: Json | None) -> list[wire.TokenLogprob]:
     return made
 
 
-def echoed(choice: Json, length: int) -> tuple[float | None, ...]:
+def echoed(choice: JsonAnswer, length: int) -> tuple[float | None, ...]:
     """The log-probabilities of the tokens that spell the last `length` characters of an echoed
     text.
 

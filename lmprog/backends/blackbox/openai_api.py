@@ -19,7 +19,7 @@ from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
 from lmprog.backends.blackbox.dialects import ApiDialect
-from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.http_transport import JsonBody, Transport
 from lmprog.backends.blackbox.openai_answer import Drafts, echoed, usage_of
 from lmprog.backends.blackbox.openai_body import body_of, enforceable
 from lmprog.backends.blackbox.response_schema import ResponseSchema, format_of
@@ -94,13 +94,13 @@ class OpenAIApi:
                     on_text(index, output.text, 1)
         return ApiAnswer(outputs, drafts.usage)
 
-    def _complete(self, body: Json) -> Json:
+    def _complete(self, body: JsonBody) -> JsonBody:
         merged = {**body, **(self._service.extra_body or {})}
         return {
             name: value for name, value in merged.items() if name not in self._service.leave_out
         }
 
-    async def _post(self, path: str, body: Json) -> Mapping[str, Any]:
+    async def _post(self, path: str, body: JsonBody) -> Mapping[str, Any]:
         answer = await self._retry_policy.run(
             lambda: self._transport.post(self._service.root + path, body)
         )
@@ -110,7 +110,7 @@ class OpenAIApi:
             )
         return answer
 
-    async def _stream(self, path: str, body: Json, drafts: Drafts) -> None:
+    async def _stream(self, path: str, body: JsonBody, drafts: Drafts) -> None:
         """Retries only until the first chunk: streamed text cannot be taken back."""
         streamed = self._complete(
             {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -147,7 +147,7 @@ class OpenAIApi:
         self, texts: list[str], choices: Sequence[str]
     ) -> tuple[tuple[tuple[float, ...], ...], wire.Usage]:
         """All texts in one request; for each, the log-probabilities of its choice's tokens."""
-        body: Json = {
+        body: JsonBody = {
             "model": self.model,
             "prompt": texts,
             "max_tokens": 0,

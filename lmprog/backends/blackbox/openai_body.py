@@ -9,10 +9,10 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiRequest
-from lmprog.backends.blackbox.calls_in_fields import tools_of
 from lmprog.backends.blackbox.dialects import ApiDialect
-from lmprog.backends.blackbox.http_transport import Json
+from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, has_format
+from lmprog.backends.blackbox.tool_call_fields import tools_of
 from lmprog.backends.blackbox.transcript import ChatPrompt, TextPrompt, TranscriptMessage
 from lmprog.errors import NotSupported
 
@@ -24,12 +24,16 @@ _SAID_ALWAYS = wire.SuggestedSampling.__struct_fields__
 
 def body_of(
     request: ApiRequest, model: str, dialect: ApiDialect, wrapping: ResponseSchema | None
-) -> Json:
+) -> JsonBody:
     """The request body without `stream`. Raises `NotSupported` for an option that the dialect
     lacks.
     """
     sampling, is_chat = request.sampling, isinstance(request.prompt, ChatPrompt)
-    body: Json = {"model": model, **_prompt(request, dialect), **sampling_fields(sampling, dialect)}
+    body: JsonBody = {
+        "model": model,
+        **_prompt(request, dialect),
+        **sampling_fields(sampling, dialect),
+    }
     if sampling.max_tokens is not None:
         room = ROOM if wrapping is not None and wrapping.is_wrapped else 0
         body[dialect.max_tokens if is_chat else "max_tokens"] = sampling.max_tokens + room
@@ -46,8 +50,8 @@ def body_of(
     return body
 
 
-def tool_fields(offer: wire.ToolOffer) -> Json:
-    body: Json = {"tools": tools_of(offer)}
+def tool_fields(offer: wire.ToolOffer) -> JsonBody:
+    body: JsonBody = {"tools": tools_of(offer)}
     if offer.choice != "auto":
         body["tool_choice"] = offer.choice
     if not offer.is_parallel and offer.choice != "none":
@@ -55,9 +59,9 @@ def tool_fields(offer: wire.ToolOffer) -> Json:
     return body
 
 
-def sampling_fields(sampling: wire.SamplingParams, dialect: ApiDialect) -> Json:
+def sampling_fields(sampling: wire.SamplingParams, dialect: ApiDialect) -> JsonBody:
     """The sampling and stop fields, without the token limit. Raises `NotSupported`."""
-    body: Json = {}
+    body: JsonBody = {}
     for name, line in wire.SAMPLING_OPTIONS.items():
         value = getattr(sampling, name)
         is_default = value == line.default
@@ -86,7 +90,7 @@ def json_value(value: Any) -> Any:
     return list(value)
 
 
-def _prompt(request: ApiRequest, dialect: ApiDialect) -> Json:
+def _prompt(request: ApiRequest, dialect: ApiDialect) -> JsonBody:
     prompt = request.prompt
     if isinstance(prompt, TextPrompt):
         return {"prompt": prompt.text}
@@ -100,8 +104,8 @@ def _prompt(request: ApiRequest, dialect: ApiDialect) -> Json:
     return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 
-def _message(message: TranscriptMessage) -> Json:
-    made: Json = {"role": message.role, "content": message.content}
+def _message(message: TranscriptMessage) -> JsonBody:
+    made: JsonBody = {"role": message.role, "content": message.content}
     if message.answers:
         made["tool_call_id"] = message.answers
     if message.calls:
@@ -126,7 +130,7 @@ def enforceable(constraint: wire.Constraint, dialect: ApiDialect, *, is_chat: bo
 
 def _constraint(
     constraint: wire.Constraint, dialect: ApiDialect, wrapping: ResponseSchema | None
-) -> Json:
+) -> JsonBody:
     if wrapping is not None:
         return {"response_format": wrapping.field()}
     if dialect.confines == "sglang":
@@ -134,11 +138,11 @@ def _constraint(
     return structured_outputs(constraint)
 
 
-def structured_outputs(constraint: wire.Constraint) -> Json:
+def structured_outputs(constraint: wire.Constraint) -> JsonBody:
     """vLLM's field, which lmprog's server also accepts; of a portable constraint."""
     schema, choices = constraint.as_schema(), constraint.as_choices()
     grammar, pattern = constraint.as_grammar(), constraint.as_pattern()
-    field: Json
+    field: JsonBody
     if schema is not None:
         field = {"json": json.loads(schema.schema)}
     elif choices is not None:
@@ -148,7 +152,7 @@ def structured_outputs(constraint: wire.Constraint) -> Json:
     return {"structured_outputs": field}
 
 
-def sglang_constraint(constraint: wire.Constraint) -> Json:
+def sglang_constraint(constraint: wire.Constraint) -> JsonBody:
     """SGLang's three fields, of a portable constraint; choices become a regular expression."""
     schema, grammar = constraint.as_schema(), constraint.as_grammar()
     if schema is not None:

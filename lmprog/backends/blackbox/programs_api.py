@@ -17,11 +17,11 @@ from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import ModelReplaced, failure
 from lmprog.backends.blackbox.dialects import LMPROG
-from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.http_transport import JsonBody, Transport
 from lmprog.backends.blackbox.openai_body import sampling_fields, structured_outputs
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Kind, PiecesPrompt, Prompt
-from lmprog.backends.branch_text import LeftBehind, Piece
+from lmprog.backends.branch_text import BranchPiece, LeftBehind
 from lmprog.errors import NotSupported, ProtocolError, RuntimeGone
 
 _PATH = "/v1/programs"
@@ -50,7 +50,7 @@ class ProgramsApi:
 
     async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
         sampling = request.sampling
-        gen: Json = {"op": "gen", "branch": "b", "call": "c", "max_tokens": sampling.max_tokens}
+        gen: JsonBody = {"op": "gen", "branch": "b", "call": "c", "max_tokens": sampling.max_tokens}
         unprompted = msgspec.structs.replace(
             sampling, prompt_logprobs=None, prompt_logprobs_start=0, beams=None
         )
@@ -78,7 +78,7 @@ class ProgramsApi:
         )
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
-        asked: Json = {
+        asked: JsonBody = {
             "op": "select",
             "branch": "b",
             "call": "c",
@@ -99,14 +99,14 @@ class ProgramsApi:
         )
         return wire.Chosen(op.call, result["index"], options, _usage(result["usage"]))
 
-    async def _post(self, body: Json) -> Mapping[str, Any]:
+    async def _post(self, body: JsonBody) -> Mapping[str, Any]:
         async def send() -> Mapping[str, Any]:
             answer = await self._transport.post(_PATH, body)
             return _checked(answer["results"]["c"])
 
         return await self._sent(send)
 
-    async def _stream(self, body: Json, on_text: TextListener) -> Mapping[str, Any]:
+    async def _stream(self, body: JsonBody, on_text: TextListener) -> Mapping[str, Any]:
         stream = await self._sent(lambda: self._transport.open(_PATH, {**body, "stream": True}))
         async with contextlib.aclosing(cast("Any", stream)):
             pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
@@ -136,7 +136,7 @@ class ProgramsApi:
         await self._transport.close()
 
 
-def _beam_fields(beams: wire.Beams) -> Json:
+def _beam_fields(beams: wire.Beams) -> JsonBody:
     return {
         "use_beam_search": True,
         "beam_width": beams.width,
@@ -145,10 +145,10 @@ def _beam_fields(beams: wire.Beams) -> Json:
     }
 
 
-def _program(prompt: Prompt, call: Json) -> Json:
+def _program(prompt: Prompt, call: JsonBody) -> JsonBody:
     assert isinstance(prompt, PiecesPrompt)
     pieces = _pieces(prompt.pieces)
-    ops: list[Json] = [{"op": "open", "branch": "b"}]
+    ops: list[JsonBody] = [{"op": "open", "branch": "b"}]
     if pieces:
         ops.append({"op": "append", "branch": "b", "pieces": pieces})
     ops.append({name: value for name, value in call.items() if value is not None})
@@ -168,11 +168,11 @@ def _ends_literal(prompt: Prompt) -> bool:
     return False
 
 
-def _pieces(branch: Sequence[Piece]) -> list[str | Json]:
+def _pieces(branch: Sequence[BranchPiece]) -> list[str | JsonBody]:
     """The branch as pieces of a request. Results are sent as their token ids, so that the branch
     stands where it stood, and the server finds it in its cache.
     """
-    pieces: list[str | Json] = []
+    pieces: list[str | JsonBody] = []
     for piece in branch:
         if isinstance(piece, wire.RoleBegin | wire.RoleEnd):
             key = "begin" if isinstance(piece, wire.RoleBegin) else "end"
@@ -190,7 +190,7 @@ def _pieces(branch: Sequence[Piece]) -> list[str | Json]:
     return pieces
 
 
-def _add_text(pieces: list[str | Json], piece: wire.TextPiece) -> None:
+def _add_text(pieces: list[str | JsonBody], piece: wire.TextPiece) -> None:
     if not piece.text:
         return
     if piece.quoted:
@@ -201,8 +201,8 @@ def _add_text(pieces: list[str | Json], piece: wire.TextPiece) -> None:
         pieces.append(piece.text)
 
 
-def _tokens(piece: wire.TokensPiece) -> Json:
-    found: Json = {"tokens": list(piece.ids)}
+def _tokens(piece: wire.TokensPiece) -> JsonBody:
+    found: JsonBody = {"tokens": list(piece.ids)}
     if piece.heals:
         found["heals"] = True
     if piece.rest:

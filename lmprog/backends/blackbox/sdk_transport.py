@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any, cast
 
 from lmprog.backends.blackbox.api_errors import broken_off, failure, unreachable
-from lmprog.backends.blackbox.http_transport import Json
+from lmprog.backends.blackbox.http_transport import JsonBody
 
 
 class SdkTransport:
@@ -27,13 +27,13 @@ class SdkTransport:
         key = getattr(self._client, "api_key", None)
         return key if isinstance(key, str) else None
 
-    async def post(self, path: str, body: Json) -> Mapping[str, Any]:
+    async def post(self, path: str, body: JsonBody) -> Mapping[str, Any]:
         with self._failures():
             return cast(
                 "Mapping[str, Any]", await self._client.post(path, cast_to=object, body=body)
             )
 
-    async def open(self, path: str, body: Json) -> AsyncIterator[Mapping[str, Any]]:
+    async def open(self, path: str, body: JsonBody) -> AsyncIterator[Mapping[str, Any]]:
         with self._failures():
             stream = await self._client.post(
                 path,

@@ -14,7 +14,7 @@ from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
-from lmprog.backends.blackbox.http_transport import Json, Transport
+from lmprog.backends.blackbox.http_transport import JsonBody, Transport
 from lmprog.backends.blackbox.openai_answer import last_tokens
 from lmprog.backends.blackbox.openai_body import json_value, sglang_constraint
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
@@ -40,7 +40,7 @@ class NativeApi:
         sampling = request.sampling
         if sampling.prompt_logprobs is not None:
             raise NotSupported("prompt_logprobs cannot be asked of this server; leave it out")
-        body: Json = {
+        body: JsonBody = {
             "text": _text(request.prompt),
             "sampling_params": _params(sampling, request.constraint),
         }
@@ -59,10 +59,10 @@ class NativeApi:
             tuple(_output(one) for one in found), _usage([one["meta_info"] for one in found])
         )
 
-    async def _post(self, body: Json) -> Mapping[str, Any]:
+    async def _post(self, body: JsonBody) -> Mapping[str, Any]:
         return await self._retry_policy.run(lambda: self._transport.post("/generate", body))
 
-    async def _stream(self, body: Json, on_text: TextListener) -> Mapping[str, Any]:
+    async def _stream(self, body: JsonBody, on_text: TextListener) -> Mapping[str, Any]:
         """Each piece holds the whole text so far."""
         stream = await self._retry_policy.run(
             lambda: self._transport.open("/generate", {**body, "stream": True})
@@ -101,7 +101,7 @@ class NativeApi:
     async def _score(
         self, texts: list[str], choices: Sequence[str], begin: int
     ) -> tuple[tuple[tuple[float, ...], ...], wire.Usage]:
-        body: Json = {
+        body: JsonBody = {
             "text": texts,
             "sampling_params": _NOTHING,
             "logprob_start_len": begin,
@@ -135,11 +135,11 @@ def _text(prompt: Prompt) -> str:
     return prompt.text
 
 
-def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -> Json:
+def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -> JsonBody:
     """The parameters under SGLang's names. All are sent, since the server's defaults come from the
     checkpoint.
     """
-    params: Json = {}
+    params: JsonBody = {}
     for name, line in wire.SAMPLING_OPTIONS.items():
         spelling, value = line.spelling("sglang"), getattr(sampling, name)
         is_set = value is not None or name == "max_tokens"
@@ -153,7 +153,7 @@ def _params(sampling: wire.SamplingParams, constraint: wire.Constraint | None) -
     return {**params, **(sglang_constraint(constraint) if constraint is not None else {})}
 
 
-def _logprobs_of(top: int) -> Json:
+def _logprobs_of(top: int) -> JsonBody:
     return {"return_logprob": True, "top_logprobs_num": top, "return_text_in_logprobs": True}
 
 

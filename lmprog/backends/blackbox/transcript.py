@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from lmprog import wire
-from lmprog.backends.branch_text import LeftBehind, Piece, shown
+from lmprog.backends.branch_text import BranchPiece, LeftBehind, shown
 from lmprog.errors import NotSupported
 
 Kind: TypeAlias = Literal["text", "chat", "both", "pieces"]
@@ -59,7 +59,7 @@ class ChatPrompt:
 class PiecesPrompt:
     """All pieces of the branch, for a server that knows branches."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BranchPiece, ...]
     fingerprint: str = ""
     """Of the model that the program has begun with; empty: whichever is there."""
 
@@ -71,13 +71,13 @@ Prompt: TypeAlias = TextPrompt | ChatPrompt | PiecesPrompt
 class Transcript:
     """The pieces of a branch, in order."""
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[BranchPiece, ...] = ()
     role: str | None = None
     """The role of the open turn; None outside turns."""
     fingerprint: str = ""
     """See `PiecesPrompt`."""
 
-    def plus(self, pieces: Sequence[Piece], kind: Kind) -> Transcript:
+    def plus(self, pieces: Sequence[BranchPiece], kind: Kind) -> Transcript:
         """A copy with `pieces` appended. Raises `NotSupported` if a model of this kind cannot take
         them.
         """
@@ -154,14 +154,14 @@ class Transcript:
         return turns
 
 
-def _is_result(piece: Piece) -> bool:
+def _is_result(piece: BranchPiece) -> bool:
     """Of this branch or of another: a text with calls was one."""
     return isinstance(piece, LeftBehind) or (
         isinstance(piece, wire.TextPiece) and bool(piece.calls)
     )
 
 
-def _refuse_outside(piece: Piece) -> None:
+def _refuse_outside(piece: BranchPiece) -> None:
     """Raises `NotSupported` for text that is in no turn of a chat."""
     if isinstance(piece, wire.TextPiece) and piece.text:
         text = piece.text if len(piece.text) <= 60 else piece.text[:57] + "..."

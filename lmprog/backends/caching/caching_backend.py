@@ -23,7 +23,7 @@ import msgspec
 from lmprog import wire
 from lmprog.backends import Backend, Remembers
 from lmprog.backends.branch_machine import BranchCall, BranchMachine, BranchReply, TextBranch
-from lmprog.backends.branch_text import BranchText, LeftBehind, Piece
+from lmprog.backends.branch_text import BranchPiece, BranchText, LeftBehind
 from lmprog.backends.caching.kept_replies import (
     KeptReplies,
     Question,
@@ -103,7 +103,7 @@ class CachingBackend:
         self._times: Counter[str] = Counter()
         self._lock = threading.RLock()  # guards all below; never held while `inner` is called
         self._asked: dict[int, AskedElsewhere] = {}
-        self._remembered: dict[int, wire.CallDone | wire.Chosen] = {}
+        self._remembered: dict[int, wire.CallReply] = {}
         self._to_send: list[Callable[[], None]] = []
         self.replies: queue.SimpleQueue[wire.Reply] = queue.SimpleQueue()
         self._machine = BranchMachine(self, self.replies.put)
@@ -120,7 +120,7 @@ class CachingBackend:
             self._machine.take([wire.Close(number) for number in self._machine.branches])
         self._send()
 
-    def remember(self, call: int, reply: wire.CallDone | wire.Chosen) -> None:
+    def remember(self, call: int, reply: wire.CallReply) -> None:
         """The call of that number was answered before the run stopped; see `Remembers`."""
         self._remembered[call] = reply
 
@@ -137,7 +137,7 @@ class CachingBackend:
     ) -> CachedText:
         return CachedText() if parent is None else parent.text
 
-    def append(self, text: CachedText, pieces: Sequence[Piece]) -> CachedText:
+    def append(self, text: CachedText, pieces: Sequence[BranchPiece]) -> CachedText:
         told = [piece.elsewhere() if isinstance(piece, LeftBehind) else piece for piece in pieces]
         return text.plus(told)
 
@@ -201,7 +201,7 @@ class CachingBackend:
         outcome = elsewhere.asked.wait(0)
         if self._asks.welcome.fingerprint != self.info.fingerprint:
             outcome = RuntimeGone("the model was replaced, and this run had begun with another")
-        if elsewhere.key is not None and isinstance(outcome, wire.CallDone | wire.Chosen):
+        if elsewhere.key is not None and isinstance(outcome, wire.CallReply):
             try:
                 self._kept.keep(elsewhere.key, outcome)
             except OSError as error:  # the answer is there: only the next run has to ask again
@@ -235,7 +235,7 @@ class CachingBackend:
             self._asks.flush()
 
 
-def _as_pieces(text: Iterable[Piece], *, has_tokens: bool) -> tuple[wire.Piece, ...]:
+def _as_pieces(text: Iterable[BranchPiece], *, has_tokens: bool) -> tuple[wire.Piece, ...]:
     """All of it in words of the wire; `has_tokens`: where branches are tokens."""
 
     def pieces() -> Iterator[wire.Piece]:

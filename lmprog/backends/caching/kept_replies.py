@@ -139,7 +139,7 @@ class KeptReplies:
             )
         return None
 
-    def keep(self, key: str, reply: wire.CallDone | wire.Chosen) -> None:
+    def keep(self, key: str, reply: wire.CallReply) -> None:
         """Raises `OSError` where the folder cannot be written."""
         frame = wire.encode((reply,))
         about = {

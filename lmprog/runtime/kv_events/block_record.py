@@ -23,7 +23,7 @@ from lmprog.runtime.kv_events.kv_messages import (
 
 _POSITIVE = (1 << 63) - 1
 
-Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+BlockEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class BlockRecord:
@@ -41,15 +41,15 @@ class BlockRecord:
         self._token = token
         self._made_by = _digest(made_by)
         self._blocks: dict[Node, list[int]] = {}
-        self._events: list[Event] = []
+        self._events: list[BlockEvent] = []
         tree.watcher = self
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> list[BlockEvent]:
         """What happened since the last call, in order."""
         events, self._events = self._events, []
         return events
 
-    def all_events(self) -> list[Event]:
+    def all_events(self) -> list[BlockEvent]:
         """What makes a record of nothing equal to this one."""
         stored = [self._stored(node, self._blocks[node]) for node in self._tree.walk()]
         return [AllBlocksCleared(), *(event for event in stored if event is not None)]

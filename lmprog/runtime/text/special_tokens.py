@@ -23,8 +23,8 @@ from typing import NamedTuple, TypeAlias
 from lmprog.errors import NotSupported
 from lmprog.runtime.text.quoting import Span, names_pattern
 
-Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
-Write: TypeAlias = "Callable[[Callable[[Json], Json]], str]"
+JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
+Write: TypeAlias = "Callable[[Callable[[JsonValue], JsonValue]], str]"
 """Renders a conversation after applying the given function to each of its values."""
 
 _TAG = re.compile(r"</?[A-Za-z_][\w.-]*>|\[/?[A-Z_]+\]")
@@ -57,7 +57,7 @@ class SpecialTokenGuard:
         """Whether `text` spells a special token."""
         return self._pattern is not None and self._pattern.search(text) is not None
 
-    def written(self, write: Write, values: Sequence[Json], source: str) -> Passage:
+    def written(self, write: Write, values: Sequence[JsonValue], source: str) -> Passage:
         """The render by `write` of a conversation of `values`, by a template of this `source`.
 
         Raises what `write` and the check raise, and NotSupported where the template refuses the
@@ -68,7 +68,7 @@ class SpecialTokenGuard:
         except RecursionError:
             raise NotSupported("the conversation is nested too deeply.") from None
 
-    def _written(self, write: Write, values: Sequence[Json], source: str) -> Passage:
+    def _written(self, write: Write, values: Sequence[JsonValue], source: str) -> Passage:
         text = write(_same)
         self._check(text)
         strings = [string for value in values for string in _strings(value)]
@@ -144,11 +144,11 @@ def _is_sign(character: str) -> bool:
     return not (character.isalnum() or character.isspace() or character in _STRUCTURAL)
 
 
-def _same(value: Json) -> Json:
+def _same(value: JsonValue) -> JsonValue:
     return value
 
 
-def _mapped(value: Json, change: Callable[[str], str]) -> Json:
+def _mapped(value: JsonValue, change: Callable[[str], str]) -> JsonValue:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -158,7 +158,7 @@ def _mapped(value: Json, change: Callable[[str], str]) -> Json:
     return value
 
 
-def _strings(value: Json) -> Iterator[str]:
+def _strings(value: JsonValue) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
