@@ -88,7 +88,7 @@ audit: $(AUDIT)/.ready
 # Wire frames, JSON bodies, HTTP and events, calls of tools, safetensors headers, tokenizer files, GGUF files, and
 # schemas, patterns and grammars for kernels with sanitizers.
 EXAMPLES ?= 5000
-FUZZ := tests/wire/test_fuzz.py tests/server/test_fuzz.py tests/calls/test_call_stream.py tests/calls/test_harmony.py \
+FUZZ := tests/wire/test_fuzz.py tests/server/test_fuzz.py tests/tool_calls/test_call_stream.py tests/tool_calls/test_harmony.py \
 	tests/text/test_damaged_files.py tests/gguf/test_gguf_file.py tests/constraints/test_reader_fuzz.py
 fuzz: $(READY)
 	LMPROG_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n $(JOBS) $(FUZZ)

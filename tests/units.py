@@ -27,20 +27,21 @@ UNITS = {
     "launch": Unit("lmprog.launch", "errors config wire transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
     "ray": Unit("lmprog.ray", "errors transport launch fleet options supervision server"),
-    "calls": Unit("lmprog.calls", "errors wire"),
+    "tool_calls": Unit("lmprog.tool_calls", "errors wire"),
     # the client's side: no tokens, no tensors, no sockets
     "backends": Unit(
-        "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray calls"
+        "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray tool_calls"
     ),
     "threads": Unit("lmprog.lang.ops.threads"),
-    "ops": Unit("lmprog.lang.ops", "errors wire calls threads"),
-    "streaming": Unit("lmprog.lang.streaming", "errors wire calls backends ops"),
+    "ops": Unit("lmprog.lang.ops", "errors wire tool_calls threads"),
+    "streaming": Unit("lmprog.lang.streaming", "errors wire tool_calls backends ops"),
     "checkpoints": Unit("lmprog.lang.checkpoints", "errors wire"),
     "branches": Unit(
-        "lmprog.lang.branches", "errors wire calls backends threads ops streaming checkpoints"
+        "lmprog.lang.branches", "errors wire tool_calls backends threads ops streaming checkpoints"
     ),
     "runs": Unit(
-        "lmprog.lang.runs", "errors wire calls backends threads ops streaming checkpoints branches"
+        "lmprog.lang.runs",
+        "errors wire tool_calls backends threads ops streaming checkpoints branches",
     ),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends threads ops branches runs"),
     "lang": Unit(
@@ -54,7 +55,7 @@ UNITS = {
     "radix": Unit("lmprog.radix", "errors"),
     "constraints": Unit("lmprog.constraints", "errors native wire"),
     "documents": Unit("lmprog.runtime.documents", "errors"),
-    "text": Unit("lmprog.runtime.text", "errors wire documents calls constraints"),
+    "text": Unit("lmprog.runtime.text", "errors wire documents tool_calls constraints"),
     "tier": Unit("lmprog.runtime.tier", "radix"),
     "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
     "programs": Unit(
@@ -79,7 +80,7 @@ UNITS = {
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime.fingerprint lmprog.runtime",
-        "errors config wire calls transport launch documents text scheduling programs loop engine ranks "
+        "errors config wire tool_calls transport launch documents text scheduling programs loop engine ranks "
         "kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text scheduling engine"),
@@ -106,7 +107,7 @@ UNITS = {
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs",
-        "errors config wire calls options http link gateway operations",
+        "errors config wire tool_calls options http link gateway operations",
     ),
     "server": Unit(
         "lmprog.server",
@@ -148,7 +149,7 @@ DOORS = {
     "outlines": "lmprog.lang.ops.outlines_terms",
     "outlines_core": "lmprog.lang.ops.schema_regex",
     "yaml": "lmprog.server.options.configuration",
-    "opentelemetry": "lmprog.server.observability.tracing lmprog.lang.runs.run_tracing",
+    "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.run_tracing",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
     "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",
     "rich": "lmprog.cli",

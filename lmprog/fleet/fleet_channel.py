@@ -31,13 +31,15 @@ log = logging.getLogger("lmprog")
 LOOK_SECONDS = 0.2
 """Between two looks at who is there."""
 LONGEST_GAP = 1.0
-"""Seconds. What lies between two looks beyond this does not count: we stood still ourselves."""
+"""Seconds. A longer time between two checks is not counted against a replica: this process was
+itself stopped.
+"""
 DEFAULT_SLOTS = 64
 """Programs that a replica serves well at the same time."""
 DIAL_SECONDS = 0.5
 """Between two tries to reach a replica that does not answer."""
 END_SECONDS = 10.0
-"""For the orderly end of what the members started."""
+"""Seconds for the orderly end of the runtimes that the members have started."""
 
 
 class FleetChannel:
@@ -149,8 +151,8 @@ class FleetChannel:
             )
 
     def begin_anew(self) -> None:
-        """A stranded fleet is from now on one of the next model that answers. No program goes
-        on.
+        """Lets a fleet whose model is gone take the model of the next replica that answers. Its
+        open programs fail.
         """
         error = RuntimeGone("the fleet's model was replaced, and this program had begun with it")
         with self._lock:
@@ -336,7 +338,7 @@ class FleetChannel:
         return True
 
     def _finds_others_only(self, members: Sequence[Member]) -> bool:
-        """Whether nobody is left who has the fleet's model, or may have it. The lock is held."""
+        """Whether no replica has the fleet's model or may still have it. The lock is held."""
         are_all_refused = all(one.name in self._refused for one in members)
         return not self._links and are_all_refused and 0 < self.size <= len(self._refused)
 

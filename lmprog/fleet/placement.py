@@ -21,7 +21,8 @@ much by chance where prefixes are spread evenly: to give way to chance costs cop
 NEAR = 0.5
 """Loads that differ by less than this share of the mean count as equal for a new prefix."""
 NEARLY = 1 / 64
-"""Of a replica's memory: what may differ where two of them count as equally full."""
+"""The share of a replica's memory by which two replicas may differ and still count as equally full.
+"""
 _MIX = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 

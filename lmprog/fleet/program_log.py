@@ -25,7 +25,9 @@ MOST_BYTES = 16 * 2**20
 LONGEST_PREFIX = 16_384
 """Characters of a program's first text that count for its replica."""
 MOST_DEATHS = 2
-"""A program under whose calls more replicas have died may be why; it is not moved again."""
+"""A program is not moved again when more than so many replicas died during its calls: it may be the
+cause.
+"""
 
 ProgramCall = wire.Generate | wire.Select | wire.Read
 ProgramReply = wire.CallDone | wire.Chosen | wire.TextIs | wire.Failed

@@ -1,6 +1,6 @@
-"""Questions about runtimes that no program asks: figures of all replicas, tokens and texts of any.
+"""Requests about runtimes that belong to no program: figures of all replicas, tokens of any one.
 
-Knows names of replicas and who has answered; sends nothing.
+Knows the names of replicas and which of them have answered; sends nothing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Questions:
         return self._finished(call)
 
     def without(self, name: str) -> list[wire.Reply]:
-        """A replica is gone: what only it was asked is postponed, the others' sums are enough."""
+        """A replica is gone: requests to it alone are postponed; for the others the sum of the
+        remaining answers is enough.
+        """
         replies: list[wire.Reply] = []
         for call, question in list(self._open.items()):
             if name not in question.waiting:

@@ -1,4 +1,4 @@
-"""One connected replica as its fleet sees it: its connection, its figures, whether it gets on.
+"""One connected replica as its fleet sees it: its connection, its figures, its progress.
 
 Asks for figures with a call of its own, beside those of programs. Knows no programs.
 """

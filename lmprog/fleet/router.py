@@ -58,7 +58,7 @@ class Router:
         """Programs with held ops, by identity."""
         self._homeless: list[RoutedProgram] = []
         self._stranded: LmprogError | None = None
-        """Why nobody will take a program; None: somebody does, or may come."""
+        """Why no replica will take a program; None while one does or may still join."""
         self._questions = Questions()
 
     @property
@@ -129,7 +129,7 @@ class Router:
         self._ask(self._questions.postponed())
 
     def give_up_all(self, error: LmprogError) -> None:
-        """No program that is open now goes on, whoever joins."""
+        """No program that is open now continues, even if a replica joins."""
         for program in {id(one): one for one in self._branches.values()}.values():
             if program.failure is None:
                 self._give_up(program, error)
@@ -356,7 +356,9 @@ class Router:
         self.outgoing.append((home.name, [*told, *ops]))
 
     def _move(self, program: RoutedProgram) -> None:
-        """Its replica is lost. A program whose calls are all answered moves with its next one."""
+        """The program has lost its replica. If all its calls are answered, it moves when the next
+        one is asked.
+        """
         if program.failure is not None:
             return
         if not program.log.movable:

@@ -1,4 +1,4 @@
-"""Whether a runtime gets on: by its answers, its figures, and what its process computes.
+"""Whether a runtime makes progress: by its answers, its figures, and its processor time.
 
 Judges progress, not life: a runtime that has work and brings no token and admits nobody for `stall`
 seconds is hung, whatever its process does, and so is one whose loop does not answer. Only while its
@@ -61,8 +61,8 @@ class ProgressWatch:
         return now - max(self._answered, self._worked) <= longest
 
     def trouble(self, now: float, silent_since: float | None = None) -> str | None:
-        """Why the runtime must end now; None: nothing. `silent_since` is for one that nobody asks
-        at the moment: no answer has been possible since then.
+        """Why the runtime must be ended now; None if there is no reason. `silent_since` is for a
+        runtime that is not asked at the moment: since then it could not have answered.
         """
         timeouts = self._timeouts
         silent = now - (self._answered if silent_since is None else silent_since)

@@ -121,7 +121,7 @@ class RuntimeProcess:
         return self._child.cpu_seconds()
 
     def write_stacks(self) -> None:
-        """Has it write the stacks of its threads to its log: where a hung one stands."""
+        """Makes the runtime write the stacks of its threads to its log, to show where it hangs."""
         self._child.write_stacks()
 
     def log_tail(self) -> str:

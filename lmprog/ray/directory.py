@@ -1,8 +1,7 @@
-"""Where the replicas of an application are reached: an actor of its own, which forgets nothing that
-is not said again.
+"""The addresses of an application's replicas, kept by an actor.
 
-Replicas renew their entries; whoever stops doing so is dropped. So an actor that was started again
-knows all of them after a moment, and nobody has to clean up after a machine that is gone.
+Replicas renew their entries, and an entry that is not renewed is dropped. So an actor that was
+started again knows all replicas after a moment, and a machine that is gone needs no cleaning up.
 """
 
 from __future__ import annotations

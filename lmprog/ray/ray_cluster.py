@@ -17,7 +17,7 @@ from lmprog.ray.ray_members import RayMembers
 from lmprog.transport import CurveClient, client_keys
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
-"""The least that Ray takes: nothing of a program lies there."""
+"""The least object store that Ray accepts: no data of a program is kept in it."""
 
 Leave: TypeAlias = Callable[[], None]
 """Undoes what `enter` did."""

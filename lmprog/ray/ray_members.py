@@ -49,7 +49,7 @@ class RayMembers:
 
     @property
     def size(self) -> int:
-        """How many there are: how many there should be is Serve's business."""
+        """The number of replicas that run; Serve decides how many there should be."""
         return len(self._current)
 
     def current(self) -> Sequence[Member]:

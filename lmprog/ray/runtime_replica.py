@@ -28,7 +28,9 @@ log = logging.getLogger("lmprog")
 
 LOOK_SECONDS = 0.2
 LONGEST_GAP = 1.0
-"""Seconds. What lies between two looks beyond this does not count: we stood still ourselves."""
+"""Seconds. A longer time between two checks is not counted against the runtime: this process was
+itself stopped.
+"""
 STOP_GRACE = 10.0
 """Seconds that a runtime has to end in order; its programs move at the beginning of it."""
 

@@ -21,7 +21,9 @@ from lmprog.server.supervision.supervised_fleet import supervised
 from lmprog.transport import client_keys
 
 MOST_REQUESTS = 100_000
-"""That Serve hands to an actor at once: what is too much is the gateway's to say, not Serve's."""
+"""The most requests that Serve hands to an actor at once. It is large, since the gateway itself
+refuses what is too much.
+"""
 _OF_THE_PROXY = {"host", "port", "max_header_bytes", "body_timeout", "keep_alive", "write_stall"}
 _OF_THE_APPLICATION = {"replicas", "ray", "max_replicas", "join", "keys", "drain"}
 

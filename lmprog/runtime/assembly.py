@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmprog import wire
-from lmprog.calls.harmony import shown_marks
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError
@@ -31,11 +30,12 @@ from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.steps import StepEngine
-from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
 from lmprog.runtime.text.generation_config import suggested_sampling
 from lmprog.runtime.text.infilling import infill_texts
 from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load_tokenizer
+from lmprog.runtime.text.tool_call_derivation import tool_support
+from lmprog.tool_calls.harmony import shown_marks
 from lmprog.transport import RuntimeChannel
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, response_of
 from lmprog.server.http.http_server import EarlyRefusal, HttpServer, bind
 from lmprog.server.link.runtime_link import RuntimeLink, RuntimeSource
-from lmprog.server.observability.tracing import traces
+from lmprog.server.observability.spans import traces
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.supervision.supervised_runtime import SupervisedRuntime
 from lmprog.server.supervision.supervisor import RestartTimeouts

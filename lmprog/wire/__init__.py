@@ -26,17 +26,6 @@ knows no sockets, and of tokens only that they are integers.
 
 from __future__ import annotations
 
-from lmprog.wire.call_form import (
-    HERMES,
-    CallForm,
-    CallSlot,
-    KeyedArguments,
-    KeyedValue,
-    SentCall,
-    ToolChoice,
-    ToolOffer,
-    ToolSupport,
-)
 from lmprog.wire.constraints import (
     AnyOf,
     Choices,
@@ -103,6 +92,7 @@ from lmprog.wire.ops import (
 )
 from lmprog.wire.replies import (
     CallDone,
+    CallReply,
     Chosen,
     Delta,
     Described,
@@ -148,6 +138,17 @@ from lmprog.wire.standing import (
     text_with_calls,
 )
 from lmprog.wire.structural_tags import TagError, structural_tag
+from lmprog.wire.tool_calls import (
+    HERMES,
+    CallForm,
+    CallSlot,
+    KeyedArguments,
+    KeyedValue,
+    SentCall,
+    ToolChoice,
+    ToolOffer,
+    ToolSupport,
+)
 
 __all__ = [
     "DIALECTS",
@@ -164,6 +165,7 @@ __all__ = [
     "Beams",
     "CallDone",
     "CallForm",
+    "CallReply",
     "CallSlot",
     "Cancel",
     "Choices",

@@ -11,7 +11,7 @@ Id: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 PrefixKey: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MAX_PREFIX_KEYS = 256
-"""Of one message: what lies beyond so many blocks is not told."""
+"""The most blocks in one message; further blocks are left out."""
 ShortText: TypeAlias = Annotated[str, Meta(max_length=256)]
 SelectMethod: TypeAlias = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"

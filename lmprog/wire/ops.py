@@ -6,7 +6,6 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from lmprog.wire.call_form import SentCall, ToolOffer
 from lmprog.wire.constraints import Constraint
 from lmprog.wire.message import (
     MAX_PREFIX_KEYS,
@@ -20,6 +19,7 @@ from lmprog.wire.message import (
     TokenId,
 )
 from lmprog.wire.sampling_params import SamplingParams
+from lmprog.wire.tool_calls import SentCall, ToolOffer
 
 
 class TextPiece(Message, frozen=True):

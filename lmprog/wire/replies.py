@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from lmprog.wire.call_form import SentCall, ToolSupport
 from lmprog.wire.message import FinishReason, Id, Message
 from lmprog.wire.sampling_params import SuggestedSampling
+from lmprog.wire.tool_calls import SentCall, ToolSupport
 
 
 class Fingerprint(Message, frozen=True):
@@ -34,9 +34,11 @@ class Fingerprint(Message, frozen=True):
     context: int = 0
     """Tokens, before memory bounds them."""
     engine: str = ""
-    """Who computes: native, torch, a device. Instruction sets of processors are not told apart."""
+    """The engine that computes: native, torch or a device. Processors with other instruction sets
+    count as the same.
+    """
     weight_type: str = ""
-    """As weights are kept for products: int4, bfloat16 ..."""
+    """The number format in which weights are kept: int4, bfloat16 ..."""
     kv_type: str = ""
     """As keys and values are kept."""
 
@@ -349,6 +351,8 @@ class Failed(Message, frozen=True):
     details: dict[str, str | int | float | bool | None] = msgspec.field(default_factory=dict)
 
 
+CallReply: TypeAlias = CallDone | Chosen
+"""The last reply of a generation or a selection that did not fail."""
 Reply: TypeAlias = (
     Welcome
     | Delta

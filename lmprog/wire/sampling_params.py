@@ -88,9 +88,12 @@ class SamplingOption:
     dialect cannot say it.
     """
     role: Role = field(kw_only=True)
-    """Who honours it; a line without it is none, so that no option does nothing."""
+    """Which part honours the option. Every line must say it, so that no option is without effect.
+    """
     off: tuple[object, ...] = ()
-    """Values besides the default that a beam search takes for no wish at all, the best first."""
+    """Values besides the default that a beam search accepts because they change nothing, the
+    preferred one first.
+    """
 
     @property
     def is_for_beams(self) -> bool:
@@ -365,7 +368,9 @@ class OptionLine:
 
     @property
     def asks_for_nothing(self) -> tuple[object, ...]:
-        """Its values that a beam search takes for no wish, the one to give first."""
+        """Its values that a beam search accepts because they change nothing, the preferred one
+        first.
+        """
         return (*self.option.off, self.default)
 
     def spelling(self, dialect: Dialect) -> str | None:

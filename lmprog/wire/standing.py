@@ -1,4 +1,4 @@
-"""How a result stands in text: the one place that says it, for whoever writes one.
+"""How a result stands in text. Every part that writes a result into a text uses this module.
 
 In its own branch, a result is the tokens that the branch had when the call ended. A branch that is
 given `own_pieces` goes on exactly as the branch that the result came of, whatever follows: one that
@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from lmprog.wire.call_form import HERMES, SentCall
 from lmprog.wire.ops import Generate, Read, Select, TextPiece, TokensPiece
-from lmprog.wire.replies import CallDone, Chosen, Output, TextIs
+from lmprog.wire.replies import CallDone, CallReply, Chosen, Output, TextIs
+from lmprog.wire.tool_calls import HERMES, SentCall
 
 
 class Letters(str):
@@ -35,7 +35,7 @@ END_OF_TEXT = TokensPiece(())
 
 
 def own_pieces(
-    op: Generate | Select, reply: CallDone | Chosen, *, is_first: bool = True
+    op: Generate | Select, reply: CallReply, *, is_first: bool = True
 ) -> tuple[OwnPiece, ...]:
     """What the call left in its branch, where branches are tokens. `is_first`: there may be nothing
     before it.

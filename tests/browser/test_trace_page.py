@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lmprog import wire
-from lmprog.cli.trace_page import page
+from lmprog.cli.trace import page
 from lmprog.lang.runs.trace_file import TracedCall, TracedRun
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, field_validator
 import lmprog
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported, ProgramError, ValidationFailed
-from lmprog.lang.ops.keywords import Check
+from lmprog.lang.ops.keywords import ValueCheck
 from lmprog.testing import Scripted
 from tests.backends.programs import chat, on
 from tests.backends.scripted_api import ScriptedApi
@@ -103,7 +103,7 @@ def test_without_tries_a_check_just_refuses() -> None:
 
 
 @pytest.mark.parametrize("check", [lambda value: value > 5, lambda value: value > 5 or "no"])
-def test_a_check_may_say_false_or_what_is_wrong(check: Check) -> None:
+def test_a_check_may_say_false_or_what_is_wrong(check: ValueCheck) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> int:
         return s.gen(int, check=check, tries=2).value

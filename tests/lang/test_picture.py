@@ -13,8 +13,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.lang.rehearsal.drawing import drawing_of
-from lmprog.lang.rehearsal.graph import Box, Graph, boxes_of
+from lmprog.lang.rehearsal.graph import Box, Graph, boxes_of, drawing_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -33,8 +33,8 @@ ROOMS = {
     "replaced models": "tests/lang/test_checkpoints.py tests/server/test_replaced_model.py",
     "pages on disk": "tests/tier/test_pages_on_disk.py",
     "packed weights": "tests/model/test_weight_cache.py",
-    "calls": "tests/calls/test_call_stream.py tests/calls/test_derivation.py "
-    "tests/calls/test_quoted_calls.py",
+    "tool_calls": "tests/tool_calls/test_call_stream.py tests/tool_calls/test_derivation.py "
+    "tests/tool_calls/test_quoted_calls.py",
     "tags": "tests/constrained/test_structural_tags.py",
 }
 """The tests of each room, quick ones first. Where they notice nothing the simulation is tried."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-_FLEET, _CALLS, _TAGS = "fleet/", "calls/", "wire/structural_tags.py"
+_FLEET, _CALLS, _TAGS = "fleet/", "tool_calls/", "wire/structural_tags.py"
 
 OUTER_MUTANTS = [
     # --- fleets
@@ -74,28 +74,28 @@ OUTER_MUTANTS = [
     # --- calls of tools
     Mutant(
         "a call of an unknown tool is read",
-        "calls",
-        _CALLS + "call_stream.py",
+        "tool_calls",
+        _CALLS + "stream.py",
         "read is not None and (self._tells_wrong or read[0].name in self._tools)",
         "read is not None",
     ),
     Mutant(
         "white space in a call's form counts",
-        "calls",
+        "tool_calls",
         _CALLS + "reading.py",
         'r"\\s*" + r"\\s*".join(words) + r"\\s*" if words',
         '"".join(words) if words',
     ),
     Mutant(
         "a string argument is read as a number",
-        "calls",
+        "tool_calls",
         _CALLS + "reading.py",
         'if isinstance(about, dict) and about.get("type") == "string":',
         'if isinstance(about, dict) and about.get("type") == "number":',
     ),
     Mutant(
         "only the first argument is read",
-        "calls",
+        "tool_calls",
         _CALLS + "reading.py",
         "        found[key] = value\n",
         "        found.setdefault(key, value)\n        return as_json(found), end\n",

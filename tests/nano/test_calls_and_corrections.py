@@ -9,7 +9,7 @@ import re
 import jsonschema
 
 from lmprog import wire
-from lmprog.calls.reading import calls_in
+from lmprog.tool_calls.reading import calls_in
 from training.document import END, Document
 from training.draw import Draw, Split
 from training.tasks import calls, correction, tagged

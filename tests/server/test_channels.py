@@ -14,15 +14,15 @@ import httpx2
 import pytest
 
 from lmprog import wire
-from lmprog.calls.harmony import FINAL, HARMONY, MARKS
 from lmprog.launch import greet
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.server.app import build_app
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
+from lmprog.tool_calls.harmony import FINAL, HARMONY, MARKS
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
-from tests.calls.call_templates import CHANNELS
+from tests.tool_calls.call_templates import CHANNELS
 
 Json = dict[str, Any]
 

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.tool_call_derivation import tool_support
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.messages import ChatMessage, pieces_of
 from lmprog.server.openai.tools import ChatTool, Toolbox, shortened, toolbox
-from tests.calls.call_templates import FAMILIES, native
+from tests.tool_calls.call_templates import FAMILIES, native
 
 SHOWING = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
 OWN = (

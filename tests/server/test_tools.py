@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmprog import wire
-from lmprog.calls.reading import ParsedCall
-from lmprog.calls.writing import WrittenCall, written
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.tools import ChatTool, FunctionTool, NamedTool, Toolbox, toolbox
+from lmprog.tool_calls.reading import ParsedCall
+from lmprog.tool_calls.writing import WrittenCall, written
 
 BOX = Toolbox("auto", (FunctionTool("add"), FunctionTool("get_weather")))
 EITHER = Toolbox("auto", BOX.tools, answer=wire.JsonSchema('{"type": "object"}'))

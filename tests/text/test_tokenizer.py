@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
-from lmprog.calls.constraining import ToolShape, calls_constraint
-from lmprog.calls.harmony import MARKS, shown_marks
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.programs.call_constraints import CallConstraints
-from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
-from tests.calls.call_templates import CHANNELS, FAMILIES, native
+from lmprog.runtime.text.tool_call_derivation import tool_support
+from lmprog.tool_calls.constraining import ToolShape, calls_constraint
+from lmprog.tool_calls.harmony import MARKS, shown_marks
 from tests.text.checkpoints import KINDS, byte_level, llama, save, unigram
+from tests.tool_calls.call_templates import CHANNELS, FAMILIES, native
 
 AnyTokenizer = HfTokenizer | ByteTokenizer
 NAMES = ["bytes", *KINDS]

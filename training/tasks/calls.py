@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lmprog import wire
-from lmprog.calls.describing import function_shape, result_text, tools_text
-from lmprog.calls.writing import WrittenCall, written
+from lmprog.tool_calls.describing import function_shape, result_text, tools_text
+from lmprog.tool_calls.writing import WrittenCall, written
 from training.document import ASSISTANT, END, SYSTEM, USER, Document, Family, Page
 from training.draw import Draw, Split
 from training.tasks.memories import SMALL_TALK

@@ -26,8 +26,8 @@ from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, forma
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import first_stop
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
-from lmprog.calls.writing import as_json
 from lmprog.errors import NotSupported, ProtocolError, ValidationFailed
+from lmprog.tool_calls.writing import as_json
 
 _PATH = "/v1/messages"
 _MOST_TOKENS = 4096  # default: the service requires max_tokens

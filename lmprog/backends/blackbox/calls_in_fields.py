@@ -17,10 +17,10 @@ import msgspec
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
-from lmprog.calls.describing import function_shape
-from lmprog.calls.reading import json_object
-from lmprog.calls.writing import as_json
 from lmprog.errors import NotSupported
+from lmprog.tool_calls.describing import function_shape
+from lmprog.tool_calls.reading import json_object
+from lmprog.tool_calls.writing import as_json
 
 
 def prompt_with_tools(

@@ -10,8 +10,8 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import TextListener
-from lmprog.calls.writing import as_json
 from lmprog.errors import ProtocolError, RequestRejected, ValidationFailed
+from lmprog.tool_calls.writing import as_json
 
 Json = Mapping[str, Any]
 

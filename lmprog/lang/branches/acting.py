@@ -17,9 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from lmprog import wire
-from lmprog.calls.constraining import calls_constraint, free_or_calls
-from lmprog.calls.describing import result_text, tools_text
-from lmprog.calls.writing import as_json
 from lmprog.errors import StepLimitExceeded, not_allowed
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.pending_call import Held, RunContext
@@ -27,10 +24,13 @@ from lmprog.lang.ops.expressions import GenOp, RoleBeginExpr, RoleEndExpr
 from lmprog.lang.ops.tool_calls import OfferedTools, ToolReply, ToolResult, ToolResults
 from lmprog.lang.ops.tool_functions import Tool, ToolFunction, ToolSet, checked_tools
 from lmprog.lang.streaming.feed import Called, Feed
+from lmprog.tool_calls.constraining import calls_constraint, free_or_calls
+from lmprog.tool_calls.describing import result_text, tools_text
+from lmprog.tool_calls.writing import as_json
 
 Until: TypeAlias = "str | ToolFunction | Callable[[ToolReply], bool] | None"
-"""What ends it: a tool, given as it is or by its name, that ran without an error; or a function of
-the answer that gives True. An answer without calls ends it in any case.
+"""What ends an act: a tool, given as it is or by its name, that ran without an error; or a function
+of the answer that gives True. An answer without calls ends it in any case.
 """
 MAX_STEPS = 1000
 
@@ -164,7 +164,7 @@ class Acting:
     # --- a task of the run: it ends before the run does
 
     def finish(self) -> Sequence[Exception]:
-        """What fails now is raised; what had failed before was raised where it was waited for."""
+        """Raises what fails from now on; an earlier failure was raised where it was waited for."""
         self.wait()
         return ()
 

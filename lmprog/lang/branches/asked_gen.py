@@ -53,7 +53,7 @@ class AskedGen(Gen[T]):
         return self._is_settled
 
     def is_filled_in(self, run: RunContext) -> bool:
-        """Never: the runtime cannot tell whether it will be asked again."""
+        """Always false: the runtime cannot know whether the model will be asked again."""
         return False
 
     def is_pending_in(self, run: RunContext) -> bool:
@@ -92,7 +92,7 @@ class AskedGen(Gen[T]):
                 return
         self._is_settled = True
 
-    def reply(self) -> wire.CallDone | wire.Chosen:
+    def reply(self) -> wire.CallReply:
         return PendingCall.reply(self) if self._latest is self else self._latest.reply()
 
     def cancel(self) -> None:

@@ -189,7 +189,9 @@ class Branches(Sequence[Branch]):
         self._close(self._children, cancelled=True)
 
     def known_winner(self) -> int | None:
-        """Who won the race of these branches before the run was resumed; None without one."""
+        """The index of the branch that won this race before the run was resumed; None if there was
+        none.
+        """
         return self._parent.cursor.scope.record.needed().winner(self._race_key)
 
     def tell_winner(self, place: int) -> None:
@@ -227,7 +229,7 @@ class Branches(Sequence[Branch]):
         return unread_failures(gens)
 
     def _check_budget(self) -> None:
-        """Also a fork that got all its results may have taken more than it was given."""
+        """Raises if the fork has used more than its budget, even where all results have arrived."""
         if self._on_error == "raise":
             self._children[0].cursor.budget.check()
 

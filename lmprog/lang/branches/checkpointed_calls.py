@@ -52,7 +52,7 @@ class BegunCall:
         """What is kept, once it is answered well; `outcome` where it is just being answered."""
         if outcome is None and self.call.call.done():
             outcome = self.call.call.wait(0)
-        if not isinstance(outcome, wire.CallDone | wire.Chosen):
+        if not isinstance(outcome, wire.CallReply):
             return None
         return KeptCall(self.key, self.asks(), self._label, outcome, self.call.thought_tokens)
 
@@ -75,7 +75,7 @@ def _piece(item: Item) -> wire.Piece:
 
 
 def _without_limits(call: PendingCall) -> wire.Generate | wire.Select:
-    """What a budget leaves it is a matter of what else runs at the time."""
+    """Without the limits that a budget sets: these depend on what else runs at the time."""
     wanted = call.wanted
     if isinstance(wanted, wire.Select) or not call.origin.budget.limits_tokens:
         return wanted
@@ -203,18 +203,15 @@ class CheckpointedCalls:
         begun.call.call.on_last = last
 
 
-CallReply: TypeAlias = wire.CallDone | wire.Chosen
-
-
 @dataclass(frozen=True, slots=True)
 class ToldAgain:
     """A call that is posted for what it leaves in its branch: the backend is told its reply."""
 
     op: wire.Generate | wire.Select
-    reply: CallReply
+    reply: wire.CallReply
 
 
-Step: TypeAlias = wire.Op | ToldAgain
+Posted: TypeAlias = wire.Op | ToldAgain
 
 
 class ResumedOps:
@@ -222,7 +219,7 @@ class ResumedOps:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._held: list[Step] | None = []
+        self._held: list[Posted] | None = []
         self._num_again = 0
         """Calls told again. Until they are done no branch is closed: others stand on it."""
         self._to_close: list[wire.Close] = []
@@ -259,7 +256,7 @@ class ResumedOps:
         """Why no call of the branch can be answered; None where it can."""
         return self._dead.get(branch)
 
-    def answered(self, op: wire.Generate | wire.Select, reply: CallReply) -> None:
+    def answered(self, op: wire.Generate | wire.Select, reply: wire.CallReply) -> None:
         """The call was answered before: its branch goes on behind its result."""
         if isinstance(self._backend, Remembers):
             self._take(ToldAgain(op, reply))
@@ -275,14 +272,14 @@ class ResumedOps:
             for step in needed(held or []):
                 self._send(step)
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: Posted) -> None:
         with self._lock:
             if self._held is None:
                 self._send(step)
             else:
                 self._held.append(step)
 
-    def _send(self, step: Step) -> None:
+    def _send(self, step: Posted) -> None:
         client = self._backend.client
         if isinstance(step, wire.Close) and self._num_again:
             self._to_close.append(step)
@@ -305,14 +302,14 @@ class ResumedOps:
                 self._backend.client.hurry()
 
 
-def needed(steps: list[Step]) -> list[Step]:
+def needed(steps: list[Posted]) -> list[Posted]:
     """The steps without those that only concern branches which are closed again."""
     closed = {step.branch for step in steps if isinstance(step, wire.Close)}
     wanted = {step.branch for step in steps if isinstance(step, wire.Open)} - closed
     wanted |= {
         child for step in steps if isinstance(step, wire.Fork) for child in step.children
     } - closed
-    kept: list[Step] = []
+    kept: list[Posted] = []
     for step in reversed(steps):  # who needs a branch comes after what is needed of it
         if isinstance(step, wire.Fork):
             children = tuple(child for child in step.children if child in wanted)
@@ -328,5 +325,5 @@ def needed(steps: list[Step]) -> list[Step]:
     return [step for step in kept if _branch_of(step) in wanted]
 
 
-def _branch_of(step: Step) -> int | None:
+def _branch_of(step: Posted) -> int | None:
     return step.op.branch if isinstance(step, ToldAgain) else getattr(step, "branch", None)

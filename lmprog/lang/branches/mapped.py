@@ -48,7 +48,7 @@ class BranchGroup(Protocol[B]):
         ...
 
     def known_winner(self) -> int | None:
-        """Who won the race of these branches before the run was resumed."""
+        """The index of the branch that won this race before the run was resumed."""
         ...
 
     def tell_winner(self, place: int) -> None:
@@ -56,7 +56,7 @@ class BranchGroup(Protocol[B]):
         ...
 
     def drop(self, losers: Sequence[B]) -> None:
-        """Cancels some of them; nobody needs to know what became of these."""
+        """Cancels some of the branches; their failures are not reported."""
         ...
 
 

@@ -32,7 +32,7 @@ class PendingTextWarning(UserWarning):
 
 _numbers = itertools.count(1)
 _has_made_marks = False
-"""A process that makes none does not look for them."""
+"""Whether this process has made a mark; without one, texts are not searched for marks."""
 _marked: dict[int, tuple[PendingCall, Site]] = {}
 """By number, until the run of the result has ended."""
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lmprog.lang.checkpoints.checkpoint_file import RunOrigin
     from lmprog.lang.checkpoints.run_progress import RunProgress
     from lmprog.lang.streaming.listening import Listening
-    from lmprog.lang.streaming.trace_events import Ended
+    from lmprog.lang.streaming.trace_events import EndCallback
 
 _PACKAGE = Path(__file__).parents[2]
 _OWN = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("lang", "backends"))
@@ -139,7 +139,7 @@ class RunContext:
         place: in a branch, in a variable or in what the program returned.
         """
         self.is_rehearsal = False
-        """Whether the run, and every run inside it, only pretends: it must not ask a service."""
+        """Whether the run, and every run inside it, is a rehearsal and must not ask a service."""
         self.family: object = self
         """Shared by nested runs on one client: they may refer to one another's results."""
 
@@ -193,7 +193,7 @@ class PendingCall:
         self.key = ""
         """Which call of which branch of which run it is, for checkpoints."""
         self.said: Sequence[Any] = ()
-        """By its branch since its call before: items of its log."""
+        """The items that its branch's log has gained since the call before."""
         self.lora = ""
         self.was_answered = False
         """Whether its reply is from a checkpoint, so that it cost nothing now."""
@@ -250,17 +250,17 @@ class PendingCall:
         if self._listening is not None:
             self._listening.end()
         if self._counts:
-            usage = outcome.usage if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+            usage = outcome.usage if isinstance(outcome, wire.CallReply) else None
             self.origin.budget.done(self.cancel, usage, cut_short=self._was_cut(outcome))
 
-    def tell_end(self, ended: Ended) -> None:
+    def tell_end(self, ended: EndCallback) -> None:
         """Has `ended` called with the work or the error, before anybody can read the result."""
         before = self.call.on_last
 
         def last(outcome: LastReply | LmprogError) -> None:
             if before is not None:
                 before(outcome)
-            is_done = isinstance(outcome, wire.CallDone | wire.Chosen)
+            is_done = isinstance(outcome, wire.CallReply)
             usage = self._work(cast(Any, outcome)) if is_done else None
             ended(usage, outcome if isinstance(outcome, LmprogError) else None)
 
@@ -338,9 +338,9 @@ class PendingCall:
     def usage(self) -> wire.Usage | None:
         """The work of the call; None as long as it is not done, or where it failed."""
         outcome = self.call.wait(0) if self.call.done() else None
-        return self._work(outcome) if isinstance(outcome, wire.CallDone | wire.Chosen) else None
+        return self._work(outcome) if isinstance(outcome, wire.CallReply) else None
 
-    def _work(self, reply: wire.CallDone | wire.Chosen) -> wire.Usage:
+    def _work(self, reply: wire.CallReply) -> wire.Usage:
         return wire.Usage() if self.was_answered else reply.usage
 
     @property
@@ -388,13 +388,13 @@ class PendingCall:
         finally:
             self._num_waiting -= 1
 
-    def reply(self) -> wire.CallDone | wire.Chosen:
+    def reply(self) -> wire.CallReply:
         """The last reply of a call that is done. Raises why there is none."""
         self.was_read = True
         outcome = self.call.wait(0)
         if self._own_failure() is not None:
             raise self._error()
-        if not isinstance(outcome, wire.CallDone | wire.Chosen):
+        if not isinstance(outcome, wire.CallReply):
             raise ProgramError(f"the backend answered {self!r} with {type(outcome).__name__}")
         return outcome
 
@@ -416,7 +416,7 @@ class PendingCall:
     def left_text(self) -> str:
         """The same of a call that is done, without reading it: nothing where it failed."""
         outcome = self.call.wait(0)
-        is_done = isinstance(outcome, wire.CallDone | wire.Chosen)
+        is_done = isinstance(outcome, wire.CallReply)
         return self._texts_of(cast(Any, outcome))[0] if is_done else ""
 
     def own_answer(self) -> AnswerWithCalls | None:
@@ -429,7 +429,7 @@ class PendingCall:
             return None
         return AnswerWithCalls(self._contents_of(outcome)[0], outcome.outputs[0].calls)
 
-    def _texts_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
+    def _texts_of(self, reply: wire.CallReply) -> list[str]:
         """As they stand in the branch, with calls that came in fields."""
         contents = self._contents_of(reply)
         if isinstance(reply, wire.Chosen):
@@ -437,7 +437,7 @@ class PendingCall:
         shown = zip(contents, reply.outputs, strict=True)
         return [wire.text_with_calls(content, output.calls) for content, output in shown]
 
-    def _contents_of(self, reply: wire.CallDone | wire.Chosen) -> list[str]:
+    def _contents_of(self, reply: wire.CallReply) -> list[str]:
         """Without them."""
         if isinstance(reply, wire.Chosen):
             return [cast(SelectOp, self._op).choices[reply.index]]
@@ -485,8 +485,8 @@ class Held(Protocol):
 
 
 def settle_now(held: Held) -> None:
-    """Its branch is to go on: blocks until it is known how often it is asked for. Raises where that
-    would stop an event loop.
+    """Called before its branch goes on: blocks until it is known that the model is not asked again.
+    Raises where that would stop an event loop.
     """
     if not held.done() and running_loop() is not None:
         raise ProgramError(

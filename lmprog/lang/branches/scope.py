@@ -47,7 +47,7 @@ def backend_of(given: Backend | None) -> Backend:
 
 
 def uncached_backend_of(given: Backend | None) -> Backend:
-    """The same, for what no folder of replies answers."""
+    """The same, without the folder of replies: for requests that a folder cannot answer."""
     outer = current.get()
     return outer.uncached if outer is not None and given is None else backend_of(given)
 
@@ -283,7 +283,7 @@ class Scope(RunContext):
 
     @property
     def checkpointed(self) -> CheckpointedCalls:
-        """The way of calls where the run has a progress."""
+        """How calls are made in a run that has a progress."""
         with self._lock:
             if self._checkpointed is None:
                 from lmprog.lang.branches.checkpointed_calls import CheckpointedCalls

@@ -34,7 +34,6 @@ except ImportError:  # on Windows nobody is kept from writing to the file of ano
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = "lmprog checkpoint 1"
-CallReply: TypeAlias = wire.CallDone | wire.Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class KeptCall:
     asks: str
     """A digest of what it asks, and of what its branch said since its call before."""
     label: str
-    reply: CallReply
+    reply: wire.CallReply
     thought_tokens: int | None = None
     """How many tokens its reasoning had, where that is known."""
 
@@ -360,7 +359,7 @@ def _line(kept: Kept) -> dict[str, Any]:
 def _kept(said: Mapping[str, Any]) -> Kept:
     if "call" in said:
         (reply,) = wire.decode_replies(base64.b64decode(said["reply"], validate=True))
-        if not isinstance(reply, CallReply):
+        if not isinstance(reply, wire.CallReply):
             raise ValueError(f"{type(reply).__name__} is no result")
         thought = said["thought_tokens"]
         return KeptCall(said["call"], said["asks"], said["label"], reply, thought)
@@ -376,7 +375,7 @@ def _kept(said: Mapping[str, Any]) -> Kept:
     return KeptQuestion(said["paused"], said["question"])
 
 
-def _shown(reply: CallReply) -> Any:
+def _shown(reply: wire.CallReply) -> Any:
     if isinstance(reply, wire.CallDone):
         return [output.text for output in reply.outputs]
     return {"option": reply.index}

@@ -17,9 +17,9 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, not_allowed
 from lmprog.lang.ops.keywords import (
     CONSTRAINT_NAMES,
-    Check,
     ConstraintOptions,
     JsonLayout,
+    ValueCheck,
     constraint_of,
     dtype_of,
     trying,
@@ -131,7 +131,7 @@ class GenOp(Expr, Generic[T]):
     on_incomplete: OnIncomplete = "raise"
     tries: int = 1
     """How often it is asked for until it validates."""
-    check: Check | None = None
+    check: ValueCheck | None = None
     tools: ToolSet | None = None
     """What it may call; how, depends on the backend and is decided when it is asked for."""
     offer: wire.ToolOffer | None = None
@@ -175,7 +175,7 @@ class GenOptions(SamplingKeywords, ConstraintOptions, total=False):
     reasoning: Wanted
     on_incomplete: OnIncomplete
     tries: int
-    check: Check | None
+    check: ValueCheck | None
 
 
 class ToolOptions(GenOptions, total=False):

@@ -197,14 +197,14 @@ def dtype_of(options: dict[str, Any]) -> object:
     return str if tp is None else tp
 
 
-Check: TypeAlias = Callable[[Any], object]
+ValueCheck: TypeAlias = Callable[[Any], object]
 """Gives False or a text that says what is wrong, or raises ValueError or AssertionError, where a
 value is not to be taken.
 """
 MAX_TRIES = 16
 
 
-def trying(options: dict[str, Any]) -> tuple[int, Check | None]:
+def trying(options: dict[str, Any]) -> tuple[int, ValueCheck | None]:
     """`tries` and `check`, removed from `options`. Raises `InvalidParameter`."""
     tries, check = options.pop("tries", 1), options.pop("check", None)
     allowed = f"1 <= x <= {MAX_TRIES}"
@@ -222,7 +222,7 @@ def trying(options: dict[str, Any]) -> tuple[int, Check | None]:
     return tries, check
 
 
-def passed(check: Check, value: object, text: str) -> None:
+def passed(check: ValueCheck, value: object, text: str) -> None:
     """Raises `ValidationFailed` where the value does not pass."""
     try:
         said = check(value)

@@ -17,10 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lmprog import wire
-from lmprog.calls.call_stream import CallStream
-from lmprog.calls.harmony import HarmonyStream, ThoughtText
-from lmprog.calls.reading import MALFORMED, ParsedCall, json_object
-from lmprog.calls.writing import WrittenCall, written
 from lmprog.errors import (
     Cancelled,
     CheckpointMismatch,
@@ -33,6 +29,10 @@ from lmprog.errors import (
 )
 from lmprog.lang.ops import threads
 from lmprog.lang.ops.tool_functions import Tool, ToolSet
+from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText
+from lmprog.tool_calls.reading import MALFORMED, ParsedCall, json_object
+from lmprog.tool_calls.stream import CallStream
+from lmprog.tool_calls.writing import WrittenCall, written
 
 MAX_CONCURRENT = 32
 """Threads for the calls of one answer."""

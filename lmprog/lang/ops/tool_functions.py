@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lmprog.calls.constraining import ToolShape
-from lmprog.calls.describing import function_shape
 from lmprog.errors import InvalidParameter, ValidationFailed, not_allowed
 from lmprog.lang.ops.pydantic_schemas import without_default_bounds
 from lmprog.lang.ops.type_schemas import schema_of
 from lmprog.lang.ops.type_schemas import value_of as value_of_json
+from lmprog.tool_calls.constraining import ToolShape
+from lmprog.tool_calls.describing import function_shape
 
 ToolFunction: TypeAlias = Callable[..., Any]
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")

@@ -23,10 +23,11 @@ import types
 import typing
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from lmprog.errors import UnsupportedSchema, ValidationFailed
 from lmprog.lang.ops.pydantic_schemas import (
+    JsonObject,
     bounded_integer,
     decimal_schema,
     duration_schema,
@@ -45,8 +46,6 @@ from lmprog.lang.ops.type_values import (
     required_keys,
     unwrapped,
 )
-
-JsonObject: TypeAlias = dict[str, Any]
 
 _PLAIN: dict[object, JsonObject] = {
     int: {"type": "integer"},

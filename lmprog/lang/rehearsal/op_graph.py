@@ -52,7 +52,7 @@ class Join:
     children: tuple[int, ...]
 
 
-Step: TypeAlias = wire.Append | wire.Generate | wire.Select | wire.Fork | Join
+GraphOp: TypeAlias = wire.Append | wire.Generate | wire.Select | wire.Fork | Join
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class OpGraph:
     calls: Mapping[int, Planned]
     roots: list[int] = field(init=False, default_factory=list)
     parents: dict[int, int] = field(init=False, default_factory=dict)
-    steps: dict[int, list[Step]] = field(init=False, default_factory=dict)
+    steps: dict[int, list[GraphOp]] = field(init=False, default_factory=dict)
     """The steps of each branch, in order."""
 
     numbers: dict[int, int] = field(init=False, default_factory=dict)
@@ -88,7 +88,7 @@ class OpGraph:
                 if closed.isdisjoint(self.above(op.branch)):
                     self._join(op.branch)
 
-    def _add(self, branch: int, step: Step) -> None:
+    def _add(self, branch: int, step: GraphOp) -> None:
         self.order.append((branch, len(self.steps[branch])))
         self.steps[branch].append(step)
 
@@ -137,7 +137,7 @@ class OpGraph:
                 for child in step.children:
                     yield from self._lines(child, indent + "  ")
 
-    def describe(self, step: Step) -> str:
+    def describe(self, step: GraphOp) -> str:
         """One line that describes a step."""
         if isinstance(step, wire.Append):
             return "text " + " ".join(self._piece(piece) for piece in step.pieces)

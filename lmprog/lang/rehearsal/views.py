@@ -39,11 +39,6 @@ def trace(job: Job, settings: RunSettings) -> Graph:
     return rehearse(job, settings).graph
 
 
-def compute_ahead(graph: Graph, settings: RunSettings) -> wire.Usage:
-    """See `Program.cache`."""
-    return compute_beginning(graph, settings)
-
-
 UNKNOWN = "⟨"  # first character of the marker of an omitted argument or of a result
 
 
@@ -66,9 +61,9 @@ def beginning(graph: Graph) -> Iterator[str | RoleBeginExpr | RoleEndExpr]:
                 return
 
 
-def compute_beginning(graph: Graph, settings: RunSettings) -> wire.Usage:
-    """Lets the runtime compute the beginning, by generating one token after it; blocks. Does
-    nothing if it has no text.
+def compute_ahead(graph: Graph, settings: RunSettings) -> wire.Usage:
+    """See `Program.cache`. The runtime computes the beginning and generates one token after it;
+    blocks. Does nothing where the beginning has no text.
     """
     contents = [content for content in beginning(graph) if content != ""]
 

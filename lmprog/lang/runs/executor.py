@@ -255,7 +255,7 @@ class _Stop:
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        """Not twice: a run within the run may wait in the same task."""
+        """Cancels a task only once, since a nested run may wait in the same task."""
         if self._task is not None and not self.is_over and not self._task.cancelling():
             self._has_cancelled = self._task.cancel()
 

@@ -205,7 +205,7 @@ class Run(Generic[R]):
         self.value  # noqa: B018  (raises)
 
     def _if_started_well(self) -> None:
-        """A run that is over and failed shows that, rather than that a name is missing."""
+        """If the run has failed, raises its failure and not the missing name."""
         if self.outcome.done():
             self.outcome.result()
 

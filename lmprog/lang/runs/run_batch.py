@@ -75,7 +75,7 @@ class ProgramBatch:
                 await self._on_loop(step)
 
     def stop(self) -> None:
-        """Nothing begins any more; what runs is cancelled, and has a moment to end."""
+        """Starts no more runs, cancels those under way, and gives them a moment to end."""
         with self._lock:
             self._is_stopped = True
             num_begun = self._num_begun
@@ -114,7 +114,9 @@ class ProgramBatch:
             raise failure
 
     def _beside_the_loop(self, step: Callable[[], object]) -> None:
-        """In a notebook, whose loop is busy with this very cell: on a loop in a thread."""
+        """For notebooks, whose event loop is busy with the current cell: runs on a loop in a
+        thread.
+        """
         done = threads.start("lmprog-batch", asyncio.run, self._on_loop(step))
         threads.wait([done])
         done.result()

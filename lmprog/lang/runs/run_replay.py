@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from lmprog import wire
 from lmprog.backends import Backend
@@ -26,7 +26,6 @@ from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejecte
 from lmprog.lang.branches.scope import Scope, uncached_backend_of
 
 FORMAT = "lmprog run 1"
-Result: TypeAlias = wire.CallDone | wire.Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +92,18 @@ class Recording:
     seed: int
     labels: Mapping[int, str]
     ops: tuple[wire.Op, ...]
-    results: Mapping[int, Result]
+    results: Mapping[int, wire.CallReply]
     contests: tuple[Decided, ...] = ()
 
     @classmethod
     def of(cls, scope: Scope) -> Recording:
         welcome = scope.client.welcome
         labels: dict[int, str] = {}
-        results: dict[int, Result] = {}
+        results: dict[int, wire.CallReply] = {}
         for number, gen in enumerate(scope.gens, 1):
             labels[gen.call.id] = gen.name or f"{'select' if gen.is_select else 'gen'} {number}"
             outcome = gen.call.wait(0) if gen.call.done() else None
-            if isinstance(outcome, wire.CallDone | wire.Chosen):
+            if isinstance(outcome, wire.CallReply):
                 results[gen.call.id] = outcome
         contests = tuple(
             Decided(contest.rule, contest.calls, contest.won)
@@ -157,11 +156,7 @@ class Recording:
             )
         try:
             replies = wire.decode_replies(base64.b64decode(about["replies"], validate=True))
-            results = {
-                reply.call: reply
-                for reply in replies
-                if isinstance(reply, wire.CallDone | wire.Chosen)
-            }
+            results = {reply.call: reply for reply in replies if isinstance(reply, wire.CallReply)}
             labels = {int(call["call"]): str(call["label"]) for call in about["calls"]}
             ops = wire.decode_ops(base64.b64decode(about["ops"], validate=True))
             contests = tuple(
@@ -309,7 +304,7 @@ def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
     return wire.Append(op.branch, tuple(known(piece) for piece in op.pieces))
 
 
-def _outputs(result: Result) -> tuple[wire.Output, ...]:
+def _outputs(result: wire.CallReply) -> tuple[wire.Output, ...]:
     return result.outputs if isinstance(result, wire.CallDone) else ()
 
 
@@ -332,7 +327,7 @@ def _described(outcome: object, keep: wire.Keep | None = None) -> str:
     )
 
 
-def _shown(result: Result | None) -> Any:
+def _shown(result: wire.CallReply | None) -> Any:
     if isinstance(result, wire.CallDone):
         return [wire.text_with_calls(output.text, output.calls) for output in result.outputs]
     return None if result is None else {"option": result.index}

@@ -1,4 +1,4 @@
-"""`lmprog.tracing`: whom to tell of the runs of a block. The language's door to OpenTelemetry.
+"""`lmprog.tracing`: who is told about the runs of a block. The language's door to OpenTelemetry.
 
 Spans hold models, counts, times and endings, and never a text. Their names of fields are those of
 the gateway's spans.

@@ -55,7 +55,7 @@ class TracedCall:
     site: str
     begin: float
     end: float | None = None
-    """None: it has not ended, as far as the file goes."""
+    """None if the file does not have its end."""
     usage: wire.Usage = field(default_factory=wire.Usage)
     error: str | None = None
 
@@ -162,8 +162,8 @@ def end_of(run: TracedRun) -> float:
 
 
 def stretches(call: TracedCall, until: float) -> list[Stretch]:
-    """What the call did when, without what took no time; one that has not ended goes on `until`
-    the end of its run.
+    """The phases of the call with their times; phases of no length are left out. A call without an
+    end lasts `until` the end of its run.
     """
     end = until if call.end is None else call.end
     usage, found = call.usage, list[Stretch]()

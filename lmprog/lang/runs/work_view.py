@@ -23,13 +23,13 @@ from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import plain_text
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
 
-Kind: TypeAlias = Literal[
+SpanKind: TypeAlias = Literal[
     "role", "cached", "partly cached", "computed", "generated", "partly forced", "forced",
     "selected", "failed",
     "unused",
 ]  # fmt: skip
 
-_COLORS: dict[Kind, tuple[str, str]] = {  # in HTML, and as an ANSI code
+_COLORS: dict[SpanKind, tuple[str, str]] = {  # in HTML, and as an ANSI code
     "role": ("#888888", "2"),
     "cached": ("#d9ead3", "32"),
     "partly cached": ("#eef5d0", "33"),
@@ -47,7 +47,7 @@ _COLORS: dict[Kind, tuple[str, str]] = {  # in HTML, and as an ANSI code
 class ShownPart:
     """A stretch of the text. `note` has the counts; empty where there are none."""
 
-    kind: Kind
+    kind: SpanKind
     text: str
     note: str = ""
 
@@ -102,7 +102,7 @@ def _literal(
     pending: Iterable[ShownPart], gen: Gen[Any], usage: wire.Usage | None, end: int
 ) -> Iterator[ShownPart]:
     """The text between the last call and this one, all of one kind."""
-    kind: Kind = "computed"
+    kind: SpanKind = "computed"
     note = ""
     if usage is None:
         kind = "unused"
@@ -134,7 +134,7 @@ def _result(gen: Gen[Any]) -> ShownPart:
             plain_text([gen]),
             f"{name}probability {chosen:.3f} among {len(text.options)} options",
         )
-    kind: Kind = (
+    kind: SpanKind = (
         "forced"
         if usage.forced >= usage.generated > 0
         else "partly forced"
@@ -181,7 +181,7 @@ def to_html(run: EndedRun) -> str:
     )
 
 
-def _span(kind: Kind, text: str, note: str) -> str:
+def _span(kind: SpanKind, text: str, note: str) -> str:
     style = f"color:{_COLORS[kind][0]}" if kind == "role" else f"background:{_COLORS[kind][0]}"
     title = f' title="{html.escape(note)}"' if note else ""
     return f'<span style="{style}"{title}>{html.escape(text)}</span>'
@@ -195,7 +195,7 @@ def to_terminal(run: EndedRun, file: TextIO | None = None, *, color: bool | None
     colored = out.isatty() if color is None else color
     shown = parts_of(run.branch.cursor)
 
-    def paint(kind: Kind, text: str) -> str:
+    def paint(kind: SpanKind, text: str) -> str:
         return f"\x1b[{_COLORS[kind][1]}m{text}\x1b[0m" if colored else text
 
     print("".join(paint(part.kind, part.text) for part in shown), file=out)

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmprog import wire
-from lmprog.calls.harmony import ThoughtText
-from lmprog.calls.reading import ParsedCall
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.reasoning import THOUGHT, Splitter, SplitText
 from lmprog.lang.ops.tool_calls import OfferedTools
 from lmprog.lang.streaming.feed import Feed, Text, Thought
 from lmprog.lang.streaming.partial import PartialText
+from lmprog.tool_calls.harmony import ThoughtText
+from lmprog.tool_calls.reading import ParsedCall
 
 
 def _var_of(op: GenOp[Any] | SelectOp) -> str | None:
@@ -83,7 +83,7 @@ class Listening:
                 self._feed.add(partial)
 
     def _without_calls(self, parts: Sequence[str | ParsedCall | ThoughtText]) -> str:
-        """Calls of tools are no text; they are in the value. Nor are thoughts."""
+        """Leaves out calls of tools, which are in the value, and thoughts."""
         return "".join(part for part in parts if isinstance(part, str))
 
     def _show(self, text: str) -> None:

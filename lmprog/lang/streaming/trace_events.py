@@ -46,7 +46,7 @@ TraceCallback: TypeAlias = Callable[[TraceEvent], None]
 """Called on the threads where things happen, and quickly: the run waits for it. What it raises is
 logged.
 """
-Ended: TypeAlias = Callable[[wire.Usage | None, BaseException | None], None]
+EndCallback: TypeAlias = Callable[[wire.Usage | None, BaseException | None], None]
 
 
 class RunTrace:
@@ -57,17 +57,17 @@ class RunTrace:
         self._told = told
         self._parent = parent
 
-    def begin(self, program: str, model: str) -> Ended:
+    def begin(self, program: str, model: str) -> EndCallback:
         """The run has begun; what is given back tells that it has ended."""
         return self._began(
             "run", TraceEvent("run", "begin", self.id, self._parent, program, model, 0)
         )
 
-    def begin_call(self, name: str, model: str, branch: str, site: str) -> Ended:
+    def begin_call(self, name: str, model: str, branch: str, site: str) -> EndCallback:
         event = TraceEvent("call", "begin", _new_id(), self.id, name, model, 0, branch, site)
         return self._began("call", event)
 
-    def _began(self, kind: Literal["run", "call"], event: TraceEvent) -> Ended:
+    def _began(self, kind: Literal["run", "call"], event: TraceEvent) -> EndCallback:
         def tell(
             phase: Literal["begin", "end"], usage: wire.Usage | None, error: BaseException | None
         ) -> None:

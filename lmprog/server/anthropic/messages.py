@@ -16,8 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.calls.harmony import ThoughtText
-from lmprog.calls.reading import ParsedCall
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.foreign_fields import unsupported
@@ -32,6 +30,8 @@ from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessag
 from lmprog.server.openai.output_constraint import NamedSchema, ResponseFormat
 from lmprog.server.openai.running_request import running, warned
 from lmprog.server.openai.tools import AnswerPart, ChatTool, FunctionTool, NamedFunction, NamedTool
+from lmprog.tool_calls.harmony import ThoughtText
+from lmprog.tool_calls.reading import ParsedCall
 
 SILENT = (
     "metadata",

@@ -29,7 +29,7 @@ from lmprog.server.link.exchange import RecordKeeper, calling_request
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.observability.meters import KeyMetrics, Meters
 from lmprog.server.observability.replica_metrics import FleetView
-from lmprog.server.observability.tracing import NoTraces, Traces
+from lmprog.server.observability.spans import NoTraces, Traces
 from lmprog.server.options.server_settings import ServerSettings
 
 MAX_RETRY_SECONDS = 60.0

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.calls.harmony import FINAL, ThoughtText
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.foreign_fields import unsupported
@@ -43,6 +42,7 @@ from lmprog.server.openai.shared_fields import (
     check_stream,
 )
 from lmprog.server.openai.tools import AnswerPart, ChatTool, NamedTool, Toolbox, toolbox
+from lmprog.tool_calls.harmony import FINAL, ThoughtText
 
 
 class ChatBody(PromptFields, kw_only=True):

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 import msgspec
 
 from lmprog import wire
-from lmprog.calls.describing import result_text
-from lmprog.calls.writing import WrittenCall, written
 from lmprog.server.http.http_errors import HttpError, refused
 from lmprog.server.http.limits import within
 from lmprog.server.openai.tools import Toolbox, shortened
+from lmprog.tool_calls.describing import result_text
+from lmprog.tool_calls.writing import WrittenCall, written
 
 _MOST_BRACKETS = 512  # more could nest deeper than JSON can be written again
 _RESULT = "result"

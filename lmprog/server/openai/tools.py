@@ -5,7 +5,7 @@ With `tool_choice` "required" or a named function the opening is written for the
 is constrained to the model's form of calls and the schema of the tools' parameters, so the
 arguments always validate. With "auto" the model writes what it likes, and what has the form becomes
 calls. With "auto" and a constraint of the answer, the text is such an answer, or calls. The form of
-calls is the model's own (`lmprog.calls`). Knows no branches.
+calls is the model's own (`lmprog.tool_calls`). Knows no branches.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from lmprog import wire
-from lmprog.calls.call_stream import CallStream
-from lmprog.calls.constraining import (
+from lmprog.server.http.http_errors import refused
+from lmprog.server.http.limits import LIMITS, within
+from lmprog.tool_calls.constraining import (
     ToolShape,
     arguments_constraint,
     calls_constraint,
     opening_of,
     opening_of_named,
 )
-from lmprog.calls.describing import function_shape, tools_text
-from lmprog.calls.harmony import HarmonyStream, ThoughtText, harmony_answer
-from lmprog.calls.lexemes import is_tag, lexemes
-from lmprog.calls.reading import Parameters, ParsedCall, arguments_in
-from lmprog.calls.writing import as_json
-from lmprog.server.http.http_errors import refused
-from lmprog.server.http.limits import LIMITS, within
+from lmprog.tool_calls.describing import function_shape, tools_text
+from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText, harmony_answer
+from lmprog.tool_calls.lexemes import is_tag, lexemes
+from lmprog.tool_calls.reading import Parameters, ParsedCall, arguments_in
+from lmprog.tool_calls.stream import CallStream
+from lmprog.tool_calls.writing import as_json
 
 Choice: TypeAlias = Literal["none", "auto", "required", "named"]
 AnswerPart: TypeAlias = str | ParsedCall | ThoughtText

@@ -135,7 +135,7 @@ class ProgramClose(
     branch: Name
 
 
-Op: TypeAlias = (
+ProgramOp: TypeAlias = (
     ProgramOpen
     | ProgramAppend
     | ProgramGen
@@ -149,7 +149,7 @@ Op: TypeAlias = (
 class ProgramBody(msgspec.Struct, frozen=True, kw_only=True):
     """A program. Ops of one branch run in their order, those of different branches at once."""
 
-    ops: Annotated[list[Op], within("ops")]
+    ops: Annotated[list[ProgramOp], within("ops")]
     model: Annotated[str, within("model")] | None = None
     stream: bool = False
     cache_salt: Annotated[str, within("cache_salt")] | None = None
@@ -214,12 +214,12 @@ class Translator:
         self._at = ""
         self.made = Translated()
 
-    def take(self, at: int, op: Op) -> None:
+    def take(self, at: int, op: ProgramOp) -> None:
         """The op at place `at` of the program. Raises HttpError."""
         self._at = f"ops[{at}]"
         self.made.ops.append(self._translated(op))
 
-    def _translated(self, op: Op) -> wire.Op:
+    def _translated(self, op: ProgramOp) -> wire.Op:
         match op:
             case ProgramOpen():
                 return wire.Open(self._begin(op.branch, "branch"), self._salt)

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from lmprog import wire
-from lmprog.calls.reading import ParsedCall
 from lmprog.server.http.http_errors import Problem
 from lmprog.server.http.sse import event
 from lmprog.server.openai import answers
 from lmprog.server.openai.tools import AnswerPart
 from lmprog.server.responses.responses_body import ResponsesBody
+from lmprog.tool_calls.reading import ParsedCall
 
 Json = dict[str, Any]
 

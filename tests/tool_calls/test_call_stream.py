@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmprog import wire
-from lmprog.calls.call_stream import CallStream
-from lmprog.calls.dialects import dialect_of
-from lmprog.calls.lexemes import is_tag, lexemes
-from lmprog.calls.reading import MALFORMED, ParsedCall
-from lmprog.calls.writing import WrittenCall, written
-from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate
-from tests.calls.call_templates import ENDS, FAMILIES, native
+from lmprog.runtime.text.tool_call_derivation import tool_support
+from lmprog.tool_calls.known_forms import known_form_of
+from lmprog.tool_calls.lexemes import is_tag, lexemes
+from lmprog.tool_calls.reading import MALFORMED, ParsedCall
+from lmprog.tool_calls.stream import CallStream
+from lmprog.tool_calls.writing import WrittenCall, written
+from tests.tool_calls.call_templates import ENDS, FAMILIES, native
 
 TOOLS: dict[str, Any] = {
     "add": {"properties": {"a": {"type": "integer"}}},
@@ -38,7 +38,7 @@ CALLS = [
 def form_of(family: str) -> wire.CallForm:
     if family in FAMILIES:
         return tool_support(ChatTemplate(native(FAMILIES[family]), {}), ENDS).form
-    return dialect_of({"granite": "<|tool_call|>", "pythonic": "<|tool_list_start|>"}[family])[1]
+    return known_form_of({"granite": "<|tool_call|>", "pythonic": "<|tool_list_start|>"}[family])[1]
 
 
 EVERY = [*FAMILIES, "granite", "pythonic"]

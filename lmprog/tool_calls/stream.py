@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lmprog import wire
-from lmprog.calls.lexemes import is_tag, lexemes
-from lmprog.calls.quoting import QuotedPlaces
-from lmprog.calls.reading import (
+from lmprog.tool_calls.lexemes import is_tag, lexemes
+from lmprog.tool_calls.quoting import QuotedPlaces
+from lmprog.tool_calls.reading import (
     MALFORMED,
     Parameters,
     ParsedCall,
@@ -190,8 +190,8 @@ class CallStream:
         return "\n" in before[len(before.rstrip()) :]
 
     def _wrong(self, begin: int, place: int | None, given_up: int | None) -> _Step | None:
-        """What was begun as a call and cannot be read, where that is to be told. No other call
-        counts behind it: nothing says where its values end.
+        """The call that was begun and cannot be read, if such calls are reported. No later call
+        counts, since nothing says where its values end.
         """
         if place is None or not begins_call(self._form, self._held, place):
             return None
@@ -261,8 +261,9 @@ class CallStream:
         return read if is_given else None
 
     def _any(self, text: str, at: int) -> tuple[ParsedCall, int] | None:
-        """Of any tool. No value goes on over a tag that is a token, nor, where tags are none, over
-        the end of a call and the begin of another: it is that one's value that would end it.
+        """The same for any tool. A value does not extend past a tag that is a token; where tags are
+        not tokens, it does not extend past the end of one call and the beginning of the next, since
+        the value of the next call would then end it.
         """
         told = self._num_told
         if self._has_tokens:
@@ -319,7 +320,7 @@ class CallStream:
         return self._is_quoted
 
     def _drop(self, size: int, is_content: bool) -> str:
-        """Lets go of the beginning of the held text, which is told now."""
+        """Drops the beginning of the held text, which has been passed on."""
         dropped, self._held = self._held[:size], self._held[size:]
         self._is_behind |= not is_content
         self._num_told += size
@@ -348,15 +349,16 @@ class CallStream:
 class _Step(NamedTuple):
     parts: list[str | ParsedCall]
     goes_on: bool
-    """Whether the held text may have more to settle."""
+    """Whether another pass over the held text may decide more of it."""
 
 
 class CallMark(NamedTuple):
-    """By what a text shows that a call begins."""
+    """The text by which the beginning of a call is recognised."""
 
     text: str
     only_at_start: bool
-    """It is no tag, so that it counts at the beginning of an answer only."""
+    """Whether it is ordinary text and not a tag; then it counts only at the beginning of an answer.
+    """
 
 
 @functools.lru_cache(maxsize=64)

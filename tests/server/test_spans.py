@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lmprog.errors import NotSupported
-from lmprog.server.observability import tracing
-from lmprog.server.observability.tracing import ENDPOINTS, NoTraces, OtelTraces
+from lmprog.server.observability import spans
+from lmprog.server.observability.spans import ENDPOINTS, NoTraces, OtelTraces
 from tests.server.fake_runtime import Fake, asking
 
 ASK = {"prompt": "secret words", "max_tokens": 3, "ignore_eos": True}
@@ -78,9 +78,9 @@ def test_failures_are_marked_and_texts_are_nowhere(fake: Fake) -> None:
 
 
 def test_without_a_place_to_send_them_nothing_is_imported() -> None:
-    assert isinstance(tracing.traces({}, lambda: "m"), NoTraces)
+    assert isinstance(spans.traces({}, lambda: "m"), NoTraces)
     code = (
-        "import sys, lmprog.server.service, lmprog.server.observability.tracing as t; "
+        "import sys, lmprog.server.service, lmprog.server.observability.spans as t; "
         "t.traces({}, str);"
         "parts = ('opentelemetry.sdk', 'opentelemetry.exporter');"
         "print([name for name in sys.modules if name.startswith(parts)])"
@@ -92,4 +92,4 @@ def test_without_a_place_to_send_them_nothing_is_imported() -> None:
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(NotSupported, match=r"lmprog\[otel\]"):
-        tracing.traces({ENDPOINTS[0]: "http://localhost:4318"}, lambda: "m")
+        spans.traces({ENDPOINTS[0]: "http://localhost:4318"}, lambda: "m")

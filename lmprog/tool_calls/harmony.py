@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmprog import wire
-from lmprog.calls.reading import MALFORMED, Parameters, ParsedCall, json_object
-from lmprog.calls.writing import as_json
+from lmprog.tool_calls.reading import MALFORMED, Parameters, ParsedCall, json_object
+from lmprog.tool_calls.writing import as_json
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 _CONSTRAIN = "<|constrain|>"
@@ -31,7 +31,7 @@ HARMONY = wire.CallForm(
 _ENDS = (END, START)
 _HEADS = (START, CHANNEL, "to=")
 _LONGEST_HEAD = 512
-"""Characters of a header; a longer one is none."""
+"""The most characters of a header; what is longer is text."""
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _IN = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 
@@ -83,7 +83,9 @@ class HarmonyStream:
         """The tool that it calls."""
         self._is_thought = False
         self._shown = ""
-        """Of the header: a call that is none is content with its header."""
+        """The header's text: a message that turns out to be no call is content together with its
+        header.
+        """
         self._said: set[bool] = set()
         """Whether there were thoughts (True), and text for the user (False)."""
         self._is_begun = False
@@ -100,8 +102,8 @@ class HarmonyStream:
         return self._settled(is_end=False)
 
     def finish(self, output: wire.Output | None = None) -> list[str | ParsedCall | ThoughtText]:
-        """The text has ended. `output`, which says how, makes no difference: arguments are JSON,
-        which is whole or is none.
+        """The text has ended. How it ended (`output`) makes no difference, since arguments are
+        JSON: they are complete or they are no arguments.
         """
         return self._settled(is_end=True)
 
@@ -173,7 +175,7 @@ class HarmonyStream:
         return not self._are_tokens or self._num_told + place in self._tags
 
     def _cut(self, size: int) -> str:
-        """Lets go of the beginning of the held text."""
+        """Drops the first characters of the held text."""
         cut, self._held = self._held[:size], self._held[size:]
         self._num_told += size
         return cut

@@ -1,4 +1,4 @@
-"""Whether a place in an answer is quoted: what stands there is shown to somebody, not done.
+"""Whether a place in an answer is quoted: a call that stands there is shown, not made.
 
 Quoted is what stands in a block of code, between quotation marks or backticks, in quoted or
 indented lines, in a comment, and in a tag that is open: a thought's, a mail's, that of another form
@@ -137,8 +137,8 @@ class QuotedPlaces:
         return self._quote[:1] in _STANDS_ALONE and 0 < len(self._quote) < 3
 
     def _read_again(self) -> None:
-        """A paragraph ends, and what was opened in it did not open anything: what came behind it
-        counts.
+        """At the end of a paragraph: a quotation mark that was not closed in it did not open a
+        quotation, so the text behind it counts as not quoted.
         """
         for _ in range(_MOST_ALONE):
             text = "".join(self._since[1:])  # the first is the mark itself

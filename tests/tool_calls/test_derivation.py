@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.calls.harmony import HARMONY
-from lmprog.calls.reading import calls_in
-from lmprog.calls.writing import WrittenCall, written
-from lmprog.runtime.text.call_derivation import tool_support
 from lmprog.runtime.text.chat_template import ChatTemplate
-from tests.calls.call_templates import CHANNELS, ENDS, FAMILIES, native
+from lmprog.runtime.text.tool_call_derivation import tool_support
+from lmprog.tool_calls.harmony import HARMONY
+from lmprog.tool_calls.reading import calls_in
+from lmprog.tool_calls.writing import WrittenCall, written
+from tests.tool_calls.call_templates import CHANNELS, ENDS, FAMILIES, native
 
 CALLS = [
     WrittenCall("get_weather", {"city": 'Oslo "N"\nB', "days": [1, {"deep": "x"}]}, "abcdefgh1"),

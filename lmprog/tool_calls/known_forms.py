@@ -8,7 +8,7 @@ from __future__ import annotations
 from lmprog import wire
 
 _ARGUMENT = wire.KeyedValue("", '="', '"')
-_DIALECTS = (
+_KNOWN_FORMS = (
     (
         "pythonic",
         ("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ["),
@@ -36,9 +36,9 @@ _DIALECTS = (
 )
 
 
-def dialect_of(source: str) -> tuple[str, wire.CallForm]:
+def known_form_of(source: str) -> tuple[str, wire.CallForm]:
     """The name and form that go with a template's source; Hermes' where nothing says otherwise."""
-    for name, marks, form in _DIALECTS:
+    for name, marks, form in _KNOWN_FORMS:
         if any(mark in source for mark in marks):
             return name, form
     return "hermes", wire.HERMES

@@ -3,8 +3,9 @@
 The template renders an answer with calls whose names, ids and arguments are sentinels: one call,
 two, arguments of several types. What stands between the sentinels is the form. A form is taken only
 if it writes other answers (three calls, arguments of every type) exactly as the template does, and
-these are read back; otherwise, and where the template leaves calls out, `dialects.py` has a form.
-A template that puts answers into channels is known by that (`calls/harmony.py`).
+these are read back. Otherwise, and where the template leaves calls out, the form is one of
+`tool_calls/known_forms`. A template that puts answers into channels is known by them
+(`tool_calls/harmony`).
 
 Knows templates and forms; knows no tokens.
 """
@@ -17,14 +18,14 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from lmprog import wire
-from lmprog.calls.dialects import dialect_of
-from lmprog.calls.harmony import FINAL, HARMONY
-from lmprog.calls.lexemes import common_end, common_start, is_tag, lexemes
-from lmprog.calls.quoting import QuotedPlaces
-from lmprog.calls.reading import calls_in
-from lmprog.calls.writing import WrittenCall, as_json, written
 from lmprog.errors import LmprogError, NotSupported
 from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.tool_calls.harmony import FINAL, HARMONY
+from lmprog.tool_calls.known_forms import known_form_of
+from lmprog.tool_calls.lexemes import common_end, common_start, is_tag, lexemes
+from lmprog.tool_calls.quoting import QuotedPlaces
+from lmprog.tool_calls.reading import calls_in
+from lmprog.tool_calls.writing import WrittenCall, as_json, written
 
 _USER, _ANSWER, _RESULT = "QZUSERQZ", "QZANSWERQZ", "QZRESULTQZ"
 _NAMES = ("qzfirst", "qzsecond", "qzthird")
@@ -57,7 +58,7 @@ def tool_support(template: ChatTemplate, ends: Sequence[str] = ()) -> wire.ToolS
         form = HARMONY
     takes_results = view.takes_results(writes_calls)
     if form is None:
-        dialect, form = dialect_of(template.source if lists_tools else "")
+        dialect, form = known_form_of(template.source if lists_tools else "")
     return wire.ToolSupport(
         form=form,
         dialect=dialect,

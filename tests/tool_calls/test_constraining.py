@@ -10,20 +10,20 @@ import jsonschema
 import pytest
 
 from lmprog import wire
-from lmprog.calls.call_stream import CallStream, mark_of
-from lmprog.calls.constraining import (
+from lmprog.constraints.compiling.compiler import compile_constraint
+from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.tool_calls.constraining import (
     ToolShape,
     calls_constraint,
     free_or_calls,
     opening_of,
     opening_of_named,
 )
-from lmprog.calls.reading import ParsedCall
-from lmprog.calls.writing import WrittenCall, written
-from lmprog.constraints.compiling.compiler import compile_constraint
-from lmprog.constraints.constraint import Constraint
-from lmprog.constraints.vocabulary import Vocabulary
-from tests.calls.test_call_stream import EVERY, form_of
+from lmprog.tool_calls.reading import ParsedCall
+from lmprog.tool_calls.stream import CallStream, mark_of
+from lmprog.tool_calls.writing import WrittenCall, written
+from tests.tool_calls.test_call_stream import EVERY, form_of
 
 EOS = 256
 VOCABULARY = Vocabulary.of([*(bytes([byte]) for byte in range(256)), None], [EOS])

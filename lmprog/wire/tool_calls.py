@@ -54,7 +54,7 @@ class CallForm(Message, frozen=True):
     is_parallel: bool = True
     """Whether several calls can be in one answer."""
     harmony: bool = False
-    """Answers are messages in channels: thoughts, calls and texts apart (`calls/harmony.py`)."""
+    """Answers are messages in channels: thoughts, calls and texts apart (`tool_calls/harmony`)."""
 
 
 HERMES = CallForm(
@@ -98,8 +98,8 @@ class ToolSupport(Message, frozen=True):
     thought: ShortText = ""
     """The tag of a thought that the template leaves open before an answer."""
     is_native: bool = False
-    """A service that takes the tools beside its messages (`ToolOffer`), and that has fields for
-    calls and results; in texts its calls have this form.
+    """The service takes tools in a field of the request (`ToolOffer`) and has fields for calls and
+    results; in texts its calls are written in this form.
     """
 
     def with_tags(self, tags: Iterable[str]) -> ToolSupport:
@@ -110,8 +110,8 @@ ToolChoice: TypeAlias = Literal["auto", "required", "none"]
 
 
 class ToolOffer(Message, frozen=True):
-    """The tools that a service with fields for calls may use in an answer. A runtime takes
-    none: there, tools are text and calls are constraints.
+    """The tools that a service with fields for calls may use in an answer. It is not sent to a
+    runtime: there, tools are described as text and calls are constrained text.
     """
 
     tools: Annotated[str, Meta(max_length=1_048_576)]

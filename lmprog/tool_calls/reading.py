@@ -1,7 +1,7 @@
 """Reads calls of tools out of a whole text in a model's form. The twin of `writing.py`.
 
 Models are not held to the form where they are free, so white space in literals may differ, and in
-calls that are one JSON object the order of the fields. `call_stream.py` reads texts that come in
+calls that are one JSON object the order of the fields. `stream.py` reads texts that come in
 pieces.
 """
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lmprog import wire
-from lmprog.calls.lexemes import lexemes
-from lmprog.calls.writing import as_json
+from lmprog.tool_calls.lexemes import lexemes
+from lmprog.tool_calls.writing import as_json
 
 _DECODER = json.JSONDecoder()
 _NAME = re.compile(r"[\w.\-/]+")
@@ -38,7 +38,7 @@ class ParsedCall:
     """JSON text."""
     id: str = ""
     problem: str = ""
-    """Why what was begun as a call is none; then the arguments are its text."""
+    """Why this is not a valid call; `arguments` is then the text of the attempt."""
 
 
 class _Read(NamedTuple):
@@ -92,7 +92,7 @@ def begins_call(form: wire.CallForm, text: str, at: int) -> bool:
 
 
 def calls_in(form: wire.CallForm, text: str, tools: Parameters) -> list[ParsedCall]:
-    """All calls of a text that is nothing else; none where it is anything else."""
+    """All calls of a text that consists only of calls; an empty list for any other text."""
     at = match_literal(form.begin, text, 0)
     found: list[ParsedCall] = []
     while at is not None:

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmprog import wire
-from lmprog.calls.constraining import ToolShape, calls_constraint, free_or_calls
-from lmprog.calls.harmony import (
+from lmprog.constraints.compiling.compiler import compile_constraint
+from lmprog.lang.ops.reasoning import Marks
+from lmprog.tool_calls.constraining import ToolShape, calls_constraint, free_or_calls
+from lmprog.tool_calls.harmony import (
     FINAL,
     HARMONY,
     HarmonyStream,
     ThoughtText,
     harmony_answer,
 )
-from lmprog.calls.reading import ParsedCall
-from lmprog.constraints.compiling.compiler import compile_constraint
-from lmprog.lang.ops.reasoning import Marks
-from tests.calls.test_constraining import VOCABULARY
+from lmprog.tool_calls.reading import ParsedCall
+from tests.tool_calls.test_constraining import VOCABULARY
 
 TOOLS: dict[str, Any] = {"now": {}, "get_weather": {"type": "object"}}
 THOUGHT = "<|channel|>analysis<|message|>Hm, <b>.<|end|>"

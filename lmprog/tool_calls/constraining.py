@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lmprog import wire
-from lmprog.calls.call_stream import mark_of
-from lmprog.calls.harmony import harmony_calls
-from lmprog.calls.lexemes import is_tag, lexemes
-from lmprog.calls.writing import as_json
+from lmprog.tool_calls.harmony import harmony_calls
+from lmprog.tool_calls.lexemes import is_tag, lexemes
+from lmprog.tool_calls.stream import mark_of
+from lmprog.tool_calls.writing import as_json
 
 MOST_CALLS = 16
 """In one constrained answer."""

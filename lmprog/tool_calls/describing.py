@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lmprog import wire
-from lmprog.calls.writing import WrittenCall, as_json, written
+from lmprog.tool_calls.writing import WrittenCall, as_json, written
 
 
 def tools_text(shown: Sequence[dict[str, Any]], form: wire.CallForm) -> str:

@@ -19,16 +19,16 @@ import pytest
 from lmprog import wire
 from lmprog.backends.blackbox.anthropic_api import _Draft
 from lmprog.backends.blackbox.openai_answer import Drafts
-from lmprog.calls.call_stream import CallStream, mark_of
-from lmprog.calls.harmony import FINAL, HARMONY, MARKS
-from lmprog.calls.lexemes import is_tag, lexemes
-from lmprog.calls.quoting import QuotedPlaces
-from lmprog.calls.reading import ParsedCall
-from lmprog.calls.writing import WrittenCall, written
 from lmprog.lang.ops.tool_calls import OfferedTools
 from lmprog.lang.ops.tool_functions import ToolSet, checked_tools
 from lmprog.server.openai.tools import FunctionTool, Toolbox
-from tests.calls.test_call_stream import EVERY, form_of
+from lmprog.tool_calls.harmony import FINAL, HARMONY, MARKS
+from lmprog.tool_calls.lexemes import is_tag, lexemes
+from lmprog.tool_calls.quoting import QuotedPlaces
+from lmprog.tool_calls.reading import ParsedCall
+from lmprog.tool_calls.stream import CallStream, mark_of
+from lmprog.tool_calls.writing import WrittenCall, written
+from tests.tool_calls.test_call_stream import EVERY, form_of
 
 NUM_ANSWERS = 10_000
 SEED = 20_260_731
