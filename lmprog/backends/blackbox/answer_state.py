@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.backends.blackbox.speculation import Speculated
 from lmprog.backends.blackbox.transcript import Kind, Transcript
 from lmprog.backends.branch_text import LeftBehind, Piece
-
-CallReply: TypeAlias = wire.CallDone | wire.Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class AnswerState:
         return replace(self, speculated=None)
 
     def with_result(
-        self, op: wire.Generate | wire.Select, reply: CallReply, left: Speculated | None = None
+        self, op: wire.Generate | wire.Select, reply: wire.CallReply, left: Speculated | None = None
     ) -> AnswerState:
         """Behind a call and its reply, after which `left` is known of the text to come. Where
         branches are text, a generation of no tokens leaves nothing behind.

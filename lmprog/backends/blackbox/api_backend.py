@@ -18,7 +18,7 @@ from typing import Self, TypeAlias, TypedDict
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.blackbox.answer_state import AnswerState, CallReply
+from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, TextListener
 from lmprog.backends.blackbox.call_answers import CallAnswers, Constraints
 from lmprog.backends.blackbox.retry_policy import RetryCounters, RetryPolicy
@@ -36,7 +36,7 @@ from lmprog.errors import (
 )
 from lmprog.transport.channel import ops_frames
 
-Answered: TypeAlias = tuple[AnswerState, CallReply | LmprogError]
+Answered: TypeAlias = tuple[AnswerState, wire.CallReply | LmprogError]
 """What a branch holds behind a request, and what came of it."""
 BYTES_PER_TOKEN = 4  # an estimate: clients do not have an API's tokenizer
 
@@ -109,7 +109,7 @@ class ApiBackend:
             self._client.welcome, context_len=context_len, fingerprint=fingerprint
         )
 
-    def remember(self, call: int, reply: CallReply) -> None:
+    def remember(self, call: int, reply: wire.CallReply) -> None:
         """The call of that number was answered before: it is not asked."""
         self._channel.remember(call, reply)
 
@@ -136,7 +136,7 @@ class BlackBox:
         self._replies = ReplyQueue()
         self._machine = BranchMachine(self, self._put)
         self._speculating: dict[int, int] = {}  # branch -> tokens, set before the branch opens
-        self._remembered: dict[int, CallReply] = {}  # by call, set before the call is sent
+        self._remembered: dict[int, wire.CallReply] = {}  # by call, set before the call is sent
         self._requests: dict[int, asyncio.Task[Answered]] = {}  # by call
         self._flushes: set[asyncio.Task[None]] = set()
         self._deadlines: dict[int, asyncio.TimerHandle] = {}  # by call
@@ -183,7 +183,7 @@ class BlackBox:
         """
         self._speculating[branch] = num_tokens
 
-    def remember(self, call: int, reply: CallReply) -> None:
+    def remember(self, call: int, reply: wire.CallReply) -> None:
         """The call of that number is not asked; see `Remembers`."""
         self._remembered[call] = reply
 
