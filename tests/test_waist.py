@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.house import ROOT
+from tests.house import ROOT, House
 
 FILES = {"gen": 76, "select": 72, "json": 85, "chat": 86}
 """Of the package, that a call passes; the aim is 45, 45, 65 and 60."""
@@ -145,3 +145,30 @@ def test_every_room_that_can_be_left_out_is_there() -> None:
 def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
     assert len(modules["client"]) <= CLIENT_MODULES
     assert len(modules["all"]) <= RUNTIME_MODULES
+
+
+MOST_FILES = 526
+MOST_LINES = 96_000
+"""Of the package; the aims are 420 and 84,000."""
+MOST_BESIDE = 74
+"""Files that only one file of their own folder imports; the aim is 40."""
+
+
+def test_the_package_does_not_grow_by_files_that_belong_together() -> None:
+    house = House(ROOT)
+    paths = {house.module_of(path): path for path in house.trees}
+    importers: dict[str, set[str]] = {}
+    for path in house.trees:
+        for name, _ in house.imports(path):
+            if name in paths and name != house.module_of(path):
+                importers.setdefault(name, set()).add(house.module_of(path))
+    beside = [
+        name
+        for name, users in importers.items()
+        if len(users) == 1
+        and paths[name].stem != "__init__"
+        and paths[next(iter(users))].parent == paths[name].parent
+    ]
+    assert len(paths) <= MOST_FILES
+    assert sum(len(path.read_text().splitlines()) for path in paths.values()) <= MOST_LINES
+    assert 10 < len(beside) <= MOST_BESIDE, sorted(beside)
