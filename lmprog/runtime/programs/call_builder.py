@@ -33,13 +33,11 @@ from lmprog.runtime.programs.healing import Healer
 from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
-from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings
+from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings, Scoring
 from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGroup
 from lmprog.runtime.scheduling.token_rules import BannedSequences, TokenRules
-from lmprog.runtime.text.chunked_encoder import ChunkedEncoder
-from lmprog.runtime.text.cuts import Cutter
+from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, Cutter
 from lmprog.runtime.text.stops import stop_search
 from lmprog.runtime.text.stream import TextStream
 from lmprog.runtime.text.text_service import TextService
