@@ -26,6 +26,7 @@ from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.batch import Batch, build_batch
+from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,
@@ -34,7 +35,6 @@ from lmprog.runtime.scheduling.sampling_requests import (
     StepResults,
 )
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.steps import StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate

@@ -137,8 +137,7 @@ DOORS = {
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
     "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
     "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.logit_edits",
-    "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.token_pieces "
-    "lmprog.runtime.text.quoting",
+    "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.quoting",
     "jinja2": "lmprog.runtime.text.sandbox",
     **dict.fromkeys(
         _MODEL_LIBRARIES, "lmprog.runtime.engine.model lmprog.runtime.engine.torch_engine"

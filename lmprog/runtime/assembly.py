@@ -25,14 +25,13 @@ from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
-from lmprog.runtime.scheduling.drafts import DraftModel
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.steps import StepEngine
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
 from lmprog.runtime.text.generation_config import suggested_sampling
-from lmprog.runtime.text.infilling import infill_texts
+from lmprog.runtime.text.special_tokens import infill_texts
 from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load_tokenizer
 from lmprog.runtime.text.tool_call_derivation import tool_support
 from lmprog.tool_calls.harmony import shown_marks
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from lmprog.runtime.engine.engine import SelectedEngine
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
     from lmprog.runtime.ranks.leading import Led
+    from lmprog.runtime.scheduling.drafting import DraftModel
 
 
 def assemble(

@@ -12,14 +12,18 @@ from typing import Protocol
 
 from lmprog import wire
 from lmprog.errors import ModelError
-from lmprog.runtime.documents.checkpoint_documents import checkpoint_documents, json_document
+from lmprog.runtime.documents.checkpoint_documents import (
+    checkpoint_documents,
+    json_document,
+    special_tokens,
+    template_source,
+)
 from lmprog.runtime.engine.model.checkpoint_digests import (
     checkpoint_digests,
     checkpoint_stamp,
     digest_of,
 )
 from lmprog.runtime.engine.model.locate import local_checkpoint
-from lmprog.runtime.text.template_files import special_tokens, template_source
 
 
 class LoadedEngine(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from array import array
 
-from lmprog.runtime.scheduling.drafts import Guess
+from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.simulation.fake_engine import Reference
 
 MOST = 5

@@ -14,7 +14,7 @@ import pytest
 from lmprog.native import compiler
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, KernelFault
 from lmprog.runtime.engine.device.staging import Staging
-from lmprog.runtime.scheduling.scoring import Scoring
+from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import BatchMaker, EngineLost, PlainSteps
 from lmprog.runtime.steps_ahead import StepsAhead

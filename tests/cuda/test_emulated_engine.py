@@ -24,7 +24,7 @@ from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import Arrays, StepPlans, step_arrays
 from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.scheduling.batch import Batch
-from lmprog.runtime.scheduling.scoring import Scoring
+from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.wire import SamplingParams
 from tests.cuda.trees import Row, batch_of
 from tests.runtime.guesses import knowing

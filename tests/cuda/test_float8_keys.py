@@ -22,7 +22,7 @@ from lmprog.runtime.engine.device.tree_attention import TreeAttention
 from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.engine.sharded.shard import check_ranks
 from lmprog.runtime.engine.torch_engine import engine as torch_engine
-from lmprog.runtime.scheduling.scoring import Scoring
+from lmprog.runtime.scheduling.generation import Scoring
 from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error
 from tests.cuda.conftest import MakeKernels
 from tests.cuda.flashinfer_double import flashinfer_double

@@ -258,7 +258,7 @@ def write_parts(content: Content, folder: Path, count: int) -> Path:
 
 def byte_vocabulary(more: Sequence[str] = ()) -> dict[str, Any]:
     """A byte-level tokenizer whose tokens are single bytes, and then `more`."""
-    from lmprog.runtime.text.token_pieces import _byte_letters
+    from lmprog.runtime.text.tokenizer import _byte_letters
 
     letters = {byte: chr(code) for code, byte in _byte_letters().items() if byte < 256}
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from benchmarks import loading, models
-from lmprog import native
+from lmprog import native, weight_cache
 from lmprog.cli import main
 from lmprog.config import RuntimeConfig
 from lmprog.native import compiler
@@ -28,7 +28,7 @@ from lmprog.runtime.engine.model.families import read_native_shape
 from lmprog.runtime.engine.native import packed_loading, packing
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.transport import LocalRuntimeChannel
-from lmprog.weight_cache import PackedFiles, content_digest, digests, packed_files, user_cache
+from lmprog.weight_cache import PackedFiles, content_digest, user_cache
 from tests.model.checkpoints import NATIVE
 from tests.model.conftest import Judge
 from tests.model.driver import Driver
@@ -52,7 +52,7 @@ def packings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     shared.mkdir(parents=True, exist_ok=True)
     (tmp_path / "cache" / "native").symlink_to(shared)
     monkeypatch.setattr(packed_loading, "_SMALLEST_KEPT", 0)
-    monkeypatch.setattr(digests, "_SETTLED", -1.0)
+    monkeypatch.setattr(weight_cache, "_SETTLED", -1.0)
     done: list[str] = []
     fill = packing.PackedLayout.fill
 
@@ -253,16 +253,16 @@ def test_after_a_restart_of_the_machine_the_content_is_compared_once(
 ) -> None:
     scored(folder)
     compared: list[str] = []
-    real = digests.hashlib.file_digest
+    real = weight_cache.hashlib.file_digest
 
     def counted(opened: Any, kind: str) -> Any:
         compared.append(opened.name if isinstance(opened.name, str) else "packed")
         return real(opened, kind)
 
-    monkeypatch.setattr(digests.hashlib, "file_digest", counted)
+    monkeypatch.setattr(weight_cache.hashlib, "file_digest", counted)
     scored(folder)
     assert compared == []
-    monkeypatch.setattr(packed_files, "_boot", lambda: "another")
+    monkeypatch.setattr(weight_cache, "_boot", lambda: "another")
     scored(folder)
     scored(folder)
     assert len(compared) == 1

@@ -119,7 +119,7 @@ CALL_MUTANTS = [
         "the last delta of a stream is dropped",
         "programs",
         _PROGRAMS + "delivery.py",
-        "        self._send_new(call, run, index, ended.delta, 0)\n",
+        "        if op.stream:\n            self._send_new(call, run, index, ended.delta, 0)\n",
         "",
     ),
     Mutant(

@@ -59,7 +59,7 @@ DRAFT_MUTANTS = [
     Mutant(
         "drafts run past a stop",
         "scheduling",
-        _SCHEDULING + "drafts.py",
+        _SCHEDULING + "drafting.py",
         "    count = bisect_right(ends, most)\n",
         "    count = len(ends)\n",
     ),

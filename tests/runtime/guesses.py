@@ -6,7 +6,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable
 
-from lmprog.runtime.scheduling.drafts import Guess
+from lmprog.runtime.scheduling.drafting import Guess
 
 Source = Callable[["array[int]", int, int], Guess]
 

@@ -11,12 +11,11 @@ from typing import Any
 
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.scheduling.batch import build_batch
-from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings, Scoring
 from lmprog.runtime.scheduling.logits_requests import Progress, collect_requests
 from lmprog.runtime.scheduling.namespaces import Namespace
 from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.simulation.fake_engine import FakeEngine, reference_logits
 from lmprog.simulation.plain_sampler import PlainSampler

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lmprog.runtime.scheduling.batch import Batch, build_batch
+from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.namespaces import Namespace
 from lmprog.runtime.scheduling.plan import Copy, Mirror, Plan, Row
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 
 NOBODY = Sequence(SequenceGroup(), array("i"), Scoring(1, ()))

@@ -14,7 +14,7 @@ from lmprog.config import SchedulerConfig
 from lmprog.runtime.engine.draft_model import MOST_READ, EngineDraftModel
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.batch import Batch
-from lmprog.runtime.scheduling.drafts import GrowingDraft
+from lmprog.runtime.scheduling.drafting import GrowingDraft
 from lmprog.simulation import plain_sampler
 from lmprog.simulation.fake_engine import FakeEngine
 from lmprog.simulation.plain_sampler import PlainSampler

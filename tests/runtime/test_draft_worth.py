@@ -26,7 +26,7 @@ from lmprog.runtime.scheduling.draft_worth import (
     DraftCosts,
     StepKind,
 )
-from lmprog.runtime.scheduling.drafts import Guess
+from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.plan import Row
 from tests.runtime.guesses import knowing
 from tests.runtime.rig import VOCAB, Rig, expected

@@ -12,7 +12,7 @@ from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.draft_worth import SHORTEST
-from lmprog.runtime.scheduling.drafts import LONGEST, Guess, continuation
+from lmprog.runtime.scheduling.drafting import LONGEST, Guess, continuation
 from lmprog.simulation import plain_sampler
 from lmprog.simulation.fake_engine import FakeEngine
 from tests.constrained.small_model import PairTokenizer

@@ -17,8 +17,7 @@ from lmprog import wire
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.runtime.programs.branch import BranchState, RuntimeBranch
 from lmprog.runtime.programs.long_texts import LONG, LongTexts
-from lmprog.runtime.text.chunked_encoder import ChunkedEncoder
-from lmprog.runtime.text.cuts import Cutter
+from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, Cutter
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ByteTokenizer
 from lmprog.transport import Gone

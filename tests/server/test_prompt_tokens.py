@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmprog.runtime.text.infilling import infill_texts
+from lmprog.runtime.text.special_tokens import infill_texts
 from lmprog.runtime.text.tokenizer import ByteTokenizer
 from tests.runtime.words import Words
 from tests.server.fake_runtime import Fake, asking

@@ -13,9 +13,9 @@ import pytest
 
 from lmprog import wire
 from lmprog.runtime.scheduling import logits_requests
+from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.steps import EngineLost
 from lmprog.runtime.steps_ahead import AheadPlanner, CurrentRows, StepsAhead
 from lmprog.simulation.fake_device import FakeDevice

@@ -10,8 +10,7 @@ import pytest
 
 import lmprog
 from lmprog.runtime.text import chunked_encoder
-from lmprog.runtime.text.chunked_encoder import CHUNK, ChunkedEncoder
-from lmprog.runtime.text.cuts import Cutter
+from lmprog.runtime.text.chunked_encoder import CHUNK, ChunkedEncoder, Cutter
 from lmprog.runtime.text.quoting import Span
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
 

@@ -9,8 +9,7 @@ import pytest
 
 from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.tier.page_store import KnownPage, PageCosts, page_keys, root_of
-from lmprog.runtime.tier.rebuilding import rebuild
-from lmprog.runtime.tier.second_tier import SecondTier
+from lmprog.runtime.tier.second_tier import SecondTier, rebuild
 from tests.tier.tiered_pool import LONG, PAGE, TieredPool, text
 
 Patch = pytest.MonkeyPatch

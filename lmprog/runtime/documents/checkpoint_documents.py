@@ -2,19 +2,20 @@
 
 A folder has them as files: `config.json`, `tokenizer.json`, `tokenizer_config.json`,
 `generation_config.json`, `chat_template.jinja`. For a GGUF file the same are made of its metadata,
-so that nobody else knows the difference.
+so that nobody else knows the difference. A chat template and the special tokens that it names stand
+in one of several of them.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from lmprog.errors import ModelError
-from lmprog.runtime.documents.gguf_config import config_of
+from lmprog.runtime.documents.gguf_documents import config_of, tokenizer_config_of, tokenizer_of
 from lmprog.runtime.documents.gguf_file import GgufFile, gguf_file
-from lmprog.runtime.documents.gguf_tokenizer import tokenizer_config_of, tokenizer_of
 
 
 class Documents(Protocol):
@@ -81,3 +82,29 @@ def json_document(location: Path, name: str) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise ModelError(f"{location.name}/{name} is not a JSON object")
     return value
+
+
+def template_source(location: Path, config: Mapping[str, Any]) -> str | None:
+    source = checkpoint_documents(location).text("chat_template.jinja")
+    if source is not None:
+        return source
+    other = json_document(location, "chat_template.json") or {}
+    source = other.get("chat_template") or config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {
+            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
+        }
+        source = named.get("default")
+    return source if isinstance(source, str) and source else None
+
+
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and others by name; "" for those that the checkpoint does not have, since
+    templates use them.
+    """
+    found = {"bos_token": "", "eos_token": "", "unk_token": "", "pad_token": ""}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found

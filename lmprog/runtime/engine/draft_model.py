@@ -24,7 +24,7 @@ from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.scheduling.batch import build_batch
-from lmprog.runtime.scheduling.drafts import GrowingDraft
+from lmprog.runtime.scheduling.drafting import GrowingDraft
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 

@@ -100,7 +100,10 @@ class ActiveCall(QueuedOp):
         """The constraint or a stop pattern, while it is compiled and the call still needs it."""
         if self.error is not None:
             return None
-        return next((pending for pending in self.compiled if not pending.is_known), None)
+        for pending in self.compiled:
+            if not pending.is_known:
+                return pending
+        return None
 
     @property
     def compiled(self) -> tuple[Pending[Constraint] | Pending[TextSearch], ...]:

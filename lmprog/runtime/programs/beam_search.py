@@ -27,10 +27,9 @@ from lmprog.runtime.programs.completion import CallCompletion
 from lmprog.runtime.programs.delivery import Delivery
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.scheduling.active_programs import Pin
-from lmprog.runtime.scheduling.generation import Generation, ScoredToken
+from lmprog.runtime.scheduling.generation import Generation, ScoredToken, Scoring
 from lmprog.runtime.scheduling.sampling_requests import Likely
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.text.stream import TextStream
 from lmprog.wire import SAMPLING_OPTIONS, Beams, Generate

@@ -100,7 +100,10 @@ class BoundAppend(QueuedOp):
     pieces: tuple[BoundPiece, ...]
 
     def missing(self) -> Promise | None:
-        return next((p for p in self.pieces if isinstance(p, Promise) and not p.is_known), None)
+        for piece in self.pieces:
+            if isinstance(piece, Promise) and not piece.is_known:
+                return piece
+        return None
 
     @property
     def needs_tokens(self) -> bool:
@@ -324,7 +327,7 @@ class RuntimeBranch:
         """`tokens` and `rest`, and nothing else, are the branch now; `text` was added to it."""
         self.tokens = tokens
         self.pending, self.ends_literal = rest, self.ends_literal and not text
-        self.quoted = joined((), (0, len(rest)))
+        self.quoted = ((0, len(rest)),) if rest else ()
         if text:
             self.said.append(letters(text))
 

@@ -30,16 +30,19 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.healing import Healer
-from lmprog.runtime.programs.long_texts import LongTexts
+from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
-from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings
-from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
-from lmprog.runtime.scheduling.scoring import Scoring
+from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings, Scoring
+from lmprog.runtime.scheduling.namespaces import (
+    BASE_ALONE,
+    SHARED_NAMESPACE,
+    AdapterNames,
+    Namespaces,
+)
 from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGroup
 from lmprog.runtime.scheduling.token_rules import BannedSequences, TokenRules
-from lmprog.runtime.text.chunked_encoder import ChunkedEncoder
-from lmprog.runtime.text.cuts import Cutter
+from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, Cutter
 from lmprog.runtime.text.stops import stop_search
 from lmprog.runtime.text.stream import TextStream
 from lmprog.runtime.text.text_service import TextService
@@ -131,7 +134,7 @@ class CallBuilder:
         """Raises `ContextOverflow` where the branch's text is too long to be worth tokenising."""
         if branch.refusal is not None:
             raise branch.refusal
-        if not self.long_texts.is_known(branch):
+        if len(branch.pending) > LONG and not self.long_texts.is_known(branch):
             self.texts.check_length(branch.pending)
 
     def tokenise_certain(self, branch: RuntimeBranch) -> None:
@@ -205,9 +208,12 @@ class CallBuilder:
                 "a runtime takes no tools beside its texts: write them into the branch, and "
                 "constrain their calls."
             )
-        self.texts.check_ids(sampling.stop_token_ids, "stop_token_ids")
-        self.texts.check_ids([token for token, _ in sampling.logit_bias], "logit_bias")
-        self.texts.check_ids(sampling.allowed_token_ids or (), "allowed_token_ids")
+        if sampling.stop_token_ids:
+            self.texts.check_ids(sampling.stop_token_ids, "stop_token_ids")
+        if sampling.logit_bias:
+            self.texts.check_ids([token for token, _ in sampling.logit_bias], "logit_bias")
+        if sampling.allowed_token_ids:
+            self.texts.check_ids(sampling.allowed_token_ids, "allowed_token_ids")
         prompt = self._prompt(call.branch)
         constraint = call.constraint.result() if call.constraint is not None else None
         return prompt, self._settings(call.branch, prompt, op, sampling, constraint)
@@ -224,7 +230,8 @@ class CallBuilder:
             "" if settings.seam is None else settings.seam.text.decode(),
             not sampling.skip_special_tokens,
         )
-        made.watch_tags(self.tags)
+        if self.tags:
+            made.watch_tags(self.tags)
         return made
 
     def _prompt(self, branch: RuntimeBranch) -> array[int]:
@@ -271,7 +278,7 @@ class CallBuilder:
             constraint,
             self._forcing if sampling.beams is None else None,
             seam,
-            self._healer.stops(sampling, constraint),
+            None if constraint is None else self._healer.stops(sampling, constraint),
             self._rules(sampling),
         )
 
@@ -356,7 +363,9 @@ class CallBuilder:
         task: Generation | Scoring,
         branch: RuntimeBranch,
     ) -> Sequence:
-        namespace = self.namespaces.of(tokens, branch.salt, branch.adapter)
+        namespace = SHARED_NAMESPACE
+        if branch.salt or branch.adapter is not BASE_ALONE:
+            namespace = self.namespaces.of(tokens, branch.salt, branch.adapter)
         sequence = Sequence(group, tokens, task, namespace)
         sequence.num_settled = branch.num_settled if branch.pin is not None else 0
         return sequence

@@ -105,7 +105,8 @@ class Delivery:
             if stream.is_stopped:
                 break
             text += stream.push(token)
-        if run.selector is None:
+        op = call.op
+        if run.selector is None and isinstance(op, wire.Generate) and op.stream:
             self._send_new(call, run, index, text, stream.num_tokens - num_before)
         return stream.is_stopped
 
@@ -114,8 +115,7 @@ class Delivery:
     ) -> None:
         """Streams new text of a result, and the log-probabilities that have not been sent."""
         op = call.op
-        if not isinstance(op, wire.Generate) or not op.stream:
-            return
+        assert isinstance(op, wire.Generate)
         logprobs = () if op.sampling.logprobs is None else self._unsent_logprobs(run, index)
         if text or logprobs:
             stream = run.streams[index]
@@ -153,7 +153,8 @@ class Delivery:
             )
             self.select_result(call, run, run.selector, now)
             return
-        self._send_new(call, run, index, ended.delta, 0)
+        if op.stream:
+            self._send_new(call, run, index, ended.delta, 0)
         self._completion.end_sequence(sequence, num_kept, call.branch if index == 0 else None)
         if index == 0:
             call.branch.adopt(sequence.tokens[:num_kept], ended.text, ended.rest)
@@ -221,14 +222,21 @@ class Delivery:
     def finish_gen(self, call: ActiveCall, run: GenerateRun, now: float, first: int = 0) -> None:
         """The last reply; `first` is the sequence whose result is the first output."""
         run.group.timing.ended = now
-        outputs = tuple([output for output in run.outputs if output is not None])
-        tasks = [one.task for one in run.group.sequences if isinstance(one.task, Generation)]
-        scored = tuple([logprob_of(one, self._tokenizer) for one in tasks[first].prompt_logprobs])
-        self._scheduler.stats.forced_tokens += sum([task.forced for task in tasks])
+        outputs = tuple(filter(None, run.outputs))
+        tasks: list[Generation] = []
+        for sequence in run.group.sequences:
+            if isinstance(sequence.task, Generation):
+                tasks.append(sequence.task)
+                self._scheduler.stats.forced_tokens += sequence.task.forced
+        scored: tuple[wire.TokenLogprob, ...] = ()
+        if tasks[first].prompt_logprobs:
+            found = tasks[first].prompt_logprobs
+            scored = tuple([logprob_of(one, self._tokenizer) for one in found])
         following = next_logprobs(tasks[first], self._tokenizer)
         left_out = () if call.constraint is None else call.constraint.result().left_out
         done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following, left_out)
-        self._completion.finish(call, done, [output.text for output in outputs])
+        texts = [outputs[0].text] if len(outputs) == 1 else [output.text for output in outputs]
+        self._completion.finish(call, done, texts)
 
     # --- selects
 

@@ -105,9 +105,9 @@ class Healer:
         seam = Seam(piece, self.pieces, constraint, sampling.stop_token_ids, prompt[-1])
         return seam if seam.beyond(0, max_tokens) else None
 
-    def stops(self, sampling: wire.SamplingParams, constraint: Constraint | None) -> Stops | None:
+    def stops(self, sampling: wire.SamplingParams, constraint: Constraint) -> Stops | None:
         """How a constrained text may end besides by its constraint; None for no other way."""
-        if constraint is None or not (sampling.stop or sampling.stop_token_ids):
+        if not (sampling.stop or sampling.stop_token_ids):
             return None
         return Stops(
             tuple(stop.encode() for stop in sampling.stop), sampling.stop_token_ids, self.pieces

@@ -52,6 +52,7 @@ from lmprog.runtime.programs.clients import (
 )
 from lmprog.runtime.programs.completion import Addressed, CallCompletion, Deadlines
 from lmprog.runtime.programs.delivery import Delivery
+from lmprog.runtime.programs.long_texts import LONG
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
@@ -307,12 +308,16 @@ class Interpreter:
         num_results = 1
         if isinstance(op, wire.Generate):
             num_results = op.sampling.n if op.keep == "first" else 1
-        promises = tuple(Promise() for _ in range(num_results))
-        call = ActiveCall(client_id, op, branch, promises)
+        promises = [Promise()]
+        while len(promises) < num_results:
+            promises.append(Promise())
+        call = ActiveCall(client_id, op, branch, tuple(promises))
         if isinstance(op, wire.Generate):
             owner = (client_id, branch.salt)
-            call.constraint = self._calls.begin_constraint(op, owner)
-            call.stops = self._calls.begin_stops(op, owner)
+            if op.constraint is not None:
+                call.constraint = self._calls.begin_constraint(op, owner)
+            if op.sampling.stop_regex:
+                call.stops = self._calls.begin_stops(op, owner)
         client.add(call)
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:
@@ -420,7 +425,8 @@ class BranchRunner:
         """Opens an empty branch that the adapter of that name computes."""
         branch.open()
         try:
-            branch.adapter = self._calls.adapters.find(lora)
+            if lora:
+                branch.adapter = self._calls.adapters.find(lora)
         except UnknownName as error:
             self._completion.fail_branch(branch, error)
 
@@ -446,7 +452,9 @@ class BranchRunner:
             return None
         missing = op.missing()
         if missing is None and op.needs_tokens:
-            return self._calls.long_texts.missing(branch, op.endings)
+            endings = op.endings
+            if endings or len(branch.pending) > LONG:
+                return self._calls.long_texts.missing(branch, endings)
         return missing
 
     def _carry_out(self, branch: RuntimeBranch, op: QueuedOp, now: float) -> None:

@@ -16,8 +16,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.sampling_requests import uniform
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.wire import ScoredChoice, SelectMethod
 
 

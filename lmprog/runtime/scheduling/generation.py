@@ -1,7 +1,8 @@
-"""The task of a sequence that samples tokens: a cursor over immutable settings.
+"""The tasks of sequences: one samples tokens, a cursor over immutable settings; the other reads the
+log-probabilities of tokens that are given.
 
 Knows sampling parameters, constraints and token ids, and neither pages, text nor tensors. Stop
-strings need text and are found in `text.stops`. The other task is a `scoring`.
+strings need text and are found in `text.stops`.
 """
 
 from __future__ import annotations
@@ -366,3 +367,37 @@ class Generation:
     def _ended(self, reason: FinishReason) -> FinishReason:
         """The reason for an end that the text has come to, unless the budget brought it there."""
         return "length" if self.is_cut else reason
+
+
+class Scoring:
+    """Reads the log-probability of each of the sequence's tokens from position `first` on, given
+    all before it, and of each of `finals` as the token after the sequence's last.
+
+    Options of a select that differ only in their last token are one sequence with several finals.
+    With each final come the `top` likeliest tokens in its place, of those that `mask` allows.
+    """
+
+    __slots__ = ("final_logprobs", "finals", "first", "logprobs", "mask", "top")
+    is_plain = False
+    """See `Generation.is_plain`."""
+
+    def __init__(
+        self, first: int, finals: tuple[int, ...], top: int = 0, mask: MaskRow | None = None
+    ) -> None:
+        assert first >= 1, "the first token of a text has no logits before it"
+        self.first = first
+        self.finals = finals
+        self.top = top
+        self.mask = mask
+        self.logprobs: list[ScoredToken] = []
+        self.final_logprobs: tuple[ScoredToken, ...] = ()
+
+    def logits_from(self, num_tokens: int) -> int:
+        """One position before the next token to score."""
+        return min(self.first - 1 + len(self.logprobs), num_tokens - 1)
+
+    def logits_after(self, end: int, num_tokens: int) -> int:
+        """As `logits_from`, once those before `end` are known. Others are known already where a
+        sequence that was preempted is computed again.
+        """
+        return max(end, self.logits_from(num_tokens))

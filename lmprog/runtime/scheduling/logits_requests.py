@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from lmprog.errors import LmprogError, ModelError
-from lmprog.runtime.scheduling.generation import Generation, ScoredToken
+from lmprog.runtime.scheduling.generation import Generation, ScoredToken, Scoring
 from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,
@@ -21,7 +21,6 @@ from lmprog.runtime.scheduling.sampling_requests import (
     ScoreRequest,
     StepResults,
 )
-from lmprog.runtime.scheduling.scoring import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence
 
 _NONE = range(0)

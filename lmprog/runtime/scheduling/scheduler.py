@@ -150,7 +150,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self._running.sequences and not len(self.waiting)
+        return not (self._running.sequences or self.waiting.places)
 
     # --- calls in and out
 
@@ -280,11 +280,12 @@ class Scheduler:
         self.stats.generated_tokens += num_generated
         for committed in self.hooks.committed:
             committed(plan, accepted, self._step_began)
-        failed = [one for one in progress if one.error is not None]
-        for one in failed:
+        has_failed = False
+        for one in progress:
+            has_failed |= one.error is not None
             if one.not_finite:
                 self.tables.discard_path(one.sequence)
-        if failed:
+        if has_failed:
             self._running.restart_discarded({one.sequence for one in progress if one.ended})
         self.tables.settle()
         self._step_began = self._clock()  # of one planned ahead
@@ -334,7 +335,10 @@ class Scheduler:
     def _count(self, plan: Plan) -> None:
         self._work += 1.0 + plan.num_tokens
         self.stats.see_plan(
-            plan, len(self.running), len(self.waiting), self.config.num_pages - self.pages.num_free
+            plan,
+            len(self._running.sequences),
+            len(self.waiting.places),
+            self.config.num_pages - self.pages.num_free,
         )
 
     def check(self) -> None:

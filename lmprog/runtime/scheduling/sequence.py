@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
-from lmprog.runtime.scheduling.generation import Generation
+from lmprog.runtime.scheduling.generation import Generation, Scoring
 from lmprog.runtime.scheduling.namespaces import SHARED_NAMESPACE, Namespace
-from lmprog.runtime.scheduling.scoring import Scoring
 
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.draft_worth import DraftRecord

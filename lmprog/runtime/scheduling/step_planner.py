@@ -77,8 +77,8 @@ class StepPlanner:
                 sequence.state is SequenceState.RUNNING
             ):  # may have been preempted for an earlier one
                 budget -= self._extend(sequence, budget, rows)
-        self._waiting.refresh()
-        if len(self._waiting):
+        if self._waiting.places:
+            self._waiting.refresh()
             budget = self._admit(rows, budget, (step, now, inf))
         return StepRows(rows, budget, is_bounded)
 
@@ -86,7 +86,7 @@ class StepPlanner:
         """Admits sequences while there is budget for them, as `RunningSequences.admit_next` says.
         Returns what is left of the budget.
         """
-        while budget and len(self._waiting) and len(rows) < self._config.max_rows:
+        while budget and self._waiting.places and len(rows) < self._config.max_rows:
             admitted = self._running.admit_next(*until)
             if admitted is None:
                 break

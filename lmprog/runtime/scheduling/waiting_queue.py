@@ -112,7 +112,8 @@ class WaitingQueue:
         self.limit = limit
         self._look_up = look_up
         self._clients: dict[Hashable, ClientQueue] = {}
-        self._places: dict[Sequence, tuple[Key, OrderedSequences]] = {}
+        self.places: dict[Sequence, tuple[Key, OrderedSequences]] = {}
+        """Of those that wait: the key, and where they stand by it."""
         self._numbers: dict[Sequence, int] = {}
         self._by_program: dict[int | None, dict[Sequence, None]] = {}
         self._arrivals = 0
@@ -120,7 +121,7 @@ class WaitingQueue:
         self._turn = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     def __iter__(self) -> Iterator[Sequence]:
         """Client by client, each in its order."""
@@ -129,7 +130,7 @@ class WaitingQueue:
                 yield sequence
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._places
+        return sequence in self.places
 
     def clients(self) -> list[ClientQueue]:
         """Those that have waiting sequences."""
@@ -246,10 +247,10 @@ class WaitingQueue:
     def _insert_in(self, part: OrderedSequences, sequence: Sequence) -> None:
         key = self.order.key(sequence, self._numbers[sequence])
         part.insert(key, sequence)
-        self._places[sequence] = key, part
+        self.places[sequence] = key, part
 
     def _take_out(self, sequence: Sequence) -> None:
-        key, part = self._places.pop(sequence)
+        key, part = self.places.pop(sequence)
         part.take_out(key, sequence)
 
 

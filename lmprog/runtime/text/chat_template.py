@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, UnknownName
-from lmprog.runtime.documents.checkpoint_documents import json_document
+from lmprog.runtime.documents.checkpoint_documents import (
+    json_document,
+    special_tokens,
+    template_source,
+)
 from lmprog.runtime.text.sandbox import Sandbox
 from lmprog.runtime.text.special_tokens import UNGUARDED, Passage, SpecialTokenGuard
-from lmprog.runtime.text.template_files import special_tokens, template_source
 
 MAX_MESSAGES = 4096
 

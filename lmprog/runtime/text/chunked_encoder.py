@@ -1,9 +1,14 @@
 """Encodes long texts in chunks and keeps the tokens of recent chunks.
 
+A *cut* is a position in a text at which both parts can be tokenised by themselves: between a letter
+and a space before a letter. Where no token of the vocabulary contains a letter and a space after
+it, no merge crosses such a cut, so the two parts have the tokens of the whole. That is checked on
+the vocabulary and tried on a few texts; with a tokenizer that fails either nothing is ever cut.
+
 Programs that share a long beginning (instructions, examples) tokenise it once and not once each. A
-chunk ends at the first cut (`cuts.py`) after so many characters, which depends on nothing that
-comes later, so texts with a common beginning have the same first chunks. At a cut both parts have
-the tokens of the whole, so the result is what encoding in one piece gives.
+chunk ends at the first cut after so many characters, which depends on nothing that comes later, so
+texts with a common beginning have the same first chunks, and their tokens together are what
+encoding in one piece gives.
 
 A text without cuts is one part, however long. Who encodes such a part elsewhere (`encode_alone`,
 in any thread) gives its tokens back (`keep_long`), and `encode` finds them.
@@ -13,15 +18,30 @@ Knows a tokenizer; knows no branch.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
-from lmprog.runtime.text.cuts import Cutter
 from lmprog.runtime.text.quoting import Span, split_spans
 from lmprog.runtime.text.tokenizer import Tokenizer
+
+SHORTEST = 64
+"""Shorter texts, in characters, are not cut."""
+
+_REACH = 1024
+_CUT = re.compile(r"[A-Za-z] (?=[A-Za-z])")
+_OVER_A_SPACE = re.compile(rb"[A-Za-z] ")
+_PROBES = [
+    ("Alpha", " beta gamma"),
+    ("x", " y"),
+    ("the end. So it", " was 12 and"),
+    ("a\n\nb", " c\n"),
+    ("é I", " am"),
+]
 
 CHUNK = 512
 """Characters after which a chunk ends at the next cut."""
@@ -31,6 +51,42 @@ MAX_CHUNKS = 4096
 """Chunks kept, the most recently used ones: some megabytes."""
 MAX_LONG_CHARS = 1_000_000
 """Characters of long parts that are kept: at most some twenty megabytes."""
+
+
+class Cutter:
+    """Finds cuts for one tokenizer; reads its vocabulary on first use."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def last(self, text: str) -> int:
+        """Length of the beginning of `text` whose tokens no later text changes; 0 for none."""
+        if len(text) < SHORTEST or not self.can_cut:
+            return 0
+        last = 0
+        for found in _CUT.finditer(text, max(0, len(text) - _REACH)):
+            last = found.start() + 1
+        return last
+
+    def first(self, text: str, begin: int) -> int:
+        """The first cut at `begin` or later; 0 for none."""
+        found = _CUT.search(text, begin - 1) if self.can_cut else None
+        return 0 if found is None else found.start() + 1
+
+    @cached_property
+    def can_cut(self) -> bool:
+        """Whether no token contains a letter and a space after it."""
+        tokenizer = self._tokenizer
+        for token in range(tokenizer.vocab_size):
+            piece = tokenizer.token_bytes(token)
+            if piece is None:
+                piece = tokenizer.token_text(
+                    token
+                ).encode()  # a special token's name, recognised in text
+            if _OVER_A_SPACE.search(piece):
+                return False
+        encode = tokenizer.encode
+        return all(encode(a + b) == encode(a) + encode(b, start=False) for a, b in _PROBES)
 
 
 class TextPart(NamedTuple):

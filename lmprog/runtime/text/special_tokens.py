@@ -1,4 +1,5 @@
-"""Keeps special tokens that users write into chat messages plain text.
+"""Special tokens in texts: those that users write into chat messages stay plain text; those that
+mark the gaps that a model fills are found.
 
 A template mixes its own text with that of messages, and may trim, cut and compare messages. So the
 conversation is rendered twice: once as it is, and once with the characters that special tokens
@@ -11,7 +12,7 @@ Tags that the template looks for (`</think>`, `<tool_response>`) and that are no
 kept. What a template writes in plain letters (Llama 2's `[INST]`, say) can still be forged: no
 tokenizer can tell it apart.
 
-Knows strings; knows no tokens and no Jinja.
+Knows strings and the names of tokens; knows no Jinja.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.text.quoting import Span, names_pattern
+from lmprog.runtime.text.tokenizer import Tokenizer
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 Write: TypeAlias = "Callable[[Callable[[JsonValue], JsonValue]], str]"
@@ -31,6 +33,15 @@ _TAG = re.compile(r"</?[A-Za-z_][\w.-]*>|\[/?[A-Z_]+\]")
 _PRIVATE = range(0xE000, 0xF900)
 """Private-use characters: those that neither request nor template contain are replacements."""
 _STRUCTURAL = "_\"'`{}\\"
+
+_INFILLS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+)
+"""Before the beginning, before the end, and where the model goes on."""
 
 
 class Passage(NamedTuple):
@@ -190,3 +201,11 @@ def _revealed(text: str, marks: dict[str, str]) -> Passage:
         quoted.append((begin, length))
         last = found.end()
     return Passage("".join([*parts, text[last:]]), tuple(quoted))
+
+
+def infill_texts(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The three texts, each of which is one token; () where the model has none of those known."""
+    for texts in _INFILLS:
+        if all(len(tokenizer.encode(text, start=False)) == 1 for text in texts):
+            return texts
+    return ()

@@ -1,5 +1,5 @@
 """A second tier below the pages of the pool: where evicted keys and values go and come back from.
 
-`second_tier` keeps the index and decides what is read, `storing` what is written and when; a
+`second_tier` keeps the index, and decides what is read, and what is written and when; a
 `PageStore` keeps contents, `disk_store` in a file that outlives the runtime.
 """

@@ -1,8 +1,9 @@
 """A second tier on a file: a thread writes and reads it, so that the loop never waits for a disk.
 
 The thread does everything in the order in which it was asked, so a load sees what was stored before
-it. Contents are copied from and to the pool's pages by the loop alone, between two steps. What
-cannot be written or read costs a line in the log and is not kept; it is never an error.
+it. Contents are copied from and to the pool's pages by the loop alone, between two steps; on their
+way they are in buffers, a bounded number of which is used again and again. What cannot be written
+or read costs a line in the log and is not kept; it is never an error.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from queue import SimpleQueue
 
 from lmprog.runtime.tier.page_file import HEADER_BYTES, PageFile
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey, PageMemory
-from lmprog.runtime.tier.staging import StagingBuffers
 
 log = logging.getLogger("lmprog")
+
+KEPT_BYTES = 4 << 20
+"""Of buffers that nobody uses; the others are given back to the system."""
 
 MOST_STAGED_BYTES = 32 << 20
 """Contents in memory on the way to the file, and as much on the way back; at least one page."""
@@ -29,6 +32,35 @@ CLOSE_SECONDS = 5.0
 MEASURED = 16
 """Pages last copied, written, read. The fastest of them counts: the others waited for processors.
 """
+
+
+class StagingBuffers:
+    """Buffers of `size` bytes each, `most_bytes` of them at a time; at least one."""
+
+    def __init__(self, size: int, most_bytes: int) -> None:
+        self._size = size
+        self._num_left = max(1, most_bytes // size)
+        self._num_kept = max(1, KEPT_BYTES // size)
+        self._unused: list[bytearray] = []
+        self._changed = threading.Condition()
+
+    def take(self, wait: float | None) -> bytearray | None:
+        """A buffer with anything in it; None where none is free for `wait` seconds (None: it waits
+        until there is one).
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._num_left, wait):
+                return None
+            self._num_left -= 1
+            return self._unused.pop() if self._unused else bytearray(self._size)
+
+    def give(self, buffer: bytearray) -> None:
+        """Nobody uses the buffer any more."""
+        with self._changed:
+            self._num_left += 1
+            if len(self._unused) < self._num_kept:
+                self._unused.append(buffer)
+            self._changed.notify()
 
 
 class DiskStore:

@@ -1,7 +1,7 @@
 """What a checkpoint is by its content: digests of its weights and of its config, and whether its
 files are still those that they were.
 
-Weights are read only where nobody has summed them before (`weight_cache.digests`). Knows files;
+Weights are read only where nobody has summed them before (`weight_cache`). Knows files;
 what is computed with them, engines know.
 """
 
