@@ -25,7 +25,7 @@ from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, Problem, response_of
 from lmprog.server.http.middleware import RequestMiddleware, request_id_headers
 from lmprog.server.openai import chat_completions, completions, models
-from lmprog.server.operations import docs_page, operator_routes
+from lmprog.server.operations import api_docs, operator_routes
 from lmprog.server.programs import running_program
 from lmprog.server.responses import responses_routes
 from lmprog.server.sglang import generate, server_info, tokenize
@@ -49,7 +49,7 @@ def route_modules() -> tuple[RouteModule, ...]:
         server_info,
         tokenize,
     )
-    return (*dialects, running_program, operator_routes, docs_page, page)
+    return (*dialects, running_program, operator_routes, api_docs, page)
 
 
 def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
