@@ -30,7 +30,7 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.healing import Healer
-from lmprog.runtime.programs.long_texts import LONG, LongTexts
+from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
 from lmprog.runtime.scheduling.generation import Forcing, Generation, GenerationSettings, Scoring
@@ -82,12 +82,12 @@ class CallBuilder:
         self.tokenizer = tokenizer
         self.tags: frozenset[int] = frozenset()
         """The special tokens that are part of texts: tags of the model's calls."""
-        self._cutter = Cutter(tokenizer)
-        self.encoder = ChunkedEncoder(tokenizer, self._cutter)
-        """For the texts of branches, which often have long beginnings in common."""
         self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
-        self.texts = TextService(tokenizer, limits.vocab_size, limits.longest)
-        self.long_texts = LongTexts(self.encoder, self.texts, tokenising)
+        self._texts = TextService(tokenizer, limits.vocab_size, limits.longest)
+        self._encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
+        """For the texts of branches, which often have long beginnings in common."""
+        self.branch_texts = LongTexts(self._encoder, self._texts, tokenising)
+        """For those that tokenise texts of branches; `constraints` are for those that compile."""
         self._tokenising = tokenising
         self.judged: list[Asked] = []
         """Gens whose judge's texts are being tokenised in a thread."""
@@ -105,7 +105,7 @@ class CallBuilder:
         from lmprog.runtime.programs.judging import Judging
 
         check_fits, thread = self._limits.check_fits, self._tokenising
-        return Judging(self.tokenizer, self.encoder, self.texts, check_fits, thread, self.judged)
+        return Judging(self.tokenizer, self._encoder, self._texts, check_fits, thread, self.judged)
 
     def seed(self, given: int | None) -> int:
         """The seed of a call: the one it names, or a new one."""
@@ -129,27 +129,6 @@ class CallBuilder:
             return tuple(_compiled_at_once(pattern) for pattern in op.sampling.stop_regex)
         begin = self.constraints.begin_stop
         return tuple(begin(pattern, owner) for pattern in op.sampling.stop_regex)
-
-    def check_length(self, branch: RuntimeBranch) -> None:
-        """Raises `ContextOverflow` where the branch's text is too long to be worth tokenising."""
-        if branch.refusal is not None:
-            raise branch.refusal
-        if len(branch.pending) > LONG and not self.long_texts.is_known(branch):
-            self.texts.check_length(branch.pending)
-
-    def tokenise_certain(self, branch: RuntimeBranch) -> None:
-        """Tokenises what later text cannot change, so that forks and options need not do it again.
-
-        Raises `ContextOverflow` where the text is too long to fit at all.
-        """
-        self.check_length(branch)
-        cut = self._cutter.last(branch.pending)
-        if cut:
-            branch.tokenise_up_to(cut, self.encoder)
-
-    def option_tokens(self, branch: RuntimeBranch, option: str) -> array[int]:
-        """The tokens of the branch with `option` after its text."""
-        return branch.tokens_with(self.encoder, option)
 
     def build(self, call: ActiveCall, now: float) -> GenerateRun | SelectRun:
         """The call's sequences, to be submitted. Raises RequestRejected; then nothing changed."""
@@ -209,11 +188,11 @@ class CallBuilder:
                 "constrain their calls."
             )
         if sampling.stop_token_ids:
-            self.texts.check_ids(sampling.stop_token_ids, "stop_token_ids")
+            self._texts.check_ids(sampling.stop_token_ids, "stop_token_ids")
         if sampling.logit_bias:
-            self.texts.check_ids([token for token, _ in sampling.logit_bias], "logit_bias")
+            self._texts.check_ids([token for token, _ in sampling.logit_bias], "logit_bias")
         if sampling.allowed_token_ids:
-            self.texts.check_ids(sampling.allowed_token_ids, "allowed_token_ids")
+            self._texts.check_ids(sampling.allowed_token_ids, "allowed_token_ids")
         prompt = self._prompt(call.branch)
         constraint = call.constraint.result() if call.constraint is not None else None
         return prompt, self._settings(call.branch, prompt, op, sampling, constraint)
@@ -235,8 +214,8 @@ class CallBuilder:
         return made
 
     def _prompt(self, branch: RuntimeBranch) -> array[int]:
-        self.tokenise_certain(branch)
-        prompt = branch.tokens_with(self.encoder)
+        self.branch_texts.tokenise_certain(branch)
+        prompt = branch.tokens_with(self._encoder)
         if not prompt:
             raise InvalidParameter(
                 "the prompt is empty and this model's tokenizer puts nothing before a text; "
@@ -291,7 +270,7 @@ class CallBuilder:
         return TokenRules(
             None if allowed is None else mask_row(sorted(set(allowed)), num_words),
             mask_row([token for token in self.tokenizer.eos_ids if token < size], num_words),
-            BannedSequences(self.texts.spellings(sampling.bad_words)),
+            BannedSequences(self._texts.spellings(sampling.bad_words)),
         )
 
     # --- the judge of a gen
@@ -316,8 +295,8 @@ class CallBuilder:
 
     def _build_select(self, call: ActiveCall, op: wire.Select, now: float) -> SelectRun:
         branch = call.branch
-        self.tokenise_certain(branch)
-        prompt = branch.tokens_with(self.encoder)
+        self.branch_texts.tokenise_certain(branch)
+        prompt = branch.tokens_with(self._encoder)
         if not prompt:
             raise InvalidParameter(
                 "a select needs some text before it; this branch is empty.",
@@ -333,9 +312,9 @@ class CallBuilder:
                 allowed="non-empty texts",
             )
         for option in op.choices:
-            if not self.long_texts.is_known(branch, option):
-                self.texts.check_length(option, "an option")
-        options = [self.option_tokens(branch, option) for option in op.choices]
+            if not self.branch_texts.is_known(branch, option):
+                self._texts.check_length(option, "an option")
+        options = [branch.tokens_with(self._encoder, option) for option in op.choices]
         self._limits.check_fits(max(len(tokens) for tokens in options), 0)
         alone: tuple[int, ...] | None = None
         if op.method == "unconditional_likelihood_normalized":

@@ -28,6 +28,7 @@ from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
+from lmprog.runtime.text.tokenizer import TextEncoder
 
 if TYPE_CHECKING:
     from lmprog.runtime.programs.judging import Ballots
@@ -37,11 +38,16 @@ class Delivery:
     """Takes the scheduler's progress reports to the calls they belong to."""
 
     def __init__(
-        self, scheduler: Scheduler, completion: CallCompletion, calls: CallBuilder
+        self,
+        scheduler: Scheduler,
+        completion: CallCompletion,
+        calls: CallBuilder,
+        encoder: TextEncoder,
     ) -> None:
         self._scheduler = scheduler
         self._completion = completion
         self._calls = calls
+        self._encoder = encoder
         self._tokenizer = calls.tokenizer
 
     def deliver_forced(self, call: ActiveCall, now: float) -> None:
@@ -251,7 +257,7 @@ class Delivery:
         options = read_scores(run.ballot, op.method, self._tokenizer.token_text)
         index = choose(options, op.temperature, self._calls.seed(op.seed))
         choice = op.choices[index]
-        tokens = self._calls.option_tokens(call.branch, choice)
+        tokens = call.branch.tokens_with(self._encoder, choice)
         call.branch.choose(tokens, choice)
         self.move_pin_to(call.branch, tokens)
         reply = wire.Chosen(call.id, index, options, usage_of(run.group))

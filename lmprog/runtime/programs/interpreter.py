@@ -52,7 +52,7 @@ from lmprog.runtime.programs.clients import (
 )
 from lmprog.runtime.programs.completion import Addressed, CallCompletion, Deadlines
 from lmprog.runtime.programs.delivery import Delivery
-from lmprog.runtime.programs.long_texts import LONG
+from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
@@ -86,21 +86,26 @@ class Interpreter:
         self._ready: list[RuntimeBranch] = []
         """Branches that may go on."""
         self._completion = CallCompletion(scheduler, self._ready.append)
+        texts = calls.branch_texts
         self._news = PrefixNews(self._completion.send)
-        self._delivery = Delivery(scheduler, self._completion, calls)
+        self._delivery = Delivery(scheduler, self._completion, calls, texts.encoder)
         self._calls = calls
-        self._runner = BranchRunner(scheduler, self._completion, self._delivery, calls, template)
+        self._texts = texts
+        self._constraints = calls.constraints
+        self._runner = BranchRunner(
+            scheduler, self._completion, self._delivery, calls, texts, template
+        )
         self.welcome = welcome
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
         self._works: list[tuple[Sized, Callable[[], object]]] = [
-            (calls.long_texts.under_way, lambda: calls.long_texts.turn(self._ready.append)),
+            (texts.under_way, lambda: texts.turn(self._ready.append)),
             (calls.judged, lambda: calls.judging.turn()),
         ]
         """What goes on beside steps until it is done: what of it is under way, and its turn."""
-        if calls.constraints is not None:
-            self._works.insert(0, (calls.constraints.under_way, self._compile))
+        if self._constraints is not None:
+            self._works.insert(0, (self._constraints.under_way, self._compile))
         self._snapshots = SnapshotBuilder(
             scheduler,
             calls.tokenizer,
@@ -187,7 +192,7 @@ class Interpreter:
                 self._news.share(client_id, keys)
             case wire.AwaitPrefixes(call=number):
                 self._news.answer(client_id, number)
-            case wire.Encode(text=text) if self._calls.long_texts.is_long(text):
+            case wire.Encode(text=text) if self._texts.is_long(text):
                 self._encode_long(client_id, op)
             case wire.Encode() | wire.Decode() | wire.Describe() | wire.Inspect() | wire.Flush():
                 self._completion.send(client_id, self._answer(client_id, op))
@@ -201,16 +206,16 @@ class Interpreter:
         try:
             match op:
                 case wire.Encode():
-                    return self._calls.texts.encode(op)
+                    return self._texts.service.encode(op)
                 case wire.Decode():
-                    return self._calls.texts.decode(op)
+                    return self._texts.service.decode(op)
                 case wire.Inspect():
                     return self._snapshots.take(client_id, op, self._clock(), self.figures())
                 case wire.Flush():
                     self.scheduler.tree.clear()
                     self.scheduler.tables.scored.clear()
-                    if self._calls.constraints is not None:
-                        self._calls.constraints.flush()
+                    if self._constraints is not None:
+                        self._constraints.flush()
                     trim()
             return wire.Described(op.call, self.figures())
         except LmprogError as error:
@@ -221,13 +226,13 @@ class Interpreter:
             if isinstance(outcome, LmprogError):
                 self._completion.send(client_id, failed(op.call, outcome))
             else:
-                self._completion.send(client_id, self._calls.texts.encoded(op, outcome))
+                self._completion.send(client_id, self._texts.service.encoded(op, outcome))
 
-        self._calls.long_texts.encode(op.text, lambda: client_id in self.clients, reply)
+        self._texts.encode(op.text, lambda: client_id in self.clients, reply)
 
     def figures(self) -> dict[str, float]:
         """Counters, and the state of tree, pages and queue right now."""
-        constraints = self._calls.constraints
+        constraints = self._constraints
         return {
             **runtime_figures(self.scheduler),
             **{f"channel_{name}": float(count) for name, count in self._counters.items()},
@@ -379,7 +384,7 @@ class Interpreter:
 
     def _compile(self) -> None:
         """Workers go on, and branches whose constraints are there."""
-        constraints = self._calls.constraints
+        constraints = self._constraints
         assert constraints is not None, "something is compiled"
         constraints.turn(busy=not self.scheduler.idle)
         for pending in constraints.collect():
@@ -394,8 +399,7 @@ class Interpreter:
     @property
     def is_tokenising(self) -> bool:
         """A long text is tokenised further in the next step."""
-        texts = self._calls.long_texts
-        return bool(texts.under_way) and texts.is_busy
+        return bool(self._texts.under_way) and self._texts.is_busy
 
     @property
     def next_deadline(self) -> float | None:
@@ -412,6 +416,7 @@ class BranchRunner:
         completion: CallCompletion,
         delivery: Delivery,
         calls: CallBuilder,
+        texts: LongTexts,
         template: Callable[[], ChatTemplate],
     ) -> None:
         self._scheduler = scheduler
@@ -419,6 +424,7 @@ class BranchRunner:
         self._completion = completion
         self._delivery = delivery
         self._calls = calls
+        self._texts = texts
         self._template = template
 
     def open(self, branch: RuntimeBranch, lora: str) -> None:
@@ -454,7 +460,7 @@ class BranchRunner:
         if missing is None and op.needs_tokens:
             endings = op.endings
             if endings or len(branch.pending) > LONG:
-                return self._calls.long_texts.missing(branch, endings)
+                return self._texts.missing(branch, endings)
         return missing
 
     def _carry_out(self, branch: RuntimeBranch, op: QueuedOp, now: float) -> None:
@@ -472,7 +478,7 @@ class BranchRunner:
     def _fork(self, branch: RuntimeBranch, fork: BoundFork) -> None:
         if branch.failure is None:
             try:
-                self._calls.tokenise_certain(branch)
+                self._texts.tokenise_certain(branch)
             except LmprogError as error:  # the children are opened all the same, and fail with it
                 self._completion.fail_branch(branch, error)
         unknown: UnknownName | None = None
@@ -510,9 +516,9 @@ class BranchRunner:
                     raise NotSupported("a runtime has no fields for calls; append them as text")
                 branch.append(text, [(0, len(text))] if quoted else ())
             case wire.TokensPiece():
-                self._calls.check_length(branch)
-                tokens, text = self._calls.texts.tokens_of(piece)
-                encoder, piece_of = self._calls.encoder, self._calls.tokenizer.token_bytes
+                self._texts.check_length(branch)
+                tokens, text = self._texts.service.tokens_of(piece)
+                encoder, piece_of = self._texts.encoder, self._calls.tokenizer.token_bytes
                 if piece.heals:
                     branch.heal(tokens, text, encoder, piece_of, piece.rest)
                 else:
@@ -527,7 +533,7 @@ class BranchRunner:
             case wire.RoleEnd(role=role):
                 branch.end_role(role, self._template())
             case wire.Conversation():
-                guard = self._calls.texts.guard
+                guard = self._texts.service.guard
                 written = self._template().converse(
                     piece.messages, piece.tools, guard, piece.variables
                 )
@@ -567,8 +573,8 @@ class BranchRunner:
 
     def _read(self, call: ActiveCall) -> None:
         branch = call.branch
-        self._calls.check_length(branch)
+        self._texts.check_length(branch)
         text = branch.text()
-        tokens = branch.tokens_with(self._calls.encoder)
+        tokens = branch.tokens_with(self._texts.encoder)
         wanted = tuple(tokens) if isinstance(call.op, wire.Read) and call.op.with_tokens else ()
         self._completion.finish(call, wire.TextIs(call.id, text, len(tokens), wanted), [text])

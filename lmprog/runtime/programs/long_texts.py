@@ -1,4 +1,5 @@
-"""Tokenises long texts between steps and beside them, so that others go on meanwhile.
+"""Tokenises the texts of branches: long ones between steps and beside them, so that others go on
+meanwhile.
 
 A text of at most `LONG` characters is tokenised where it is needed. Of longer ones together at most
 about `CHARS_PER_STEP` characters are encoded in a step, a few chunks of each text in turn; what the
@@ -208,6 +209,23 @@ class LongTexts:
             if not self.is_long(part.text) or self.encoder.kept(part) is None:
                 num_unknown += len(part.text)
         return num_unknown <= LONG
+
+    def check_length(self, branch: RuntimeBranch) -> None:
+        """Raises `ContextOverflow` where the branch's text is too long to be worth tokenising."""
+        if branch.refusal is not None:
+            raise branch.refusal
+        if len(branch.pending) > LONG and not self.is_known(branch):
+            self.service.check_length(branch.pending)
+
+    def tokenise_certain(self, branch: RuntimeBranch) -> None:
+        """Tokenises what later text cannot change, so that forks and options need not do it again.
+
+        Raises `ContextOverflow` where the text is too long to fit at all.
+        """
+        self.check_length(branch)
+        cut = self.encoder.cutter.last(branch.pending)
+        if cut:
+            branch.tokenise_up_to(cut, self.encoder)
 
     def encode(
         self,

@@ -106,7 +106,7 @@ class ChunkedEncoder:
 
     def __init__(self, tokenizer: Tokenizer, cutter: Cutter) -> None:
         self._tokenizer = tokenizer
-        self._cutter = cutter
+        self.cutter = cutter
         self._chunks: OrderedDict[TextPart, array[int]] = OrderedDict()
         self._long: OrderedDict[TextPart, array[int]] = OrderedDict()
 
@@ -127,7 +127,7 @@ class ChunkedEncoder:
         """The chunks of a text, each cut off when it is asked for, and what follows the last."""
         spans = tuple(quoted)
         begin = 0  # the rest is never copied: texts may have megabytes
-        while len(text) - begin > CHUNK and (cut := self._cutter.first(text, begin + CHUNK)):
+        while len(text) - begin > CHUNK and (cut := self.cutter.first(text, begin + CHUNK)):
             inside, spans = split_spans(spans, cut - begin)
             yield TextPart(text[begin:cut], inside, start, is_last=False)
             start, begin = False, cut
