@@ -4,10 +4,12 @@ needs more says what to install.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ import lmprog
 from lmprog.native import library
 
 ROOT = Path(lmprog.__file__).parents[1]
-ABSENT = ["torch", "transformers", "safetensors", "fastapi", "uvicorn", "starlette", "pydantic"]
+ABSENT = ["torch", "transformers", "safetensors", "uvloop", "openai", "anthropic", "llguidance"]
 PROGRAM = """
 import sys
 import lmprog
@@ -46,11 +48,31 @@ def ran(light: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=light, capture_output=True, text=True, cwd=ROOT, check=False)
 
 
-def test_a_plain_install_brings_neither_torch_nor_a_server() -> None:
+def test_a_plain_install_brings_a_server_and_no_torch() -> None:
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {one.partition(">")[0] for one in described["dependencies"]}
     assert not names & {*ABSENT, "numba", "scipy"}
-    assert "msgspec" in names
+    assert {"msgspec", "fastapi", "uvicorn"} <= names
+
+
+@needs_kernels
+def test_the_server_answers_a_chat(light: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "lmprog.cli", "serve", "nano", "--port", "0"]
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    head = {"content-type": "application/json"}
+    with subprocess.Popen(
+        command, env=light, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as serving:
+        try:
+            assert serving.stdout is not None
+            url = next(line.split()[1] for line in serving.stdout if line.split()[:1] == ["url"])
+            sent = urllib.request.Request(
+                f"{url}/v1/chat/completions", json.dumps(body).encode(), head
+            )
+            with urllib.request.urlopen(sent, timeout=120) as answer:
+                assert json.load(answer)["choices"]
+        finally:
+            serving.terminate()
 
 
 @needs_kernels
@@ -75,9 +97,7 @@ def test_what_needs_torch_says_so(light: dict[str, str], options: str) -> None:
     assert "needs torch, which is not installed: pip install 'lmprog[torch]'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "extra"), [(["serve", "nano"], "server"), (["doctor", "--gpu"], "cuda")]
-)
+@pytest.mark.parametrize(("command", "extra"), [(["doctor", "--gpu"], "cuda")])
 def test_a_command_that_needs_more_says_what_to_install(
     light: dict[str, str], command: list[str], extra: str
 ) -> None:
