@@ -192,16 +192,11 @@ def test_an_application_whose_runtime_cannot_start_does_not_start() -> None:
         asyncio.run(run())
 
 
-def test_without_the_extra_the_client_side_works_and_the_server_says_what_to_install() -> None:
+def test_programs_load_nothing_of_the_server() -> None:
     code = (
-        "import importlib.util, sys; real = importlib.util.find_spec;"
-        "importlib.util.find_spec = lambda name, *more: "
-        "None if name == 'fastapi' else real(name, *more);"
-        "import lmprog; lmprog.function; lmprog.connect;"
+        "import sys, lmprog; lmprog.function; lmprog.connect;"
         "assert not [n for n in sys.modules if n.split('.')[0] in "
-        "('fastapi', 'starlette', 'uvicorn', 'pydantic')];"
-        "from lmprog.cli import main; sys.exit(main(['serve', 'nano', '--port', '0']))"
+        "('fastapi', 'starlette', 'uvicorn', 'pydantic')]"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "pip install 'lmprog[server]'" in done.stderr
+    assert done.returncode == 0, done.stderr
