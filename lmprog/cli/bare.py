@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -29,7 +29,7 @@ _LOOK = 0.2  # poll interval in seconds for whether the runtime still runs
 
 def run(given: argparse.Namespace) -> int:
     become_other_rank(configured(given.model, options_of(given)))
-    stop = threading.Event()
+    told: list[int] = []  # no event: its lock may be held by this very thread when a signal comes
     with _signals_put_back():
         _on_signals(_interrupt)
         print(f"starting a runtime for {given.model} ...", file=sys.stderr, flush=True)
@@ -41,10 +41,9 @@ def run(given: argparse.Namespace) -> int:
             **options_of(given),
         )
         try:
-            _on_signals(lambda number, frame: stop.set())
+            _on_signals(lambda number, frame: told.append(number))
             _announce(runtime)
-            while runtime.alive and not stop.wait(_LOOK):
-                pass
+            wait_until(told, lambda: runtime.alive)
             asked = runtime.alive
             said = (
                 "stopping"
@@ -58,6 +57,12 @@ def run(given: argparse.Namespace) -> int:
             )  # a second one ends this process; the runtime notices within two seconds
             runtime.close(STOP_GRACE)
     return 0 if asked and runtime.exit_code == 0 else 1
+
+
+def wait_until(told: Sequence[int], is_alive: Callable[[], bool]) -> None:
+    """Returns when a signal has come, or when the runtime has ended."""
+    while is_alive() and not told:
+        time.sleep(_LOOK)
 
 
 def _announce(runtime: RuntimeProcess) -> None:
