@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -161,3 +164,21 @@ def test_equal_settings_are_equal_and_say_what_was_given() -> None:
 def test_the_wires_own_names_are_no_keywords() -> None:
     with pytest.raises(InvalidParameter, match="unknown option 'prompt_logprobs_start'"):
         Sampling(prompt_logprobs_start=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_tokens", 4), ("temperature", 0.5), ("jump", 1)])
+def test_no_code_of_python_runs_while_a_value_is_checked(name: str, value: object) -> None:
+    """An interrupt is raised in it, and lost: msgspec takes what hashing a type raises for no."""
+    seen: list[str] = []
+
+    def see(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.endswith("typing.py"):
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(see)
+    try:
+        with contextlib.suppress(InvalidParameter):
+            sampling_of({name: value})
+    finally:
+        sys.setprofile(None)
+    assert "__hash__" not in seen

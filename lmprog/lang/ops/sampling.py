@@ -9,6 +9,7 @@ its context) are checked by the runtime.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import json
@@ -69,6 +70,18 @@ class SamplingOptions(SamplingKeywords, total=False):
 @functools.cache
 def _declared() -> Mapping[str, Any]:
     return {name: line.type for name, line in wire.SAMPLING_OPTIONS.items()}
+
+
+_HOLDERS: Mapping[str, Any] = {
+    name: msgspec.defstruct(f"Given_{name}", [("value", line.type)])
+    for name, line in wire.SAMPLING_OPTIONS.items()
+}
+"""By option a struct with a value of its type. What msgspec finds out of a struct is kept; of any
+other type it finds it out anew with each value, and an interrupt that comes meanwhile is lost.
+"""
+for _holder in _HOLDERS.values():
+    with contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert({"value": None}, _holder)  # now, and not while a program runs
 
 
 def _bounds(declared: Any) -> str:
@@ -135,11 +148,11 @@ def _plain(name: str, value: object) -> object:
 def _checked(name: str, value: object) -> object:
     declared = _declared()[name]
     try:
-        return msgspec.convert(
-            _plain(name, value) if name in _WRITTEN_OTHERWISE else value, declared
-        )
+        given = {"value": _plain(name, value) if name in _WRITTEN_OTHERWISE else value}
+        return msgspec.convert(given, _HOLDERS[name]).value
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise not_allowed(name, value, _bounds(declared), str(error)) from None
+        why = str(error).replace("$.value", "$").removesuffix(" - at `$`")
+        raise not_allowed(name, value, _bounds(declared), why) from None
 
 
 def _logprob_aliases(given: dict[str, Any]) -> None:
