@@ -28,7 +28,7 @@ from lmprog.lang.streaming import branch_name, callbacks
 from lmprog.lang.streaming.feed import Feed
 
 if TYPE_CHECKING:
-    from lmprog.backends.caching.caching_backend import CachingBackend, RunCache
+    from lmprog.backends.caching import CachingBackend, RunCache
     from lmprog.lang.branches.checkpointed_calls import CheckpointedCalls
     from lmprog.lang.checkpoints.run_progress import Answer, RunProgress
     from lmprog.lang.streaming.trace_events import RunTrace, TraceEvent

@@ -7,8 +7,6 @@ else is an error. Replies are as the wire encodes them; nothing in the file is e
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 import os
@@ -27,6 +25,7 @@ from lmprog.errors import (
     RequestRejected,
     from_wire,
 )
+from lmprog.journal import as_line, reply_of, shown
 
 try:
     import fcntl
@@ -207,7 +206,7 @@ class RunCheckpoint:
                     found = cls(origin)
                 else:
                     found.kept.append(_kept(said))
-            except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RequestRejected(
                     f"{name!r} is no checkpoint, or it is damaged in line {number} ({error})"
                 ) from None
@@ -334,9 +333,9 @@ def _line(kept: Kept) -> dict[str, Any]:
             "call": kept.key,
             "label": kept.label,
             "asks": kept.asks,
-            "gave": _shown(kept.reply),  # for people: it is read from `reply`
+            "gave": shown(kept.reply),  # for people: it is read from `reply`
             "thought_tokens": kept.thought_tokens,
-            "reply": base64.b64encode(wire.encode((kept.reply,))).decode(),
+            "reply": as_line(kept.reply),
         }
     if isinstance(kept, KeptFailure):
         return {
@@ -358,10 +357,7 @@ def _line(kept: Kept) -> dict[str, Any]:
 
 def _kept(said: Mapping[str, Any]) -> Kept:
     if "call" in said:
-        (reply,) = wire.decode_replies(base64.b64decode(said["reply"], validate=True))
-        if not isinstance(reply, wire.CallReply):
-            raise ValueError(f"{type(reply).__name__} is no result")
-        thought = said["thought_tokens"]
+        reply, thought = reply_of(said["reply"]), said["thought_tokens"]
         return KeptCall(said["call"], said["asks"], said["label"], reply, thought)
     if "failed" in said:
         why = said["code"], said["message"], dict(said["details"])
@@ -373,9 +369,3 @@ def _kept(said: Mapping[str, Any]) -> Kept:
     if "won" in said:
         return KeptWinner(said["won"], int(said["place"]), tuple(said["lost"]))
     return KeptQuestion(said["paused"], said["question"])
-
-
-def _shown(reply: wire.CallReply) -> Any:
-    if isinstance(reply, wire.CallDone):
-        return [output.text for output in reply.outputs]
-    return {"option": reply.index}

@@ -94,7 +94,7 @@ def open_run(
     folder = settings.cache or (None if outer is None else outer.cache_folder)
     cache = None
     if folder is not None and not is_rehearsal:
-        from lmprog.backends.caching.caching_backend import RunCache
+        from lmprog.backends.caching import RunCache
 
         cache = RunCache(folder, settings.sampling.given().get("seed") is not None)
         backend = cache.over(backend, None if outer is None else outer.backend)

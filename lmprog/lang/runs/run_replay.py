@@ -13,16 +13,25 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from lmprog import wire
 from lmprog.backends import Backend
-from lmprog.backends.client import Client, ClientCall
+from lmprog.backends.client import ClientCall
 from lmprog.backends.majority import majority
 from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejected
+from lmprog.journal import (
+    Asking,
+    Journal,
+    ProgramCall,
+    is_same,
+    renumbered,
+    shown,
+    wanted_outputs,
+)
 from lmprog.lang.branches.scope import Scope, uncached_backend_of
 
 FORMAT = "lmprog run 1"
@@ -125,7 +134,11 @@ class Recording:
             "vocab_size": self.vocab_size,
             "seed": self.seed,
             "calls": [
-                {"call": call, "label": label, "result": _shown(self.results.get(call))}
+                {
+                    "call": call,
+                    "label": label,
+                    "result": shown(self.results[call]) if call in self.results else None,
+                }
                 for call, label in self.labels.items()
             ],
             "contests": [
@@ -186,29 +199,32 @@ class Recording:
         """
         client = backend.client
         self._check(client.welcome)
-        numbers = _Numbers(client)
+        numbers = defaultdict[int, int](client.number)
         calls: dict[int, ClientCall] = {}
+        journal = Journal()
+        for op in self.ops:
+            journal.add(op)
+        journal.replies.update(self.results)
         with client.together():
-            for op in self.ops:
-                if isinstance(op, wire.Generate | wire.Select):
-                    if op.call in self.results:
-                        again = cast("wire.Generate | wire.Select", numbers.renumbered(op))
-                        calls[op.call] = client.call(again)
+            for op in journal.rebuilt(self.results):
+                again = renumbered(op, numbers.__getitem__)
+                if isinstance(op, Asking) and isinstance(again, Asking):
+                    calls[op.call] = client.call(again)
                 else:
-                    client.post(numbers.renumbered(op))
+                    client.post(again)
         client.flush()  # not at the end of an event loop's turn: its thread waits here
         try:
             outcomes = {call: pending.wait() for call, pending in calls.items()}
         finally:
-            client.post(*(wire.Close(branch) for branch in numbers.branches))
+            branches = (numbers[branch] for op in self.ops for branch in _made_by(op))
+            client.post(*map(wire.Close, branches))
             client.flush()
-        keeps = {op.call: op.keep for op in self.ops if isinstance(op, wire.Generate)}
-        differences = [
-            Difference(self.labels[call], before, now)
-            for call, outcome in outcomes.items()
-            if (before := _described(self.results[call], keeps.get(call)))
-            != (now := _described(outcome, keeps.get(call)))
-        ]
+        differences = []
+        for call, outcome in outcomes.items():
+            op, before = journal.calls[call], self.results[call]
+            if not is_same(op, before, outcome):
+                told = _described(op, before), _described(op, outcome)
+                differences.append(Difference(self.labels[call], *told))
         differences += [
             Difference(
                 f"the {contest.rule} of {len(contest.calls)}",
@@ -237,55 +253,11 @@ class Recording:
             )
 
 
-class _Numbers:
-    """The numbers that branches and calls of a recording have in a new conversation."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._new: dict[int, int] = {}
-        self.branches: list[int] = []
-
-    def _of(self, old: int) -> int:
-        if old not in self._new:
-            self._new[old] = self._client.number()
-        return self._new[old]
-
-    def _opened(self, old: int) -> int:
-        self.branches.append(self._of(old))
-        return self._of(old)
-
-    def renumbered(self, op: wire.Op) -> wire.Op:
-        """The op with new numbers, and without a deadline."""
-        match op:
-            case wire.Open():
-                return wire.Open(self._opened(op.branch), op.salt, lora=op.lora)
-            case wire.Append():
-                return wire.Append(
-                    self._of(op.branch), tuple(self._piece(piece) for piece in op.pieces)
-                )
-            case wire.Fork():
-                children = tuple(self._opened(child) for child in op.children)
-                return wire.Fork(self._of(op.branch), children, op.lora)
-            case wire.Generate():
-                numbers = (self._of(op.branch), self._of(op.call))
-                return wire.Generate(
-                    *numbers,
-                    op.sampling,
-                    op.constraint,
-                    heal=op.heal,
-                    keep=op.keep,
-                    judge=op.judge,
-                    tools=op.tools,
-                )
-            case wire.Select():
-                numbers = (self._of(op.branch), self._of(op.call))
-                return wire.Select(*numbers, op.choices, op.method, op.temperature, op.seed)
-        raise RequestRejected(f"a saved run does not hold {type(op).__name__}")
-
-    def _piece(self, piece: wire.Piece) -> wire.Piece:
-        if isinstance(piece, wire.Ref):
-            return wire.Ref(self._of(piece.call), piece.index)
-        return wire.Gained(self._of(piece.branch)) if isinstance(piece, wire.Gained) else piece
+def _made_by(op: wire.Op) -> tuple[int, ...]:
+    """The branches that come with it."""
+    if isinstance(op, wire.Open):
+        return (op.branch,)
+    return op.children if isinstance(op, wire.Fork) else ()
 
 
 def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
@@ -308,29 +280,21 @@ def _outputs(result: wire.CallReply) -> tuple[wire.Output, ...]:
     return result.outputs if isinstance(result, wire.CallDone) else ()
 
 
-def _described(outcome: object, keep: wire.Keep | None = None) -> str:
-    """All that is compared of an outcome, as text. Where one of several was kept, how far others
-    came is not.
-    """
+def _described(op: ProgramCall, outcome: object) -> str:
+    """What is compared of an outcome, as text."""
     if isinstance(outcome, wire.Chosen):
         return f"option {outcome.index}"
     if isinstance(outcome, wire.CallDone):
-        outputs = outcome.outputs if keep in (None, "first") else outcome.outputs[:1]
-        shown = [
-            (wire.text_with_calls(output.text, output.calls), output.tokens) for output in outputs
+        outputs = [
+            (wire.text_with_calls(output.text, output.calls), output.tokens)
+            for output in wanted_outputs(op, outcome)
         ]
-        return " and ".join(f"{text!r} {list(tokens)}" for text, tokens in shown)
+        return " and ".join(f"{text!r} {list(tokens)}" for text, tokens in outputs)
     return (
         f"{type(outcome).__name__}: {outcome}"
         if isinstance(outcome, LmprogError)
         else repr(outcome)
     )
-
-
-def _shown(result: wire.CallReply | None) -> Any:
-    if isinstance(result, wire.CallDone):
-        return [wire.text_with_calls(output.text, output.calls) for output in result.outputs]
-    return None if result is None else {"option": result.index}
 
 
 def replay(path: str | Path, backend: Backend | None = None) -> Replayed:
