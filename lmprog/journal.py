@@ -128,9 +128,16 @@ def shown(reply: wire.CallReply) -> Any:
     return {"option": reply.index}
 
 
-def as_line(reply: wire.CallReply) -> str:
-    """A reply in a line of a file."""
-    return base64.b64encode(wire.encode((reply,))).decode()
+def as_line(message: wire.Op | wire.CallReply) -> str:
+    """An op or a reply in a line of a file."""
+    frame: tuple[Any, ...] = (message,)
+    return base64.b64encode(wire.encode(frame)).decode()
+
+
+def op_of(line: str) -> wire.Op:
+    """Raises ValueError where the line is none."""
+    (op,) = wire.decode_ops(base64.b64decode(line, validate=True))
+    return op
 
 
 def reply_of(line: str) -> wire.CallReply:

@@ -132,7 +132,7 @@ _API_LIBRARIES = ("openai", "anthropic", "litellm", "httpx2", "jsonschema")
 DOORS = {
     "zmq": "lmprog.transport",
     "msgspec": "lmprog.wire lmprog.journal lmprog.fleet lmprog.cli.run lmprog.launch.parent_pipe "
-    "lmprog.lang.ops.sampling lmprog.runtime.kv_events "
+    "lmprog.lang.ops.sampling lmprog.lang.checkpoints lmprog.runtime.kv_events "
     "lmprog.backends.blackbox lmprog.backends.caching lmprog.server",
     **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
     "fastapi": "lmprog.server lmprog.ray.serve_gateway",

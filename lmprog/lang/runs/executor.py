@@ -143,6 +143,7 @@ def _failed(run: Run[Any], error: BaseException, why: BaseException) -> None:
     scope, progress = run.scope, run.scope.record.progress
     if progress is not None and scope.place == "":
         progress.ended_by(error)
+    scope.end_record()
     run.fail(why if progress is None or progress.paused is None else progress.paused)
 
 
@@ -171,6 +172,7 @@ def execute(job: Job, run: Run[Any]) -> None:
         if not isinstance(error, Exception):
             raise
     else:
+        run.scope.end_record()
         run.end(value)
     finally:
         scopes.current.reset(token)
@@ -206,6 +208,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
             raise
     else:
+        run.scope.end_record()
         run.end(value)
     finally:
         run.scope.stop, stop.is_over = None, True

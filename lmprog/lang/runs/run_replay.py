@@ -1,8 +1,8 @@
 """Doing a saved run again: the ops that it posted, with their seeds, and the results that it had,
 token for token.
 
-The file is JSON: who ran what on which model, the calls and their texts for people to read, and ops
-and replies as the wire encodes them. The program's own code is not run again, so a replay needs no
+The file has the ops as the wire encodes them, and the results with their calls' names. The
+program's own code is not run again, so a replay needs no
 part of it. What the run cancelled, or what failed, is left out: how far that went was a matter of
 time. So who lost a contest does not run again, and who won a race is taken from the file; the
 majority of a vote is found again from what its calls give now.
@@ -10,9 +10,6 @@ majority of a vote is found again from what its calls give now.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,19 +19,25 @@ from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.client import ClientCall
 from lmprog.backends.majority import majority
-from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejected
+from lmprog.errors import LmprogError, ModelError, RequestRejected
 from lmprog.journal import (
     Asking,
     Journal,
     ProgramCall,
     is_same,
     renumbered,
-    shown,
     wanted_outputs,
 )
 from lmprog.lang.branches.scope import Scope, uncached_backend_of
-
-FORMAT = "lmprog run 1"
+from lmprog.lang.checkpoints import checkpoint_file
+from lmprog.lang.checkpoints.checkpoint_file import (
+    KeptCall,
+    Line,
+    RunCheckpoint,
+    RunOrigin,
+    SavedContest,
+    SavedOp,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,40 +72,14 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """A contest that had a winner: the calls that took part, and whose result was taken."""
-
-    rule: str
-    calls: tuple[int, ...]
-    won: int
-
-    def again(self, outcomes: Mapping[int, object]) -> int:
-        """Who wins with these outcomes."""
-        if self.rule == "first":
-            return self.won  # the first in time: a fact of that run
-        ended = {at: outcomes[call] for at, call in enumerate(self.calls) if call in outcomes}
-        texts = {
-            at: done.outputs[0].text.strip()
-            for at, done in ended.items()
-            if isinstance(done, wire.CallDone)
-        }
-        place = majority(texts, 0)
-        if place is None or texts[place] == texts.get(self.calls.index(self.won)):
-            return self.won  # of equal results, the one that was there when it was decided
-        return self.calls[place]
-
-
-@dataclass(frozen=True, slots=True)
 class Recording:
     """A run that is over: where it ran, what it posted, what came of it."""
 
-    model: str
-    vocab_size: int
-    seed: int
+    origin: RunOrigin
     labels: Mapping[int, str]
     ops: tuple[wire.Op, ...]
     results: Mapping[int, wire.CallReply]
-    contests: tuple[Decided, ...] = ()
+    contests: tuple[SavedContest, ...] = ()
 
     @classmethod
     def of(cls, scope: Scope) -> Recording:
@@ -115,81 +92,41 @@ class Recording:
             if isinstance(outcome, wire.CallReply):
                 results[gen.call.id] = outcome
         contests = tuple(
-            Decided(contest.rule, contest.calls, contest.won)
+            SavedContest(contest.rule, contest.calls, contest.won)
             for contest in scope.contests
             if contest.won is not None
             and labels.keys() >= set(contest.calls)  # also of runs within this one
         )
         ops = tuple(_alone(op, scope, labels) for op in list(scope.posted))
-        return cls(welcome.model, welcome.vocab_size, scope.seed, labels, ops, results, contests)
+        origin = RunOrigin("", {}, {}, welcome.model, welcome.vocab_size, scope.seed)
+        return cls(origin, labels, ops, results, contests)
 
     # --- files
 
     def write(self, path: Path) -> None:
-        replies = tuple(self.results.values())
-        about = {
-            "format": FORMAT,
-            "protocol": wire.PROTOCOL_VERSION,
-            "model": self.model,
-            "vocab_size": self.vocab_size,
-            "seed": self.seed,
-            "calls": [
-                {
-                    "call": call,
-                    "label": label,
-                    "result": shown(self.results[call]) if call in self.results else None,
-                }
-                for call, label in self.labels.items()
-            ],
-            "contests": [
-                {"rule": contest.rule, "calls": contest.calls, "won": contest.won}
-                for contest in self.contests
-            ],
-            "ops": base64.b64encode(wire.encode(self.ops)).decode(),
-            "replies": base64.b64encode(wire.encode(replies)).decode(),
-        }
-        path.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n")
+        calls = [
+            KeptCall(str(call), "", self.labels[call], reply)
+            for call, reply in self.results.items()
+        ]
+        lines: list[Line] = [*map(SavedOp, self.ops), *calls, *self.contests]
+        checkpoint_file.write(path, self.origin, lines, "saved run")
 
     @classmethod
     def read(cls, path: Path) -> Recording:
         """Raises `RequestRejected` for a file that is no saved run, `ProtocolError` for one of
         another version.
         """
-        try:
-            about = json.loads(path.read_text())
-            known = about["format"], about["protocol"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RequestRejected(
-                f"{str(path)!r} is no saved run ({type(error).__name__}: {error})"
-            ) from None
-        if known != (FORMAT, wire.PROTOCOL_VERSION):
-            raise ProtocolError(
-                f"{str(path)!r} is of format {known[0]!r}, protocol {known[1]}; "
-                f"this version reads {FORMAT!r}, protocol {wire.PROTOCOL_VERSION}"
-            )
-        try:
-            replies = wire.decode_replies(base64.b64decode(about["replies"], validate=True))
-            results = {reply.call: reply for reply in replies if isinstance(reply, wire.CallReply)}
-            labels = {int(call["call"]): str(call["label"]) for call in about["calls"]}
-            ops = wire.decode_ops(base64.b64decode(about["ops"], validate=True))
-            contests = tuple(
-                Decided(
-                    str(contest["rule"]), tuple(map(int, contest["calls"])), int(contest["won"])
-                )
-                for contest in about.get("contests", [])
-            )
-            model, vocab_size, seed = (
-                str(about["model"]),
-                int(about["vocab_size"]),
-                int(about["seed"]),
-            )
-            if not all(contest.won in contest.calls for contest in contests) or any(
-                call not in labels for contest in contests for call in contest.calls
-            ):
-                raise ValueError("a contest of calls that are not there")
-            return cls(model, vocab_size, seed, labels, ops, results, contests)
-        except (wire.MalformedFrame, binascii.Error, ValueError, KeyError, TypeError) as error:
-            raise RequestRejected(f"the saved run {str(path)!r} is damaged ({error})") from None
+        saved = RunCheckpoint.read(path, "saved run")
+        calls = [one for one in saved.kept if isinstance(one, KeptCall)]
+        labels = {one.reply.call: one.label for one in calls}
+        results = {one.reply.call: one.reply for one in calls}
+        asked = {op.call for op in saved.ops if isinstance(op, Asking)}
+        contests = tuple(saved.contests)
+        told = {*results, *(call for one in contests for call in one.calls)}
+        winners = all(one.won in results and one.won in one.calls for one in contests)
+        if not (told <= asked and winners):
+            raise RequestRejected(f"{str(path)!r} is no saved run: it has results of no calls")
+        return cls(saved.origin, labels, tuple(saved.ops), results, contests)
 
     # --- doing it again
 
@@ -198,7 +135,9 @@ class Recording:
         model.
         """
         client = backend.client
-        self._check(client.welcome)
+        another = self.origin.another_model(client.welcome)
+        if another is not None:
+            raise ModelError(f"the run {another}; replay it on a runtime with the run's model")
         numbers = defaultdict[int, int](client.number)
         calls: dict[int, ClientCall] = {}
         journal = Journal()
@@ -232,25 +171,29 @@ class Recording:
                 self.labels[now_won],
             )
             for contest in self.contests
-            if (now_won := contest.again(outcomes)) != contest.won
+            if (now_won := _won_again(contest, outcomes)) != contest.won
         ]
         tokens = sum(
             len(output.tokens) for done in self.results.values() for output in _outputs(done)
         )
-        num_skipped = len(self.labels) - len(calls)
+        num_skipped = sum(isinstance(op, Asking) for op in self.ops) - len(calls)
         return Replayed(len(calls), tokens, num_skipped, tuple(differences), len(self.contests))
 
-    def _check(self, welcome: wire.Welcome) -> None:
-        same_name = (
-            Path(welcome.model).name == Path(self.model).name
-        )  # a folder may stand elsewhere
-        if not same_name or welcome.vocab_size != self.vocab_size:
-            raise ModelError(
-                f"the run was made with model {self.model!r} ({self.vocab_size:,} tokens), "
-                "and this runtime has "
-                f"{welcome.model!r} ({welcome.vocab_size:,} tokens); replay it on a runtime "
-                "with the run's model"
-            )
+
+def _won_again(contest: SavedContest, outcomes: Mapping[int, object]) -> int:
+    """Who wins with these outcomes."""
+    if contest.rule == "first":
+        return contest.won  # the first in time: a fact of that run
+    ended = {at: outcomes[call] for at, call in enumerate(contest.calls) if call in outcomes}
+    texts = {
+        at: done.outputs[0].text.strip()
+        for at, done in ended.items()
+        if isinstance(done, wire.CallDone)
+    }
+    place = majority(texts, 0)
+    if place is None or texts[place] == texts.get(contest.calls.index(contest.won)):
+        return contest.won  # of equal results, the one that was there when it was decided
+    return contest.calls[place]
 
 
 def _made_by(op: wire.Op) -> tuple[int, ...]:
