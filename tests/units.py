@@ -151,7 +151,7 @@ DOORS = {
     "outlines": "lmprog.lang.ops.outlines_terms",
     "outlines_core": "lmprog.lang.ops.schema_regex",
     "yaml": "lmprog.server.options.configuration",
-    "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.run_tracing",
+    "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.trace_file",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
     "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",
     "rich": "lmprog.cli",
