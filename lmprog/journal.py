@@ -104,7 +104,10 @@ def is_same(op: ProgramCall, before: object, now: object) -> bool:
         return before.index == now.index
     if isinstance(before, wire.CallDone) and isinstance(now, wire.CallDone):
         first, second = (
-            [(one.text, one.tokens, one.calls) for one in wanted_outputs(op, reply)]
+            [
+                (wire.text_with_calls(one.text, one.calls), one.tokens)
+                for one in wanted_outputs(op, reply)
+            ]
             for reply in (before, now)
         )
         return first == second

@@ -155,17 +155,13 @@ def test_a_difference_names_the_call_and_both_results(
 ) -> None:
     run = program.using(backend=backend, ignore_eos=True).run("the question ")
     recording = Recording.of(run.scope)
-    call, done = next(
-        (call, result)
-        for call, result in recording.results.items()
-        if isinstance(result, wire.CallDone)
-    )
+    call, kept = next(iter(recording.calls.items()))
+    done = kept.reply
+    assert isinstance(done, wire.CallDone)
     output = wire.Output("other", (1, 2), "stop")
-    wrong = {
-        **recording.results,
-        call: wire.CallDone(call, (output, *done.outputs[1:]), done.usage),
-    }
-    replayed = dataclasses.replace(recording, results=wrong).replay(backend)
+    other = wire.CallDone(call, (output, *done.outputs[1:]), done.usage)
+    wrong = {**recording.calls, call: dataclasses.replace(kept, reply=other)}
+    replayed = dataclasses.replace(recording, calls=wrong).replay(backend)
     assert not replayed.is_same
     [difference] = replayed.differences
     assert difference.label == "first"

@@ -1,17 +1,16 @@
 """Doing a saved run again: the ops that it posted, with their seeds, and the results that it had,
 token for token.
 
-The file has the ops as the wire encodes them, and the results with their calls' names. The
-program's own code is not run again, so a replay needs no
-part of it. What the run cancelled, or what failed, is left out: how far that went was a matter of
-time. So who lost a contest does not run again, and who won a race is taken from the file; the
-majority of a vote is found again from what its calls give now.
+The file is that of a checkpoint, with the ops besides. The program's own code is not run again, so
+a replay needs no part of it. What the run cancelled, or what failed, is left out: how far that went
+was a matter of time. So who lost a contest does not run again, and who won a race is taken from the
+file; the majority of a vote is found again from what its calls give now.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,39 +75,35 @@ class Recording:
     """A run that is over: where it ran, what it posted, what came of it."""
 
     origin: RunOrigin
-    labels: Mapping[int, str]
     ops: tuple[wire.Op, ...]
-    results: Mapping[int, wire.CallReply]
+    calls: Mapping[int, KeptCall]
+    """Those that were answered, by their numbers in the ops."""
     contests: tuple[SavedContest, ...] = ()
 
     @classmethod
     def of(cls, scope: Scope) -> Recording:
         welcome = scope.client.welcome
-        labels: dict[int, str] = {}
-        results: dict[int, wire.CallReply] = {}
+        own = {gen.call.id for gen in scope.gens}
+        calls: dict[int, KeptCall] = {}
         for number, gen in enumerate(scope.gens, 1):
-            labels[gen.call.id] = gen.name or f"{'select' if gen.is_select else 'gen'} {number}"
             outcome = gen.call.wait(0) if gen.call.done() else None
             if isinstance(outcome, wire.CallReply):
-                results[gen.call.id] = outcome
+                label = gen.name or f"{gen.kind} {number}"
+                calls[gen.call.id] = KeptCall(gen.key, "", label, outcome)
         contests = tuple(
             SavedContest(contest.rule, contest.calls, contest.won)
             for contest in scope.contests
             if contest.won is not None
-            and labels.keys() >= set(contest.calls)  # also of runs within this one
+            and own.issuperset(contest.calls)  # also of runs within this one
         )
-        ops = tuple(_alone(op, scope, labels) for op in list(scope.posted))
+        ops = tuple(_alone(op, scope, own) for op in list(scope.posted))
         origin = RunOrigin("", {}, {}, welcome.model, welcome.vocab_size, scope.seed)
-        return cls(origin, labels, ops, results, contests)
+        return cls(origin, ops, calls, contests)
 
     # --- files
 
     def write(self, path: Path) -> None:
-        calls = [
-            KeptCall(str(call), "", self.labels[call], reply)
-            for call, reply in self.results.items()
-        ]
-        lines: list[Line] = [*map(SavedOp, self.ops), *calls, *self.contests]
+        lines: list[Line] = [*map(SavedOp, self.ops), *self.calls.values(), *self.contests]
         checkpoint_file.write(path, self.origin, lines, "saved run")
 
     @classmethod
@@ -117,16 +112,13 @@ class Recording:
         another version.
         """
         saved = RunCheckpoint.read(path, "saved run")
-        calls = [one for one in saved.kept if isinstance(one, KeptCall)]
-        labels = {one.reply.call: one.label for one in calls}
-        results = {one.reply.call: one.reply for one in calls}
+        calls = {one.reply.call: one for one in saved.kept if isinstance(one, KeptCall)}
         asked = {op.call for op in saved.ops if isinstance(op, Asking)}
         contests = tuple(saved.contests)
-        told = {*results, *(call for one in contests for call in one.calls)}
-        winners = all(one.won in results and one.won in one.calls for one in contests)
-        if not (told <= asked and winners):
+        told = {*calls, *(call for one in contests for call in one.calls)}
+        if told - asked or any(one.won not in {*one.calls} & {*calls} for one in contests):
             raise RequestRejected(f"{str(path)!r} is no saved run: it has results of no calls")
-        return cls(saved.origin, labels, tuple(saved.ops), results, contests)
+        return cls(saved.origin, tuple(saved.ops), calls, contests)
 
     # --- doing it again
 
@@ -139,45 +131,45 @@ class Recording:
         if another is not None:
             raise ModelError(f"the run {another}; replay it on a runtime with the run's model")
         numbers = defaultdict[int, int](client.number)
-        calls: dict[int, ClientCall] = {}
+        asked: dict[int, ClientCall] = {}
         journal = Journal()
         for op in self.ops:
             journal.add(op)
-        journal.replies.update(self.results)
         with client.together():
-            for op in journal.rebuilt(self.results):
+            for op in journal.rebuilt(self.calls):
                 again = renumbered(op, numbers.__getitem__)
                 if isinstance(op, Asking) and isinstance(again, Asking):
-                    calls[op.call] = client.call(again)
+                    asked[op.call] = client.call(again)
                 else:
                     client.post(again)
         client.flush()  # not at the end of an event loop's turn: its thread waits here
         try:
-            outcomes = {call: pending.wait() for call, pending in calls.items()}
+            outcomes = {call: pending.wait() for call, pending in asked.items()}
         finally:
             branches = (numbers[branch] for op in self.ops for branch in _made_by(op))
             client.post(*map(wire.Close, branches))
             client.flush()
         differences = []
         for call, outcome in outcomes.items():
-            op, before = journal.calls[call], self.results[call]
-            if not is_same(op, before, outcome):
-                told = _described(op, before), _described(op, outcome)
-                differences.append(Difference(self.labels[call], *told))
+            op, before = journal.calls[call], self.calls[call]
+            if not is_same(op, before.reply, outcome):
+                told = _described(op, before.reply), _described(op, outcome)
+                differences.append(Difference(before.label, *told))
         differences += [
             Difference(
                 f"the {contest.rule} of {len(contest.calls)}",
-                self.labels[contest.won],
-                self.labels[now_won],
+                self.calls[contest.won].label,
+                self.calls[now_won].label,
             )
             for contest in self.contests
             if (now_won := _won_again(contest, outcomes)) != contest.won
         ]
-        tokens = sum(
-            len(output.tokens) for done in self.results.values() for output in _outputs(done)
-        )
-        num_skipped = sum(isinstance(op, Asking) for op in self.ops) - len(calls)
-        return Replayed(len(calls), tokens, num_skipped, tuple(differences), len(self.contests))
+        results = [one.reply for one in self.calls.values()]
+        outputs = [one.outputs for one in results if isinstance(one, wire.CallDone)]
+        num_tokens = sum(len(output.tokens) for several in outputs for output in several)
+        num_skipped = len(journal.calls) - len(asked)
+        counts = len(asked), num_tokens, num_skipped
+        return Replayed(*counts, tuple(differences), len(self.contests))
 
 
 def _won_again(contest: SavedContest, outcomes: Mapping[int, object]) -> int:
@@ -203,7 +195,7 @@ def _made_by(op: wire.Op) -> tuple[int, ...]:
     return op.children if isinstance(op, wire.Fork) else ()
 
 
-def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
+def _alone(op: wire.Op, scope: Scope, own: Container[int]) -> wire.Op:
     """The op with the results of other runs, such as the one around this one, as their texts."""
     if not isinstance(op, wire.Append):
         return op
@@ -217,10 +209,6 @@ def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
         )
 
     return wire.Append(op.branch, tuple(known(piece) for piece in op.pieces))
-
-
-def _outputs(result: wire.CallReply) -> tuple[wire.Output, ...]:
-    return result.outputs if isinstance(result, wire.CallDone) else ()
 
 
 def _described(op: ProgramCall, outcome: object) -> str:
