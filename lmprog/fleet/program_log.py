@@ -92,11 +92,12 @@ class ProgramLog:
 
     def take(self, op: wire.Op) -> None:
         """One more op of the program."""
-        if isinstance(op, wire.Append):
-            self._spoil_by_reference(op)
         self.ops.append(op)
         self.size += _size(op)
-        if isinstance(op, wire.Open):
+        if isinstance(op, wire.Append):
+            if self.moves:
+                self._spoil_by_reference(op)
+        elif isinstance(op, wire.Open):
             self.open_branches.add(op.branch)
         elif isinstance(op, wire.Fork):
             self.open_branches.update(op.children)
@@ -130,15 +131,13 @@ class ProgramLog:
         """A reference to a call that failed before a move fails the branch as it would have."""
         for piece in op.pieces:
             reply = self.replies.get(piece.call) if isinstance(piece, wire.Ref) else None
-            if self.moves and isinstance(reply, wire.Failed):
+            if isinstance(reply, wire.Failed):
                 self._spoiled.setdefault(op.branch, reply)
 
-    def cause_of(self, op: wire.Op) -> LmprogError | None:
+    def cause_of(self, op: ProgramCall) -> LmprogError | None:
         """Why a call cannot be asked: its branch has failed, though its new replica may not
         know.
         """
-        if not isinstance(op, ProgramCall):
-            return None
         cause = self._spoiled.get(op.branch)
         return None if cause is None else from_wire(cause.code, cause.message, cause.details)
 
