@@ -151,12 +151,11 @@ class Router:
         """Ops of the client, in order."""
         frames: Frames = {}
         for op in ops:
-            if isinstance(op, EveryReplica | AnyReplica):
-                self._ask([op])
-                continue
             program = self._program_of(op)
             if program is not None:
                 self._take(program, op, frames)
+            elif isinstance(op, EveryReplica | AnyReplica):
+                self._ask([op])
             elif isinstance(op, ProgramCall):
                 self._fail_call(op.call, UnknownName(f"there is no branch {op.branch}"))
         self.outgoing.extend(frames.items())
@@ -178,24 +177,30 @@ class Router:
 
     def _take(self, program: RoutedProgram, op: wire.Op, frames: Frames) -> None:
         """One op of a program: now, or when the results that it refers to are known."""
-        if isinstance(op, wire.Fork):
+        is_early = False
+        if isinstance(op, wire.Append):
+            is_early = self._is_early(program, op)
+        elif isinstance(op, wire.Fork):
             self._branches.update(dict.fromkeys(op.children, program))
             program.branches.update(op.children)
         elif isinstance(op, ProgramCall):
             self._calls[op.call] = program
             program.calls.add(op.call)
-        if program.held or self._is_early(program, op):
+        if program.held or is_early:
             program.held.append(op)
             self._holding[id(program)] = program
         else:
             self._accept(program, op, frames)
 
     def _accept(self, program: RoutedProgram, op: wire.Op, frames: Frames) -> None:
-        failure = program.failure or program.log.cause_of(op)
-        if failure is not None and isinstance(op, ProgramCall):
-            self._fail_call(op.call, failure)
-            return
-        op = self._resolved(program, _seeded(op, self._draw))
+        if isinstance(op, wire.Append):
+            op = self._resolved(program, op)
+        elif isinstance(op, ProgramCall):
+            failure = program.failure or program.log.cause_of(op)
+            if failure is not None:
+                self._fail_call(op.call, failure)
+                return
+            op = _seeded(op, self._draw)
         program.log.take(op)
         if program.home is not None:
             sent = program.log.journal.without_unknown(op) if isinstance(op, wire.Append) else op
@@ -212,10 +217,8 @@ class Router:
         other = self._calls.get(piece.call)
         return None if other is program else other
 
-    def _is_early(self, program: RoutedProgram, op: wire.Op) -> bool:
+    def _is_early(self, program: RoutedProgram, op: wire.Append) -> bool:
         """Whether it refers to a result of another program that is not known yet."""
-        if not isinstance(op, wire.Append):
-            return False
         for piece in op.pieces:
             other = self._elsewhere(program, piece)
             if other is None or other.failure is not None:
@@ -225,10 +228,8 @@ class Router:
                 return True
         return False
 
-    def _resolved(self, program: RoutedProgram, op: wire.Op) -> wire.Op:
+    def _resolved(self, program: RoutedProgram, op: wire.Append) -> wire.Append:
         """The op with the texts of other programs' results in place of references to them."""
-        if not isinstance(op, wire.Append):
-            return op
         others = [self._elsewhere(program, piece) for piece in op.pieces]
         if not any(others):
             return op
@@ -307,7 +308,10 @@ class Router:
         """Ops that waited for a result go on, each program's in order."""
         for program in list(self._holding.values()):
             frames: Frames = {}
-            while program.held and not self._is_early(program, program.held[0]):
+            while program.held:
+                op = program.held[0]
+                if isinstance(op, wire.Append) and self._is_early(program, op):
+                    break
                 self._accept(program, program.held.popleft(), frames)
             if not program.held:
                 self._holding.pop(id(program), None)
@@ -393,8 +397,8 @@ class Router:
             self._homeless.remove(program)
 
 
-def _seeded(op: wire.Op, draw: random.Random) -> wire.Op:
-    """The op with a seed where it has none, so that it can be done again on another replica."""
+def _seeded(op: ProgramCall, draw: random.Random) -> ProgramCall:
+    """The call with a seed where it has none, so that it can be done again on another replica."""
     if isinstance(op, wire.Generate) and op.sampling.seed is None:
         sampling = msgspec.structs.replace(op.sampling, seed=draw.getrandbits(63))
         return msgspec.structs.replace(op, sampling=sampling)
