@@ -213,6 +213,24 @@ class Gen(PendingCall, Generic[T]):
             f"{self!r} is a pending result, not a sequence; read its .value, or await it"
         )
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copying looks for such names before there is anything to show
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self!r} is a pending result without {name!r}; to ask what the model wrote for it, "
+            "read its .value, or await it"
+        )
+
+    def _refuse(self, *others: object) -> Any:
+        raise TypeError(
+            f"{self!r} is a pending result, and nothing can be computed with it; read its .value, "
+            "or await it. To join it with text without waiting, write an f-string, or append both"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __rtruediv__ = __mod__ = __getitem__ = __contains__ = __len__ = __int__ = __float__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self!r} is a pending result and neither true nor false; read its .value, or await it"
