@@ -170,7 +170,11 @@ _DATE_PARTS = rf"({_COUNT}Y({_COUNT}M({_COUNT}D)?)?|{_COUNT}M({_COUNT}D)?|{_COUN
 _NETWORK4 = (
     rf"({BYTE}\.0\.0\.0/8|{BYTE}\.{BYTE}\.0\.0/16|{BYTE}\.{BYTE}\.{BYTE}\.0/24|{IPV4}(/32)?)"
 )
-_NETWORK6 = rf"{IPV6}(/128)?"
+_NETWORK6 = (
+    "("
+    + "|".join(rf"([0-9A-Fa-f]{{1,4}}:){{{groups}}}:/{16 * groups}" for groups in (1, 2, 3, 4))
+    + rf"|{IPV6}(/128)?)"
+)
 _PREFIX4, _PREFIX6 = r"(/(3[0-2]|[12]?\d))?", r"(/(12[0-8]|1[01]\d|[1-9]?\d))?"
 
 

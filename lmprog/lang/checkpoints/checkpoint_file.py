@@ -179,11 +179,13 @@ class RunCheckpoint:
 
     @classmethod
     def read(cls, path: Path) -> RunCheckpoint:
-        """Raises `RequestRejected` for a file that is no checkpoint or is damaged, `ProtocolError`
-        for one of another version.
+        """Raises `FileNotFoundError`, `RequestRejected` for a file that is no checkpoint or is
+        damaged, `ProtocolError` for one of another version.
         """
         try:
             content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, "there is no checkpoint", str(path)) from None
         except OSError as error:
             raise RequestRejected(f"the checkpoint {str(path)!r} cannot be read: {error}") from None
         return cls.of(content, str(path))
