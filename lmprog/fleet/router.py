@@ -19,14 +19,9 @@ import msgspec
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
 from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, choose_for_session, keys_of, mark_of
-from lmprog.fleet.program_log import (
-    Diverged,
-    ProgramCall,
-    ProgramLog,
-    ProgramReply,
-    first_text,
-)
+from lmprog.fleet.program_log import Diverged, ProgramLog, first_text
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
+from lmprog.journal import ProgramCall, ProgramReply
 
 CHARACTERS_PER_TOKEN = 4
 """How many blocks a replica's pages hold is only guessed at."""
@@ -208,7 +203,7 @@ class Router:
             op = _seeded(op, self._draw)
         program.log.take(op)
         if program.home is not None:
-            sent = program.log.known(op) if isinstance(op, wire.Append) else op
+            sent = program.log.journal.without_unknown(op) if isinstance(op, wire.Append) else op
             frames.setdefault(program.home.name, []).append(sent)
         elif isinstance(op, ProgramCall) and program.homeless_since is None:
             self._place(program)
@@ -229,7 +224,7 @@ class Router:
             if other is None or other.failure is not None:
                 continue
             assert isinstance(piece, wire.Ref)
-            if piece.call not in other.log.replies:
+            if piece.call not in other.log.journal.replies:
                 return True
         return False
 
@@ -239,7 +234,7 @@ class Router:
         if not any(others):
             return op
         pieces = tuple(
-            other.log.text_of(piece) if other and isinstance(piece, wire.Ref) else piece
+            other.log.journal.text_of(piece) if other and isinstance(piece, wire.Ref) else piece
             for other, piece in zip(others, op.pieces, strict=True)
         )
         return wire.Append(op.branch, pieces)
@@ -336,7 +331,7 @@ class Router:
                 program.homeless_since = self._clock()
             self._homeless.append(program)
             return
-        text = first_text(program.log.ops)
+        text = first_text(program.log.journal.ops)
         keys = keys_of(text, program.salt)
         if program.session:
             home = replicas[choose_for_session(program.session, [one.name for one in replicas])]
@@ -354,7 +349,7 @@ class Router:
         self._memory.remember(home.number, keys)
         home.load += 1
         program.home, program.homeless_since = home, None
-        ops = program.log.rebuilt() if program.was_sent else list(program.log.ops)
+        ops = program.log.rebuilt() if program.was_sent else list(program.log.journal.ops)
         program.was_sent = True
         told = [wire.SharePrefix(tuple(keys[: wire.MAX_PREFIX_KEYS]))] if keys else []
         self.outgoing.append((home.name, [*told, *ops]))

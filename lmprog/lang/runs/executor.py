@@ -107,7 +107,7 @@ def open_run(
     folder = settings.cache or (None if outer is None else outer.cache_folder)
     cache = None
     if folder is not None and not is_rehearsal:
-        from lmprog.backends.caching.caching_backend import RunCache
+        from lmprog.backends.caching import RunCache
 
         cache = RunCache(folder, settings.sampling.given().get("seed") is not None)
         backend = cache.over(backend, None if outer is None else outer.backend)
@@ -156,6 +156,7 @@ def _failed(run: Run[Any], error: BaseException, why: BaseException) -> None:
     scope, progress = run.scope, run.scope.record.progress
     if progress is not None and scope.place == "":
         progress.ended_by(error)
+    scope.end_record()
     run.fail(why if progress is None or progress.paused is None else progress.paused)
 
 
@@ -184,6 +185,7 @@ def execute(job: Job, run: Run[Any]) -> None:
         if not isinstance(error, Exception):
             raise
     else:
+        run.scope.end_record()
         run.end(value)
     finally:
         scopes.current.reset(token)
@@ -219,6 +221,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
             raise
     else:
+        run.scope.end_record()
         run.end(value)
     finally:
         run.scope.stop, stop.is_over = None, True
