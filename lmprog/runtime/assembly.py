@@ -170,10 +170,12 @@ def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | N
     if config.tp == 1:
         check_options(config)
         return None
+    from lmprog.runtime.engine.machine.resources import require_torch
     from lmprog.runtime.engine.model.locate import locate
     from lmprog.runtime.engine.sharded.shard import check_ranks, shardable_shape
 
     check_ranks(config)
+    require_torch("a model that several processes compute together (tp)")
     shardable_shape(config, locate(config.model))  # raises before anything is started
     from lmprog.runtime.ranks.leading import lead
 

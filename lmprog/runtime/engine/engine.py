@@ -80,7 +80,6 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
     """
     if ranks is not None:
         check_options(config)
-        require_torch("a model that several processes compute together (tp)")
         from lmprog.runtime.engine.sharded.sharded_engine import load_sharded_engine
 
         sharded = load_sharded_engine(config, ranks)

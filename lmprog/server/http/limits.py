@@ -140,7 +140,7 @@ def within(name: str) -> Meta:
 
 
 def markdown() -> str:
-    """The table of docs/server.md."""
+    """The table of docs/server-options.md."""
     lines = ["| field | least | most | unit | remark |", "|---|---:|---:|---|---|"]
     for name, limit in LIMITS.items():
         lines.append(
