@@ -28,9 +28,9 @@ from itertools import product
 from typing import Annotated, Any
 
 from benchmarks import runner
-from benchmarks.memory_pressure import PAGE, Chat, Outcome, chats, outcome, pages_for
 from benchmarks.models import prepared
 from benchmarks.own_loop import OwnLoop
+from benchmarks.virtual_time import PAGE, Chat, Outcome, chats, outcome, pages_for
 from lmprog import wire
 
 UNLIMITED, FITS, FOR_ALL = "unlimited", "programs that fit", "memory for all"

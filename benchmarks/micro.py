@@ -18,7 +18,7 @@ from statistics import median
 from typing import Annotated
 
 from benchmarks import runner
-from benchmarks.virtual_steps import commit, submit
+from benchmarks.virtual_time import commit, submit
 from lmprog.config import PolicyName, SchedulerConfig
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.batch import build_batch

@@ -55,22 +55,50 @@ def command(main: Command) -> Command:
     return main
 
 
+Commands = Mapping[str, Callable[..., int | None]]
+
+
+def commands(*mains: Callable[..., int | None]) -> Commands:
+    """The last line of a module with several commands, each of its function's name; the first one
+    needs no name. Runs one where that module is the program."""
+    named = {one.__name__.rstrip("_").replace("_", "-"): one for one in mains}
+    if mains[0].__module__ == "__main__":
+        main, arguments = chosen(named, sys.argv[1:])
+        sys.exit(run(main, arguments))
+    return named
+
+
+def chosen(
+    named: Commands, words: Sequence[str]
+) -> tuple[Callable[..., int | None], Sequence[str]]:
+    """The command that the first word names, and the words behind it."""
+    if words and words[0] in named:
+        return named[words[0]], words[1:]
+    return next(iter(named.values())), words
+
+
 def run(command: Callable[..., int | None], arguments: Sequence[str] | None = None) -> int:
     """Calls `command` with what the command line says; its exit status."""
+    parser = parser_of(command)
+    try:
+        return command(**vars(parser.parse_args(arguments))) or 0
+    except WrongOptions as error:
+        parser.error(str(error))
+
+
+def parser_of(command: Callable[..., int | None]) -> argparse.ArgumentParser:
     module = inspect.getmodule(command)
     name = module.__spec__.name if module and module.__spec__ else command.__name__
+    told = [command.__globals__["__doc__"], command.__doc__ and inspect.cleandoc(command.__doc__)]
     parser = argparse.ArgumentParser(
         prog=f"python -m {name.removesuffix('.__main__')}",
-        description=command.__globals__["__doc__"],
+        description="\n\n".join(filter(None, told)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     hints = get_type_hints(command, include_extras=True)
     for one in inspect.signature(command).parameters.values():
         _add(parser, one, hints[one.name])
-    try:
-        return command(**vars(parser.parse_args(arguments))) or 0
-    except WrongOptions as error:
-        parser.error(str(error))
+    return parser
 
 
 def _add(parser: argparse.ArgumentParser, one: inspect.Parameter, hint: Any) -> None:
@@ -152,6 +180,11 @@ def percentile(values: Iterable[float], part: float) -> float:
     """Of the sorted values, the one that `part` of them do not exceed; nan of none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
+
+
+def middle_and_p99(values: Iterable[float]) -> tuple[float, float]:
+    each = list(values)
+    return percentile(each, 0.5), percentile(each, 0.99)
 
 
 def processor_time(*pids: int) -> float:

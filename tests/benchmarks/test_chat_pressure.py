@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import programs
 from benchmarks.chat_admission import Case, ChatRun, Pressure, table, verdicts
-from benchmarks.memory_pressure import Outcome, outcome
 from benchmarks.runner import run
+from benchmarks.virtual_time import Outcome, outcome
 
 
 @pytest.mark.parametrize("seed", [0, 1])
