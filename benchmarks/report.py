@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks import runner
 from benchmarks.ledger import Account
 from benchmarks.measure import Measured
 
@@ -76,7 +77,7 @@ def work_table(lines: Sequence[Line]) -> str:
             "optimal": line.hit_rate(booked.unique),
         }
         rows.append(cells)
-    return _table(rows)
+    return runner.table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def time_table(lines: Sequence[Line]) -> str:
@@ -98,7 +99,7 @@ def time_table(lines: Sequence[Line]) -> str:
             share = equal_share(on, other)
             cells[f"equal on = {name}"] = "" if share is None else f"{share:.1%}"
         rows.append(cells)
-    return _table(rows)
+    return runner.table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def as_json(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
@@ -132,16 +133,3 @@ def equal_share(a: Measured | None, b: Measured | None) -> float | None:
 
 def _count(measured: Measured | None, name: str) -> str:
     return "" if measured is None else f"{measured.work[name]:,.0f}"
-
-
-def _table(rows: Sequence[dict[str, str]]) -> str:
-    """Of the same columns in each row; all but the first are numbers."""
-    cells = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for row in cells:
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append(f"| {' | '.join(padded)} |")
-    first, *others = ("-" * (width + 1) for width in widths)
-    rule = "|".join([first + "-", *(f"{other}:" for other in others)])
-    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])

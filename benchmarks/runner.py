@@ -133,11 +133,26 @@ def _add(parser: argparse.ArgumentParser, one: inspect.Parameter, hint: Any) -> 
 
 def head(*columns: object, texts: int = 1) -> None:
     """Begins a table; the first columns are texts, the others numbers."""
-    print(row(*columns) + "\n|" + "-|" * texts + "-:|" * (len(columns) - texts), flush=True)
+    print(table(columns, (), texts), flush=True)
+
+
+def table(columns: Sequence[object], rows: Iterable[Sequence[object]], texts: int = 1) -> str:
+    """A whole one, as Markdown."""
+    rule = "|" + "-|" * texts + "-:|" * (len(columns) - texts)
+    return "\n".join([row(*columns), rule, *(row(*cells) for cells in rows)])
+
+
+def between(page: str, marks: tuple[str, str], text: str) -> str:
+    """The page with that text between its two marks. Raises ValueError where it has none."""
+    before, begin, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if not end:
+        raise ValueError(f"the page has no {marks[0].strip()} ... {marks[1]}")
+    return before + begin + text + end + after
 
 
 def row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+    return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
 
 
 def say(*cells: object) -> None:

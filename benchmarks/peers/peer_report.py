@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from benchmarks import runner
 from benchmarks.pictures import DOCS, Bar, bars
 
 _COLORS = {"lmprog": "bar", "llama.cpp": "mark", "OpenVINO": "violet", "vLLM": "sand"}
@@ -12,19 +13,13 @@ _COLORS = {"lmprog": "bar", "llama.cpp": "mark", "OpenVINO": "violet", "vLLM": "
 
 def table(found: dict[str, Any]) -> str:
     """Markdown: processor seconds, and how many outputs are those of the first side."""
-    names = list(found["cases"])
-    lines = ["| | " + " | ".join(names) + " | same outputs |", "|-|" + "-:|" * (len(names) + 1)]
+    names, rows = list(found["cases"]), []
     for name, side in found["sides"].items():
-        if side["missing"]:
-            lines.append(f"| {name} | {side['missing']} |" + " |" * len(names))
-            continue
-        cells = [
-            f"{side['seconds'][case]:.2f}" if case in side["seconds"] else "-" for case in names
-        ]
-        equal = list(side["equal"].values())
-        share = f"{sum(equal) / len(equal):.0%}" if equal else "-"
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {share} |")
-    return "\n".join(lines)
+        seconds, equal = side["seconds"], list(side["equal"].values())
+        cells = [f"{seconds[case]:.2f}" if case in seconds else "-" for case in names]
+        cells.append(f"{sum(equal) / len(equal):.0%}" if equal else "-")
+        rows.append([name, *([side["missing"]] + [""] * len(names) if side["missing"] else cells)])
+    return runner.table(["", *names, "same outputs"], rows)
 
 
 def chart(found: dict[str, Any]) -> str:
@@ -48,13 +43,12 @@ def write(found: dict[str, Any]) -> None:
     (DOCS / "peers.json").write_text(json.dumps(found, indent=1) + "\n")
     (DOCS / "images" / "peers.svg").write_text(chart(found))
     page = DOCS / "peers.md"
-    begin, end = "<!-- measured -->\n", "<!-- end -->"
-    before, _, rest = page.read_text().partition(begin)
     cases = "\n".join(f"- **{name}**: {about}" for name, about in found["cases"].items())
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     rounds = "one round" if found["rounds"] == 1 else f"medians of {found['rounds']} rounds"
     measured = (
-        f"{found['machine']}; {found['model']}; {rounds}; {versions}.\n\n"
+        f"\n{found['machine']}; {found['model']}; {rounds}; {versions}.\n\n"
         f"{cases}\n\n{table(found)}\n"
     )
-    page.write_text(before + begin + "\n" + measured + end + rest.partition(end)[2])
+    marks = ("<!-- measured -->\n", "<!-- end -->\n")
+    page.write_text(runner.between(page.read_text(), marks, measured))

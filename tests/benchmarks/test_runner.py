@@ -134,8 +134,8 @@ def spelled_commands() -> set[tuple[str, str]]:
     as a pattern, with a name in capitals for a choice, is none."""
     command = r"python -m\s+(benchmarks\.[a-z_.]*[a-z_])"
     found = re.findall(rf"`{command}([^`]*)`", pages())
-    found += re.findall(rf"^(?:    |\s+- ){command}(.*)$", pages(), re.MULTILINE)
-    whole = {(name, " ".join(words.split("  ")[0].split())) for name, words in found}
+    found += re.findall(rf"^(?:    |\s+- ){command}(.*?)(?:  .*)?$", pages(), re.MULTILINE)
+    whole = {(name, " ".join(words.split())) for name, words in found}
     return {one for one in whole if not re.search(r"[\[|<>$]|\.\.\.|TRIAL", one[1])}
 
 
