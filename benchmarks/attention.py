@@ -1,7 +1,7 @@
 """Times one layer of attention over pages: our kernels, torch after gathering the pages, and the
 reference.
 
-    python -m benchmarks.attention [--threads N] [--path NAME] [--only TEXT] [--json FILE]
+    python -m benchmarks.attention [--threads N] [--path NAME] [--only TEXT]
     python -m benchmarks.attention --cold [--path NAME]
 
 Figures are milliseconds of processor time of the whole process (the best of some repetitions), so
@@ -15,12 +15,10 @@ them, in each type they are kept in, beside plain reading and copying of memory 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -232,7 +230,6 @@ def main(
     path: Annotated[str | None, "instruction set of the kernels (default: the best)"] = None,
     only: Annotated[str, "cases whose name contains this"] = "",
     cold: Annotated[bool, "one row that no cache holds, GB/s"] = False,
-    json_: Annotated[Path | None, "also write the figures here"] = None,
 ) -> None:
     torch.set_num_threads(threads)
     if cold:
@@ -240,13 +237,8 @@ def main(
             found = cold_rows(heads, path)
             print(heads, ", ".join(f"{name} {speed:.1f}" for name, speed in found.items()))
         return
-    results: dict[str, dict[str, float]] = {}
-    print(f"{'ms, one layer':52}{'native':>10}{'no sharing':>12}{'torch':>10}{'reference':>11}")
+    runner.head("ms, one layer", "native", "no sharing", "torch", "reference")
     for case in CASES:
         if only in case.name:
-            figures = results[case.name] = run_case(case, threads, path)
-            n, s, t, r = figures.values()
-            print(f"{case.name:52}{n:10.2f}{s:12.2f}{t:10.1f}{r:11.1f}", flush=True)
-    if json_:
-        found = {"threads": threads, "path": path, "ms": results}
-        json_.write_text(json.dumps(found, indent=1) + "\n")
+            figures = run_case(case, threads, path).values()
+            runner.say(case.name, *(f"{figure:.2f}" for figure in figures))

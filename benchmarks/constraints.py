@@ -7,7 +7,6 @@ right or wrong.
     python -m benchmarks.constraints --bombs             patterns of bad intent, each with the time until decided
     python -m benchmarks.constraints --costly            schemas that are large, each with its time to compile
     python -m benchmarks.constraints --steps             forced tokens of our engine: how many, and are they canonical
-    python -m benchmarks.constraints --suite FOLDER      the JSON-Schema-Test-Suite's draft2020-12 folder
 
 The vocabulary is the 131,072 tokens of tekken, from the `mistral-common` wheel. A walk asks for a
 mask before every token of a valid text; the first walk meets states for the first time
@@ -23,7 +22,6 @@ import json
 import resource
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Annotated
 
@@ -32,7 +30,6 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from benchmarks import runner
 from benchmarks.constraint_corpus import BOMBS, CASES, COSTLY
 from benchmarks.constraint_engines import ENGINES, TEKKEN, Engine, Refused
-from benchmarks.constraint_suites import Verdicts, judge, of_suite
 from benchmarks.constraint_walks import Encode, Figures, run_case, run_case_in_child
 from benchmarks.runner import percentile
 from lmprog import wire
@@ -143,20 +140,6 @@ def steps(vocabulary: Vocabulary, encode: Encode) -> None:
     print(f"{stretches} forced stretches, {strange} of them not the tokenizer's own")
 
 
-def suites(names: Sequence[str], folder: Path, vocabulary: Vocabulary) -> None:
-    """The required part of the JSON-Schema-Test-Suite, instances spelled with greedy tokens."""
-    for name in names:
-        engine, out = ENGINES[name](vocabulary), Verdicts()
-        for group in of_suite(folder):
-            judge(engine, group, vocabulary, out)
-        num_invalid = out.invalid + out.never
-        print(
-            f"{name:14s} groups {out.groups}, compiled {out.compiled}, valid taken "
-            f"{out.valid_taken} of {out.valid}, invalid refused {num_invalid - out.invalid_taken} "
-            f"of {num_invalid}, groups all right {out.right}"
-        )
-
-
 @runner.command
 def main(
     *,
@@ -170,7 +153,6 @@ def main(
     bombs: bool = False,
     costly: bool = False,
     steps_: bool = False,
-    suite: Path | None = None,
 ) -> None:
     vocabulary = vocabulary_of_tokenizer(TEKKEN)
     assert vocabulary.index
@@ -186,8 +168,6 @@ def main(
     elif costly:
         sources = {label: json.dumps(schema) for label, schema in COSTLY.items()}
         decide(names, "schema", sources, vocabulary)
-    elif suite:
-        suites(names, suite, vocabulary)
     elif steps_:
         steps(vocabulary, encode)
     else:

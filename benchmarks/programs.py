@@ -15,7 +15,6 @@ less than the wall clock.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from benchmarks import runner
 from benchmarks.measure import Bench, Measured
 from benchmarks.models import prepared
-from benchmarks.report import Line, as_json, time_table, work_table
+from benchmarks.report import Line, time_table, work_table
 from benchmarks.workloads import ALL
 from benchmarks.workloads.shape import Workload
 from benchmarks.workloads.text import Pieces, Writer
@@ -103,12 +102,13 @@ def programs(model: str, folder: Path | None, options: dict[str, Any]) -> None:
         workload = kind(Writer(pieces, f"{options['seed']} {kind.name}", *sizes))
         lines.append(measure(bench, workload, peer, options["cache"], options["repeat"]))
         print(f"{kind.name}: done", file=sys.stderr, flush=True)
-    about = {name.removesuffix("_"): value for name, value in options.items() if name != "json_"}
-    about |= {"load": os.getloadavg()[0], "cpus": os.cpu_count()}
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
-    print(f"\nThe work\n\n{work_table(lines)}\n\nThe time\n\n{time_table(lines)}")
-    if options["json_"]:
-        options["json_"].write_text(json.dumps(as_json(lines, about), indent=1) + "\n")
+    about = options | {"load": os.getloadavg()[0], "cpus": os.cpu_count()}
+    print(", ".join(f"{name.removesuffix('_')} {value}" for name, value in about.items()))
+    for title, rows in (("The work", work_table(lines)), ("The time", time_table(lines))):
+        print(f"\n{title}\n")
+        runner.head(*rows[0])
+        for row in rows:
+            runner.say(*row.values())
 
 
 @runner.command
@@ -125,7 +125,6 @@ def main(
     threads: Annotated[int, "of each side"] = 1,
     repeat: Annotated[int, "runs of each side; the best times count"] = 1,
     set_: Annotated[Fields, "of the runtime's configuration"] = (),
-    json_: Annotated[Path | None, "also write everything here"] = None,
     seed: int = 1,
 ) -> None:
     options = dict(locals())

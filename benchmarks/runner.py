@@ -1,5 +1,7 @@
 """What every benchmark needs: options, tables, sides in turn, processor time and processes.
 
+Every command takes `--json FILE`, for its options and tables, and `--profile`.
+
 A command is a function, its parameters are its options (`run`), and the docstring of its module is
 its help. Knows nothing of what is measured.
 """
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -42,6 +44,10 @@ Names = Annotated[Sequence[str], _by_commas(str)]
 Ints = Annotated[Sequence[int], _by_commas(int)]
 Floats = Annotated[Sequence[float], _by_commas(float)]
 """Several in one argument, with commas between them."""
+
+
+_JSON, _PROFILE = "_json", "_profile"
+"""What every command has beside its own options."""
 
 
 class WrongOptions(Exception):
@@ -80,10 +86,18 @@ def chosen(
 def run(command: Callable[..., int | None], arguments: Sequence[str] | None = None) -> int:
     """Calls `command` with what the command line says; its exit status."""
     parser = parser_of(command)
+    given = vars(parser.parse_args(arguments))
+    target, is_profiled = given.pop(_JSON, None), given.pop(_PROFILE, False)
+    _TABLES.clear()
     try:
-        return command(**vars(parser.parse_args(arguments))) or 0
+        with profiled() if is_profiled else nullcontext():
+            status = command(**given) or 0
     except WrongOptions as error:
         parser.error(str(error))
+    if target is not None:
+        about = {"arguments": given, "load": os.getloadavg()[0], "cpus": os.cpu_count()}
+        target.write_text(json.dumps({**about, "tables": _TABLES}, indent=1, default=str) + "\n")
+    return status
 
 
 def parser_of(command: Callable[..., int | None]) -> argparse.ArgumentParser:
@@ -98,6 +112,10 @@ def parser_of(command: Callable[..., int | None]) -> argparse.ArgumentParser:
     hints = get_type_hints(command, include_extras=True)
     for one in inspect.signature(command).parameters.values():
         _add(parser, one, hints[one.name])
+    if "json_" not in hints:
+        told = "also write options and tables here"
+        parser.add_argument("--json", dest=_JSON, type=Path, help=told)
+    parser.add_argument("--profile", dest=_PROFILE, action="store_true", help="where time goes")
     return parser
 
 
@@ -131,8 +149,13 @@ def _add(parser: argparse.ArgumentParser, one: inspect.Parameter, hint: Any) -> 
 # -- tables
 
 
+_TABLES: list[list[Sequence[object]]] = []
+"""What the command under way has printed: columns first."""
+
+
 def head(*columns: object, texts: int = 1) -> None:
     """Begins a table; the first columns are texts, the others numbers."""
+    _TABLES.append([columns])
     print(table(columns, (), texts), flush=True)
 
 
@@ -157,6 +180,8 @@ def row(*cells: object) -> str:
 
 def say(*cells: object) -> None:
     """A row of a table."""
+    if _TABLES:
+        _TABLES[-1].append(cells)
     print(row(*cells), flush=True)
 
 
@@ -207,19 +232,12 @@ def processor_time(*pids: int) -> float:
     return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
-Profiled = AbstractContextManager[Any]
-UNPROFILED: Profiled = nullcontext()
-
-
 @contextmanager
-def profiled(is_asked: bool, most: int) -> Iterator[Profiled]:
-    """What to run under the profiler, of which the costliest functions are printed in the end."""
-    if not is_asked:
-        yield UNPROFILED
-        return
-    profile = cProfile.Profile()
-    yield profile
-    pstats.Stats(profile).sort_stats("tottime").print_stats(most)
+def profiled() -> Iterator[None]:
+    """Prints the costliest functions in the end."""
+    with cProfile.Profile() as profile:
+        yield
+    pstats.Stats(profile).sort_stats("tottime").print_stats(35)
 
 
 # -- processes

@@ -3,7 +3,6 @@ its own cost.
 
     python -m benchmarks.server                 on nano, minutes
     python -m benchmarks.server --small         whether it runs at all, seconds
-    python -m benchmarks.server --json FILE     the figures as JSON, too
 
 Clients are in this process; their cost counts against the server's, most of all on few cores. Knows
 scenarios and tables; `streams` are the clients, `speaker` is a runtime without a model.
@@ -12,11 +11,9 @@ scenarios and tables; `streams` are the clients, `speaker` is a runtime without 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks import runner
@@ -116,7 +113,7 @@ async def by_itself(url: str, pid: int, body: dict[str, Any], small: bool) -> di
 
 
 @runner.command
-def main(*, small: bool = False, tokens: int = 64, json_: Path | None = None) -> None:
+def main(*, small: bool = False, tokens: int = 64) -> None:
     tokens = 8 if small else tokens
     body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
     figures: dict[str, Any] = {}
@@ -134,13 +131,7 @@ def main(*, small: bool = False, tokens: int = 64, json_: Path | None = None) ->
         figures["open loop, twice the capacity"] = {"rate": rate, **summary(seen, seconds, tokens)}
     with speaking([runner.ROOT]) as [gateway]:
         figures |= asyncio.run(by_itself(gateway["url"], gateway["pid"], body, small))
+    runner.head("scenario", "figure", "value", texts=2)
     for name, found in figures.items():
-        print(f"\n{name}")
         for key, value in found.items():
-            print(
-                f"  {key:<26} {value:,.3f}"
-                if isinstance(value, float)
-                else f"  {key:<26} {value:,}"
-            )
-    if json_:
-        json_.write_text(json.dumps(figures, indent=1) + "\n")
+            runner.say(name, key, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
