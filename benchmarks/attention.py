@@ -24,7 +24,8 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from benchmarks import runner
+from benchmarks import batches, runner
+from benchmarks.batches import PAGE
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
@@ -34,7 +35,6 @@ from lmprog.runtime.engine.attention import (
 )
 from lmprog.runtime.scheduling.batch import Batch
 
-PAGE = 16
 HEADS = {"S": (12, 4, 64), "M": (14, 2, 64), "8B": (32, 8, 128)}
 """Query heads, kv heads, head_dim: small and middle test models, and the layer of a checkpoint of 8
 billion weights.
@@ -84,31 +84,11 @@ CASES = [
 
 
 def batch_of(case: Case) -> tuple[Batch, int]:
-    """The batch and the number of pages its rows stand on."""
-    shared = case.prefix // PAGE
-    per_row = -(-case.length // PAGE)
-    num_pages = shared + case.rows * (per_row - shared)
-    order = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
-    own = order[shared:].reshape(case.rows, per_row - shared)
-    tables = np.concatenate([np.tile(order[:shared], (case.rows, 1)), own], axis=1)
-    positions = np.tile(np.arange(case.length - case.count, case.length, dtype=np.int32), case.rows)
-    rows = np.repeat(np.arange(case.rows), case.count)
-    total = case.rows * case.count
-    slots = tables[rows, positions // PAGE] * PAGE + positions % PAGE
-    batch = Batch(
-        tokens=np.zeros(total, np.int32),
-        positions=positions,
-        row_starts=np.arange(0, total + 1, case.count, dtype=np.int32),
-        kv_lens=np.full(case.rows, case.length, np.int32),
-        page_starts=np.arange(0, case.rows * per_row + 1, per_row, dtype=np.int32),
-        pages=np.ascontiguousarray(tables.reshape(-1)),
-        write_tokens=np.arange(total, dtype=np.int32),
-        write_slots=slots.astype(np.int32),
-        copies=np.zeros((0, 2), np.int32),
-        logit_tokens=np.zeros(0, np.int32),
-        page_size=PAGE,
-    )
-    return batch, num_pages
+    """The batch and the number of pages its rows stand on, which lie anywhere."""
+    made = batches.batch(case.rows, case.count, case.length - case.count, case.prefix)
+    order = np.random.default_rng(0).permutation(batches.num_pages(made)).astype(np.int32)
+    slots = order[made.write_slots // PAGE] * PAGE + made.write_slots % PAGE
+    return replace(made, pages=order[made.pages], write_slots=slots), len(order)
 
 
 class TorchAttention:
