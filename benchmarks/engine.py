@@ -31,8 +31,8 @@ import numpy as np
 
 from benchmarks import runner
 from benchmarks.batches import PAGE, batch
+from benchmarks.gateway import CLIENTS, LONG_PROMPT, bare_wire
 from benchmarks.models import prepared
-from benchmarks.server import CLIENTS, PROMPT, bare_wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.launch import RuntimeProcess
 from lmprog.native import cache_folder
@@ -222,7 +222,12 @@ def kv_types(
 
 # -- threads, and a process beside them
 
-BODY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 32, "ignore_eos": True, "temperature": 0}
+BODY: dict[str, Any] = {
+    "prompt": LONG_PROMPT,
+    "max_tokens": 32,
+    "ignore_eos": True,
+    "temperature": 0,
+}
 
 
 def tokens_per_second(model: str, threads: int | None, rounds: int) -> list[float]:
