@@ -31,6 +31,7 @@ from lmprog.server.responses.response_store import Kept, Store
 from lmprog.server.responses.responses_body import (
     SILENT,
     ResponsesBody,
+    ServedTools,
     chat_of,
     messages_of,
     renamed,
@@ -57,7 +58,9 @@ class Responding:
         history = _history(store, caller, body.previous_response_id)
         self._messages = [*history, *messages_of(body.input)]
         try:
-            self._chat: ChatCompletions = understood(gateway, chat_of(body, self._messages))
+            tools = ServedTools(body.tools)
+            chat = chat_of(body, self._messages, tools)
+            self._chat: ChatCompletions = understood(gateway, chat, tools.warnings)
         except HttpError as error:
             raise renamed(error) from None
         self._names = {**self._chat.names, "prompt": "input", "max_tokens": "max_output_tokens"}
@@ -66,7 +69,7 @@ class Responding:
         if self._names["template_variables"] == "reasoning_effort":
             self._names["template_variables"] = "reasoning.effort"
         request.state.names = self._names
-        self.writer = Writer(body, self._chat.head.model, self._chat.head.created)
+        self.writer = Writer(body, self._chat.head.model, self._chat.head.created, tools)
         self._begun = b""
         """Events that are made and not told yet: the first ones go with the first text."""
         self.kept: Kept | None = None
@@ -173,7 +176,7 @@ class Responding:
         """Adds the answer to the conversation, for requests that continue it."""
         output = done.outputs[0]
         content, calls, thought = self._chat.box.read(output)
-        tools = [CalledTool(CalledFunction(call.name, call.arguments)) for call in calls]
+        tools = [CalledTool(CalledFunction(call.name, call.arguments), call.id) for call in calls]
         self._messages.append(
             ChatMessage(
                 "assistant", content, tool_calls=tools or None, reasoning_content=thought or None

@@ -1,0 +1,213 @@
+"""Requests of popular clients are answered, each in the shape that its client reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.live import Live
+from tests.server.recorded_requests import (
+    CLAUDE_CODE,
+    CODEX,
+    CODEX_TOOLS,
+    REQUESTS,
+    Json,
+    Recorded,
+    schema,
+)
+
+LIMITS = {"/v1/responses": "max_output_tokens"}
+"""Where a path has another name for `max_tokens`."""
+
+
+def short(asked: Recorded) -> Json:
+    """The same request with an answer that ends soon."""
+    path = asked.path.partition("?")[0]
+    body = dict(asked.body or {})
+    return body if "max_tokens" in body else {**body, LIMITS.get(path, "max_tokens"): 6}
+
+
+def told(live: Live, path: str, body: Json) -> list[Json]:
+    """The events of a stream."""
+    found = [json.loads(data) for data in live.events(path, **body) if data != "[DONE]"]
+    assert found
+    return found
+
+
+def check_responses(events: list[Json]) -> None:
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[-1]["response"]["output"]
+
+
+def check_messages(events: list[Json]) -> None:
+    kinds = [event["type"] for event in events]
+    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") > 0
+    assert events[-2]["usage"]["output_tokens"] > 0
+
+
+CHECKS = {"/v1/responses": check_responses, "/v1/messages": check_messages}
+
+
+@pytest.mark.parametrize("asked", REQUESTS, ids=str)
+def test_a_clients_request_is_answered_in_its_shape(live: Live, asked: Recorded) -> None:
+    if asked.body is None:
+        answer = live.http.get(asked.path)
+        assert answer.status_code == 200
+        assert answer.json()["data"][0]["id"] == "nano"
+        return
+    if "Workflow" in str(asked.body):  # whose description alone is more than nano's context
+        answer = live.refused(asked.path, **short(asked))
+        assert (answer["param"], answer["error_code"]) == ("messages", "context_length_exceeded")
+        body = {**short(asked), "tools": (asked.body or {})["tools"][:1]}
+    else:
+        body = short(asked)
+    CHECKS[asked.path.partition("?")[0]](told(live, asked.path, body))
+
+
+def calls(live: Live, choice: Any, **more: Any) -> list[Json]:
+    """The output of a request that has to call one of Codex' tools."""
+    tools = [*CODEX_TOOLS, {"type": "local_shell"}]
+    made = live.ok(
+        "/v1/responses",
+        input="Do it",
+        tools=tools,
+        tool_choice=choice,
+        max_output_tokens=80,
+        **more,
+    )
+    found: list[Json] = made["output"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("choice", "kind", "fields"),
+    [
+        (
+            {"type": "custom", "name": "apply_patch"},
+            "custom_tool_call",
+            {"name": "apply_patch", "input": str},
+        ),
+        (
+            {"type": "function", "namespace": "multi_agent_v1", "name": "close_agent"},
+            "function_call",
+            {"name": "close_agent", "namespace": "multi_agent_v1", "arguments": str},
+        ),
+        ({"type": "local_shell"}, "local_shell_call", {"action": dict}),
+        (
+            {"type": "function", "name": "write_stdin"},
+            "function_call",
+            {"name": "write_stdin", "arguments": str},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_tool_that_the_client_runs_is_called_by_an_item_of_its_own_type(
+    live: Live, choice: Json, kind: str, fields: Json
+) -> None:
+    (item,) = calls(live, choice)
+    assert item["type"] == kind
+    assert item["call_id"]
+    assert item["status"] == "completed"
+    for name, wanted in fields.items():
+        value = item[name]
+        assert isinstance(value, wanted) if isinstance(wanted, type) else value == wanted
+    if kind == "local_shell_call":
+        assert item["action"]["type"] == "exec"
+        assert all(isinstance(word, str) for word in item["action"]["command"])
+
+
+def test_a_free_text_is_streamed_by_events_of_its_own(live: Live) -> None:
+    body = {**CODEX, "tool_choice": {"type": "custom", "name": "apply_patch"}}
+    events = told(live, "/v1/responses", {**body, "max_output_tokens": 80})
+    kinds = [event["type"] for event in events]
+    check_responses(events)
+    assert kinds[2:6] == [
+        "response.output_item.added",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+    ]
+    assert events[2]["item"]["input"] == ""
+    assert events[3]["delta"] == events[4]["input"] == events[5]["item"]["input"]
+
+
+def test_tools_that_nobody_here_can_run_are_named_in_a_warning_and_not_to_the_model(
+    live: Live,
+) -> None:
+    plain = {"input": "Hello", "max_output_tokens": 1}
+    without = live.ok("/v1/responses", **plain)["usage"]["input_tokens"]
+    answer = live.post("/v1/responses", **plain, tools=[{"type": "web_search"}])
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["input_tokens"] == without
+    assert "'web_search'" in answer.headers["warning"]
+    hello = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+    server_tool = {"type": "web_search_20250305", "name": "web_search"}
+    answer = live.post("/v1/messages", **hello, tools=[server_tool])
+    assert answer.status_code == 200
+    assert "'web_search_20250305'" in answer.headers["warning"]
+    error = live.refused("/v1/responses", **plain, tool_choice={"type": "web_search"})
+    assert error["param"] == "tool_choice"
+
+
+def test_a_free_texts_grammar_is_told_to_the_model(live: Live) -> None:
+    tool = {"type": "custom", "name": "patch"}
+    sizes = [
+        live.ok("/v1/responses", input="x", max_output_tokens=1, tools=[{**tool, **more}])["usage"]
+        for more in ({}, {"format": {"type": "text"}}, {"format": CODEX_TOOLS[3]["format"]})
+    ]
+    plain, text, grammar = (usage["input_tokens"] for usage in sizes)
+    assert plain == text < grammar
+
+
+def test_more_tokens_than_the_context_has_end_at_its_end_in_messages(live: Live) -> None:
+    hello = [{"role": "user", "content": "Hello"}]
+    most = live.http.get("/v1/models/nano").json()["max_model_len"]
+    made = live.ok("/v1/messages", messages=hello, max_tokens=32_000, ignore_eos=True)
+    usage = made["usage"]
+    assert made["stop_reason"] == "model_context_window_exceeded"
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["output_tokens"] == most
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits[0]"),
+        ({"thinking": {"type": "often"}}, "thinking.type"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),  # nano's template has none
+        ({"tools": [{"description": "no name"}]}, "tools[0].name"),
+    ],
+    ids=str,
+)
+def test_fields_of_claude_code_that_would_change_the_answer_are_refused_by_name(
+    live: Live, fields: Json, param: str
+) -> None:
+    body = {**CLAUDE_CODE, "stream": False, "max_tokens": 4, "tools": [], **fields}
+    assert param in live.refused("/v1/messages", **body)["param"]
+
+
+def test_chats_take_what_openai_takes(live: Live) -> None:
+    hello = {"role": "user", "content": "Hello"}
+    silent: Json = {"role": "assistant", "content": None}
+    name = "t" * 128
+    tool = {"type": "function", "function": {"name": name, "parameters": schema()}}
+    for more in (
+        {"tools": [], "tool_choice": "auto"},
+        {"messages": [hello, silent, hello]},
+        {"tools": [tool], "tool_choice": "none"},
+    ):
+        path = "/v1/chat/completions"
+        assert live.ok(path, **{"messages": [hello], "max_tokens": 2, **more})["choices"]
+    assert live.refused(path, messages=[{"role": "user", "content": None}])
+
+
+def test_the_list_of_models_is_what_anthropics_clients_read_too(live: Live) -> None:
+    listed = live.http.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    (model,) = listed["data"]
+    assert (model["type"], model["id"], model["display_name"]) == ("model", "nano", "nano")
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("nano", "nano", False)
