@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from lmprog.server.anthropic import messages
 from tests.server.live import Live
 from tests.server.recorded_requests import (
     CLAUDE_CODE,
@@ -179,7 +181,6 @@ def test_more_tokens_than_the_context_has_end_at_its_end_in_messages(live: Live)
     [
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits[0]"),
         ({"thinking": {"type": "often"}}, "thinking.type"),
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),  # nano's template has none
         ({"tools": [{"description": "no name"}]}, "tools[0].name"),
     ],
     ids=str,
@@ -211,3 +212,18 @@ def test_the_list_of_models_is_what_anthropics_clients_read_too(live: Live) -> N
     (model,) = listed["data"]
     assert (model["type"], model["id"], model["display_name"]) == ("model", "nano", "nano")
     assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("nano", "nano", False)
+
+
+def test_effort_and_thinking_reach_a_template_that_has_them_and_no_other() -> None:
+    body = msgspec.convert(
+        {**CLAUDE_CODE, "output_config": {"effort": "low"}}, messages.MessagesBody
+    )
+    known = ("enable_thinking", "reasoning_effort")
+    chat = messages.chat_of(body, known)
+    assert chat.reasoning_effort == "low"
+    assert chat.chat_template_kwargs == {"enable_thinking": True}
+    assert messages.warnings_of(body, known) == ()
+    chat = messages.chat_of(body)
+    assert (chat.reasoning_effort, chat.chat_template_kwargs) == (None, None)
+    (warning,) = messages.warnings_of(body, ())
+    assert "output_config.effort" in warning

@@ -182,7 +182,6 @@ def test_anthropics_schema_is_enforced(runtime: Fake, fields: Json) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format"),
         ({"container": {"id": "x"}}, "container"),
     ],

@@ -50,6 +50,8 @@ _NAMES = {
     "response_format.json_schema.schema": "output_config.format.schema",
 }
 Json = dict[str, Any]
+EFFORT = "reasoning_effort"
+"""A template's name for it."""
 Ending: TypeAlias = Callable[[wire.CallDone, bool], Json]
 """Why an answer ended, of which the second says whether it has calls."""
 _LIMITS = ("max_tokens", "model_context_window_exceeded")
@@ -138,8 +140,10 @@ class MessagesBody(Countable, kw_only=True):
     cache_salt: Annotated[str, within("cache_salt")] | None = None
 
 
-def chat_of(body: Countable) -> ChatBody:
-    """The same request as a chat. Raises HttpError for blocks that are no text."""
+def chat_of(body: Countable, known: Sequence[str] = ()) -> ChatBody:
+    """The same request as a chat. `known`: the names that the model's template uses. Raises
+    HttpError for blocks that are no text.
+    """
     choice, parallel = _choice(body.tool_choice)
     messages = _messages(body.messages)
     goes_on = messages[-1].role == "assistant"  # Anthropic's way to begin the answer for the model
@@ -151,8 +155,8 @@ def chat_of(body: Countable) -> ChatBody:
         parallel_tool_calls=parallel,
         continue_final_message=goes_on or None,
         response_format=_format(body),
-        chat_template_kwargs=body.chat_template_kwargs,
-        reasoning_effort=_effort(body),
+        chat_template_kwargs=_variables(body, known),
+        reasoning_effort=_effort(body) if EFFORT in known else None,
     )
     if body.thinking is not None and body.thinking.type not in _THINKING:
         raise refused(
@@ -167,9 +171,13 @@ def chat_of(body: Countable) -> ChatBody:
     return made
 
 
-def warnings_of(body: Countable) -> tuple[str, ...]:
-    """What of the request has no effect on the answer."""
+def warnings_of(body: Countable, known: Sequence[str]) -> tuple[str, ...]:
+    """What of the request has no effect on the answer. `known`: the names that the model's template
+    uses.
+    """
     made = []
+    if _effort(body) is not None and EFFORT not in known:
+        made.append("output_config.effort has no effect: this model's chat template has none")
     types = dict.fromkeys(tool.type for tool in body.tools or () if not _is_clients(tool))
     if types:
         named = " ".join(str(one)[:60] for one in types)
@@ -177,6 +185,14 @@ def warnings_of(body: Countable) -> tuple[str, ...]:
     if body.thinking is not None and body.thinking.budget_tokens is not None:
         made.append("thinking.budget_tokens is not enforced; max_tokens counts thoughts too")
     return tuple(made)
+
+
+def _variables(body: Countable, known: Sequence[str]) -> dict[str, Any] | None:
+    """With the switch of thoughts, where the template has one."""
+    given = body.chat_template_kwargs
+    if body.thinking is None or "enable_thinking" not in known:
+        return given
+    return {"enable_thinking": body.thinking.type != "disabled", **(given or {})}
 
 
 def _effort(body: Countable) -> str | None:
@@ -328,12 +344,11 @@ def router(gateway: Gateway) -> GatewayRouter:
 
     def read_as_chat(body: Countable, request: Request) -> ChatCompletions:
         try:
-            chat = understood(gateway, chat_of(body), warnings_of(body))
+            known = gateway.info.template_variables
+            chat = understood(gateway, chat_of(body, known), warnings_of(body, known))
         except HttpError as error:
             raise renamed(error) from None
         request.state.names = {**chat.names, "max_tokens": "max_tokens"}
-        if chat.names["template_variables"] == "reasoning_effort":
-            request.state.names["template_variables"] = "output_config.effort"
         return chat
 
     @made.post(
