@@ -82,9 +82,7 @@ def assemble(
     # loaded when it is first asked for: a model without a template serves plain text all the same
     chat_template = functools.cache(lambda: load_template(engine.location))
     tools, variables = _template_facts(chat_template, tokenizer)
-    prefixes = [
-        public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix
-    ]
+    prefixes = [public_prefix(Path(at), tokenizer, chat_template) for at in config.public_prefix]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
     channel = _publishing(config, channel, scheduler, namespaces, fingerprint)
     limits = CallLimits(

@@ -178,7 +178,154 @@ CLAUDE_CODE_LATER: Json = {
     "thinking": {"type": "enabled", "budget_tokens": 31_999},
 }
 
+HELLO: list[Json] = [{"role": "user", "content": "Hello"}]
+SYSTEM: Json = {"role": "system", "content": "Be brief."}
+CALLED: list[Json] = [
+    *HELLO,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "a.txt"},
+]
+STREAMED: Json = {"model": "nano", "stream": True, "stream_options": {"include_usage": True}}
+OPEN_WEBUI: Json = {"stream": True, "model": "nano", "messages": HELLO}
+OPEN_WEBUI_TITLE: Json = {"model": "nano", "messages": HELLO, "stream": False, "max_tokens": 100}
+CONTINUE: Json = {
+    "model": "nano",
+    "messages": [SYSTEM, *HELLO],
+    "max_tokens": 6,
+    "stream": True,
+    "stop": ["\n\n"],
+    "tools": [function("read_file", filepath=TEXT)],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+}
+CLINE: Json = {
+    **STREAMED,
+    "messages": [SYSTEM, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
+    "temperature": 0,
+    "tools": [function("execute_command", command=TEXT)],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+}
+ZED: Json = {
+    **STREAMED,
+    "messages": [
+        SYSTEM,
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+        *CALLED[1:],
+    ],
+    "max_completion_tokens": 8,
+    "temperature": 1.0,
+    "parallel_tool_calls": False,
+    "tools": [function("look", path=TEXT)],
+    "stop": [],
+}
+LIBRECHAT: Json = {**STREAMED, "messages": HELLO, "user": "6650", "temperature": 0.7}
+N8N: Json = {
+    "model": "nano",
+    "temperature": 0.7,
+    "top_p": 1,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "n": 1,
+    "stream": False,
+    "messages": CALLED,
+    "tools": [function("look", path=TEXT)],
+    "tool_choice": "auto",
+}
+HARDWARE: Json = {"num_gpu": 1, "num_thread": 4, "use_mmap": True, "num_batch": 512, "numa": False}
+OLLAMA: Json = {"model": "nano:latest", "messages": HELLO, "stream": True}
+OPEN_WEBUI_OLLAMA: Json = {**OLLAMA, "options": {"temperature": 0.8, "num_ctx": 2048}}
+CONTINUE_OLLAMA: Json = {
+    **OLLAMA,
+    "options": {"temperature": 0.5, "num_predict": 6, "stop": ["\n\n"], "num_ctx": 4096},
+    "keep_alive": 1800,
+}
+CONTINUE_FILL: Json = {
+    "model": "nano",
+    "prompt": "def f(",
+    "suffix": "",
+    "raw": True,
+    "options": {"temperature": 0.01, "num_predict": 6, "stop": ["\n"]},
+    "keep_alive": 1800,
+    "stream": True,
+}
+ZED_OLLAMA: Json = {
+    "model": "nano:latest",
+    "messages": [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"function": {"name": "look", "arguments": {"path": "a"}}}],
+            "thinking": None,
+        },
+        {"role": "tool", "tool_name": "look", "content": "a.txt"},
+    ],
+    "stream": True,
+    "keep_alive": -1,
+    "options": {"num_ctx": 4096, "num_predict": -1, "stop": [], "temperature": 1.0, "top_p": None},
+    "tools": [function("look", path=TEXT)],
+    "think": False,
+}
+N8N_OLLAMA: Json = {
+    **OLLAMA,
+    "options": {**HARDWARE, "temperature": 0.7, "num_predict": 6, "num_ctx": 2048},
+    "format": "json",
+    "keep_alive": "5m",
+}
+CLINE_OLLAMA: Json = {**OLLAMA, "options": {"num_ctx": 32_768}, "tools": []}
+LLAMA_CPP: Json = {
+    "prompt": "Hello",
+    "n_predict": 6,
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repeat_last_n": 64,
+    "repeat_penalty": 1.0,
+    "stop": ["</s>"],
+    "mirostat": 0,
+    "cache_prompt": True,
+    "stream": True,
+}
+
+_ZED = "zed-industries/zed, crates/ollama and crates/open_ai"
+_WEBUI = "open-webui/open-webui, backend/open_webui/routers"
+_CONTINUE = "continuedev/continue, core/llm/llms/Ollama.ts and packages/openai-adapters"
+_CLINE = "cline/cline, src/core/api/providers"
+_LANGCHAIN = "n8n-io/n8n, by langchain-ai/langchainjs"
+CHAT, OLLAMA_CHAT = "/v1/chat/completions", "/api/chat"
+
 REQUESTS = (
+    Recorded("open webui models", _WEBUI, "/v1/models"),
+    Recorded("open webui", _WEBUI, CHAT, OPEN_WEBUI),
+    Recorded("open webui title", _WEBUI, CHAT, OPEN_WEBUI_TITLE),
+    Recorded("continue", _CONTINUE, CHAT, CONTINUE),
+    Recorded("cline", _CLINE, CHAT, CLINE),
+    Recorded("zed", _ZED, CHAT, ZED),
+    Recorded("librechat", "danny-avila/LibreChat, api/app/clients", CHAT, LIBRECHAT),
+    Recorded("n8n", _LANGCHAIN, CHAT, N8N),
+    Recorded("open webui tags", _WEBUI, "/api/tags"),
+    Recorded("open webui ps", _WEBUI, "/api/ps"),
+    Recorded("open webui version", _WEBUI, "/api/version"),
+    Recorded("open webui", _WEBUI, OLLAMA_CHAT, OPEN_WEBUI_OLLAMA),
+    Recorded("continue", _CONTINUE, "/api/show", {"name": "nano"}),
+    Recorded("continue", _CONTINUE, OLLAMA_CHAT, CONTINUE_OLLAMA),
+    Recorded("continue", _CONTINUE, "/api/generate", CONTINUE_FILL),
+    Recorded("zed", _ZED, "/api/show", {"model": "nano:latest"}),
+    Recorded("zed", _ZED, OLLAMA_CHAT, ZED_OLLAMA),
+    Recorded("cline", _CLINE, OLLAMA_CHAT, CLINE_OLLAMA),
+    Recorded("n8n", _LANGCHAIN, OLLAMA_CHAT, N8N_OLLAMA),
+    Recorded("llama.cpp", "ggml-org/llama.cpp, tools/server/README.md", "/completion", LLAMA_CPP),
+    Recorded("llama.cpp", "ggml-org/llama.cpp, tools/server/README.md", "/props"),
+    Recorded("llama.cpp", "ggml-org/llama.cpp, tools/server/README.md", "/slots"),
+    Recorded("llama.cpp", "ggml-org/llama.cpp, tools/server/README.md", "/health"),
     Recorded("codex", "codex-cli 0.171.0, recorded", "/v1/responses", CODEX),
     Recorded("codex later", "openai/codex, codex-rs/protocol", "/v1/responses", CODEX_LATER),
     Recorded("claude", "Claude Code 2.1.197, recorded", "/v1/messages?beta=true", CLAUDE_CODE),

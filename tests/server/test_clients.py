@@ -20,15 +20,17 @@ from tests.server.recorded_requests import (
     schema,
 )
 
-LIMITS = {"/v1/responses": "max_output_tokens"}
-"""Where a path has another name for `max_tokens`."""
-
 
 def short(asked: Recorded) -> Json:
     """The same request with an answer that ends soon."""
     path = asked.path.partition("?")[0]
     body = dict(asked.body or {})
-    return body if "max_tokens" in body else {**body, LIMITS.get(path, "max_tokens"): 6}
+    if path.startswith("/api/"):
+        return {**body, "options": {**body.get("options", {}), "num_predict": 6}}
+    limits = {"max_tokens", "max_completion_tokens", "n_predict"}
+    if limits & set(body):
+        return body
+    return {**body, "max_output_tokens" if path == "/v1/responses" else "max_tokens": 6}
 
 
 def told(live: Live, path: str, body: Json) -> list[Json]:
@@ -53,23 +55,77 @@ def check_messages(events: list[Json]) -> None:
     assert events[-2]["usage"]["output_tokens"] > 0
 
 
-CHECKS = {"/v1/responses": check_responses, "/v1/messages": check_messages}
+def check_chats(events: list[Json]) -> None:
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
+    assert reasons[-1] in ("stop", "length", "tool_calls")
+    assert reasons.count(None) == len(reasons) - 1
+
+
+def check_ollamas(lines: list[Json]) -> None:
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert all(line["created_at"].endswith("Z") for line in lines)
+    assert all(("message" in line) != ("response" in line) for line in lines)
+    last = lines[-1]
+    assert last["done_reason"] in ("stop", "length")
+    assert last["prompt_eval_count"] > 0
+    assert last["eval_count"] > 0
+    assert last["total_duration"] >= last["eval_duration"] >= 0
+
+
+def check_llama_cpps(events: list[Json]) -> None:
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["stop_type"] in ("eos", "limit", "word")
+    assert events[-1]["tokens_predicted"] > 0
+
+
+CHECKS = {
+    "/v1/chat/completions": check_chats,
+    "/v1/responses": check_responses,
+    "/v1/messages": check_messages,
+    "/api/chat": check_ollamas,
+    "/api/generate": check_ollamas,
+    "/completion": check_llama_cpps,
+}
+READ: dict[str, Any] = {
+    "/v1/models": lambda answer: answer["data"][0]["id"] == "nano",
+    "/api/tags": lambda answer: answer["models"][0]["name"] == "nano",
+    "/api/ps": lambda answer: answer["models"][0]["context_length"] == 4096,
+    "/api/version": lambda answer: tuple(map(int, answer["version"].split("."))) >= (0, 6, 4),
+    "/api/show": lambda answer: {"completion", "tools"} <= set(answer["capabilities"]),
+    "/props": lambda answer: answer["default_generation_settings"]["n_ctx"] == 4096,
+    "/slots": lambda answer: not answer[0]["is_processing"] and answer[0]["n_ctx"] == 4096,
+    "/health": lambda answer: answer == {"status": "ok"},
+}
+"""What is read of an answer that is no text."""
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=str)
 def test_a_clients_request_is_answered_in_its_shape(live: Live, asked: Recorded) -> None:
-    if asked.body is None:
-        answer = live.http.get(asked.path)
+    path = asked.path.partition("?")[0]
+    if path in READ:
+        if asked.body is None:
+            answer = live.http.get(asked.path)
+        else:
+            answer = live.post(asked.path, **asked.body)
         assert answer.status_code == 200
-        assert answer.json()["data"][0]["id"] == "nano"
+        assert READ[path](answer.json())
         return
-    if "Workflow" in str(asked.body):  # whose description alone is more than nano's context
-        answer = live.refused(asked.path, **short(asked))
-        assert (answer["param"], answer["error_code"]) == ("messages", "context_length_exceeded")
-        body = {**short(asked), "tools": (asked.body or {})["tools"][:1]}
+    body = short(asked)
+    if "Workflow" in str(body):  # whose description alone is more than nano's context
+        error = live.refused(asked.path, **body)
+        assert (error["param"], error["error_code"]) == ("messages", "context_length_exceeded")
+        body["tools"] = body["tools"][:1]
+    if body.get("stream") is False:
+        assert live.ok(asked.path, **body)["choices"][0]["finish_reason"]
+    elif path.startswith("/api/"):
+        answer = live.post(asked.path, **body)
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        assert "warning" not in answer.headers or "tool calls" in answer.headers["warning"]
+        check_ollamas([json.loads(line) for line in answer.text.splitlines()])
     else:
-        body = short(asked)
-    CHECKS[asked.path.partition("?")[0]](told(live, asked.path, body))
+        CHECKS[path](told(live, asked.path, body))
 
 
 def calls(live: Live, choice: Any, **more: Any) -> list[Json]:
@@ -227,3 +283,92 @@ def test_effort_and_thinking_reach_a_template_that_has_them_and_no_other() -> No
     assert (chat.reasoning_effort, chat.chat_template_kwargs) == (None, None)
     (warning,) = messages.warnings_of(body, ())
     assert "output_config.effort" in warning
+
+
+GREEDY: Json = {"options": {"temperature": 0, "num_predict": 8}, "stream": False}
+OLLAMAS: Json = {"model": "nano", "messages": [{"role": "user", "content": "Hello"}], **GREEDY}
+
+
+def test_ollamas_chat_says_what_openais_says(live: Live) -> None:
+    chat = live.ok(
+        "/v1/chat/completions", messages=OLLAMAS["messages"], max_tokens=8, temperature=0
+    )
+    made = live.ok("/api/chat", **OLLAMAS)
+    text = chat["choices"][0]["message"]["content"]
+    assert made["message"] == {"role": "assistant", "content": text}
+    assert made["prompt_eval_count"] == chat["usage"]["prompt_tokens"]
+    lines = live.post("/api/chat", **{**OLLAMAS, "stream": True}).text.splitlines()
+    assert "".join(json.loads(line)["message"]["content"] for line in lines) == text
+    prompted = live.ok("/api/generate", model="nano", prompt="Hello", **GREEDY)
+    assert prompted["response"] == text
+    raw = live.ok("/api/generate", model="nano", prompt="Hello", raw=True, **GREEDY)
+    plain = live.ok("/v1/completions", prompt="Hello", max_tokens=8, temperature=0)
+    assert raw["response"] == plain["choices"][0]["text"]
+
+
+def test_ollamas_format_is_enforced(live: Live) -> None:
+    wanted = schema(city={"enum": ["Oslo", "Rome"]})
+    for path, more in (("/api/chat", {}), ("/api/generate", {"prompt": "Where?"})):
+        body = {**OLLAMAS, **more, "options": {"num_predict": 80}}
+        made = live.ok(path, **body, format=wanted)
+        text = made["message"]["content"] if "message" in made else made["response"]
+        assert json.loads(text)["city"] in ("Oslo", "Rome")
+        assert live.ok(path, **body, format="json")
+    assert live.post("/api/chat", **OLLAMAS, format="yaml").json()["param"] == "format"
+
+
+def test_without_a_prompt_ollamas_model_is_there_already(live: Live) -> None:
+    loaded = live.ok("/api/chat", model="nano", messages=[])
+    assert (loaded["done"], loaded["done_reason"]) == (True, "load")
+    assert live.ok("/api/generate", model="nano", keep_alive=0)["response"] == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/api/chat", {**OLLAMAS, "model": "other"}, 404, "model"),
+        ("/api/show", {"model": "other:latest"}, 404, "model"),
+        ("/api/chat", {**OLLAMAS, "options": {"mirostat": 2}}, 400, "options.mirostat"),
+        ("/api/chat", {**OLLAMAS, "options": {"temperature": 9}}, 400, "options.temperature"),
+        (
+            "/api/chat",
+            {**OLLAMAS, "options": {"repeat_penalty": 1.1, "repeat_last_n": 64}},
+            400,
+            "options.repeat_last_n",
+        ),
+        (
+            "/api/chat",
+            {"model": "nano", "messages": [{"role": "user", "content": "", "images": ["x"]}]},
+            400,
+            "messages[0].images",
+        ),
+        ("/api/generate", {"model": "nano", "prompt": "x", "context": [1]}, 400, "context"),
+        ("/api/pull", {"model": "nano"}, 404, None),
+    ],
+    ids=str,
+)
+def test_errors_of_ollamas_routes_have_its_form(
+    live: Live, path: str, body: Json, status: int, param: str | None
+) -> None:
+    answer = live.post(path, **body)
+    assert answer.status_code == status
+    assert isinstance(answer.json()["error"], str)
+    assert answer.json()["param"] == param
+
+
+def test_llama_cpps_completion_says_what_openais_says(live: Live) -> None:
+    plain = live.ok("/v1/completions", prompt="Hello", max_tokens=8, temperature=0, logprobs=2)
+    body = {"prompt": "Hello", "n_predict": 8, "temperature": 0, "n_probs": 2}
+    made = live.ok("/completion", **body, return_tokens=True)
+    assert made["content"] == plain["choices"][0]["text"]
+    assert made["tokens_predicted"] == len(made["tokens"]) == plain["usage"]["completion_tokens"]
+    likely = [one["logprob"] for one in made["completion_probabilities"]]
+    assert likely == plain["choices"][0]["logprobs"]["token_logprobs"]
+    token = made["completion_probabilities"][0]["id"]
+    other = live.ok("/completion", **body, logit_bias=[[token, False]])
+    assert other["completion_probabilities"][0]["id"] != token
+    grammar = live.ok("/completion", **body, grammar='root ::= "yes"')
+    assert (grammar["content"], grammar["stop_type"]) == ("yes", "eos")
+    several = live.ok("/completion", **{**body, "prompt": ["Hello", "Hello"]})
+    assert [one["index"] for one in several] == [0, 1]
+    assert live.refused("/completion", prompt="x", n_predict=0)["param"] == "n_predict"

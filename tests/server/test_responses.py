@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from lmprog.server.openai.messages import ChatMessage
-from lmprog.server.responses.response_store import Kept, Store
+from lmprog.server.responses.responses_routes import Kept, Store
 from tests.server.fake_runtime import Fake, asking
 from tests.server.live import Live
 
