@@ -109,7 +109,7 @@ UNITS = {
     ),
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
-        "lmprog.server.programs",
+        "lmprog.server.programs lmprog.server.local",
         "errors config wire tool_calls options http link gateway operations",
     ),
     "server": Unit(
