@@ -136,9 +136,9 @@ DOORS = {
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
     "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
-    "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.logit_edits",
+    "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.sampling_requests",
     "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.quoting",
-    "jinja2": "lmprog.runtime.text.sandbox",
+    "jinja2": "lmprog.runtime.text.chat_template",
     **dict.fromkeys(
         _MODEL_LIBRARIES, "lmprog.runtime.engine.model lmprog.runtime.engine.torch_engine"
     ),

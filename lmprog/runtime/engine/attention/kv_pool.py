@@ -1,7 +1,7 @@
 """Memory for the keys and values of all pages, as tensors on one device.
 
 Knows bytes, alignment and devices. It does not know what a page looks like inside (an attention
-backend does), nor which pages are in use (`radix.pages` does).
+backend does), nor which pages are in use (`radix.PageAllocator` does).
 """
 
 from __future__ import annotations

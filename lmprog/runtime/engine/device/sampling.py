@@ -21,7 +21,6 @@ from lmprog.runtime.engine.device.driver import DeviceEvent, Driver
 from lmprog.runtime.engine.device.kernels import NUM_COUNTS, Count, Kernels, SampleArgs, ScoreArgs
 from lmprog.runtime.engine.device.pick_arrays import Array, PickRounds, pick_arrays
 from lmprog.runtime.engine.device.staging import Staging
-from lmprog.runtime.scheduling.logit_edits import allowed
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
     SampleRequest,
@@ -29,6 +28,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
     ScoreRequest,
     ScoreResult,
     StepResults,
+    allowed,
 )
 
 _WIDTH_BITS = 44
