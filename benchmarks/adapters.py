@@ -19,8 +19,13 @@ import numpy as np
 from benchmarks import runner
 from benchmarks.engine import CONTEXT, batch, milliseconds
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank, Raised
-from lmprog.runtime.engine.adapters.packed_adapters import packed_adapters
+from lmprog.runtime.engine.adapters.adapter_folder import (
+    PRODUCTS,
+    Adapter,
+    LowRank,
+    Raised,
+    packed_adapters,
+)
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.locate import dummy_shape

@@ -79,7 +79,7 @@ UNITS = {
     "kv_events": Unit("lmprog.runtime.kv_events", "errors config wire transport radix"),
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
-        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime.fingerprint lmprog.runtime",
+        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
         "errors config wire tool_calls transport launch documents text scheduling programs loop engine ranks "
         "kv_events",
     ),

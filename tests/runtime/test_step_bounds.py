@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmprog.config import SchedulerConfig
-from lmprog.launch.progress_watch import HangTimeouts, ProgressWatch
+from lmprog.launch.restarts import HangTimeouts, ProgressWatch
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.scheduler import ALONE_SECONDS, Scheduler
 from tests.runtime.rig import Rig

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.native import may_await_threads
-from lmprog.runtime.engine.machine.region import Bytes, Region, aligned
+from lmprog.runtime.engine.machine.resources import Bytes, Region, aligned
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.weight_table import up32
