@@ -223,11 +223,13 @@ class RunCheckpoint:
 
     @classmethod
     def read(cls, path: Path, kind: FileKind = "checkpoint") -> RunCheckpoint:
-        """Raises `RequestRejected` for a file that is of no such kind or is damaged,
-        `ProtocolError` for one of another version.
+        """Raises `FileNotFoundError`, `RequestRejected` for a file that is of no such kind or is
+        damaged, `ProtocolError` for one of another version.
         """
         try:
             content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, f"there is no {kind}", str(path)) from None
         except OSError as error:
             raise RequestRejected(f"{str(path)!r} is no {kind}: {error}") from None
         return cls.of(content, str(path), kind)
