@@ -254,8 +254,6 @@ class DeadBranches:
 
     def take(self, op: wire.Op) -> bool:
         """Whether its branch is dead, now or from before."""
-        if not self._failed and not self._why:
-            return False  # as nearly always, and for every op of a fleet
         if isinstance(op, wire.Append):
             why = next(filter(None, map(self._why_missing, op.pieces)), None)
             if why is not None:
