@@ -10,7 +10,6 @@ runtime without a model. Knows processes and sockets; knows no gateway from the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import functools
@@ -334,7 +333,7 @@ def flood(
     requests: int = 3000,
     body: int = 200,
     rounds: int = 3,
-    client: Annotated[str, argparse.SUPPRESS] = "",
+    client: Annotated[str, runner.HIDDEN] = "",
 ) -> None:
     """A flood of requests before a server that is full: how soon they are refused, and what it costs.
 

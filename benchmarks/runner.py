@@ -50,6 +50,10 @@ _JSON, _PROFILE = "_json", "_profile"
 """What every command has beside its own options."""
 
 
+HIDDEN = argparse.SUPPRESS
+"""In place of a help: what a command gives itself, in another process."""
+
+
 class WrongOptions(Exception):
     """What a command raises where its options do not go together."""
 

@@ -9,9 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.peers.cases import ABOUT, Cases
-from benchmarks.peers.compare import Side, can_answer, note
-from benchmarks.peers.peer_report import chart, table
+from benchmarks.peers.compare import ABOUT, Cases, Side, can_answer, chart, note, table
 from benchmarks.peers.whole_prompts import answered
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.text.tokenizer import load_tokenizer
