@@ -248,7 +248,8 @@ def rounded(page: NDArray[np.float32]) -> NDArray[np.float32]:
     """One scale for 16 numbers, as many as a block of slots has."""
     numbers = page.reshape(-1, 16)
     scales = np.abs(numbers).max(axis=1, keepdims=True) / np.float32(127)
-    return np.rint(numbers / scales).astype(np.int8) * scales
+    found: NDArray[np.float32] = np.rint(numbers / scales).astype(np.int8) * scales
+    return found
 
 
 def computed(model: str, page_size: int) -> float:

@@ -287,7 +287,9 @@ async def flooded(url: str, count: int, size: int) -> list[tuple[int, float, flo
     async def one() -> tuple[int, float, float]:
         made = functools.partial(_Flooding, request, time.perf_counter())
         try:
-            transport, protocol = await loop.create_connection(made, where.hostname, where.port)
+            transport, protocol = await loop.create_connection(
+                made, str(where.hostname), int(where.port or 80)
+            )
         except OSError:
             return 0, 0.0, 0.0
         try:

@@ -147,5 +147,5 @@ def make_gguf(folder: Path, python: str, types: dict[str, int]) -> None:
         "ctypes.byref(given)))\n"
     )
     for name, number in types.items():
-        command = [python, "-c", code, whole, folder / f"{name}.gguf", str(number)]
+        command = [python, "-c", code, str(whole), str(folder / f"{name}.gguf"), str(number)]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)

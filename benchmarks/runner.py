@@ -117,8 +117,8 @@ def parser_of(command: Callable[..., int | None]) -> argparse.ArgumentParser:
     for one in inspect.signature(command).parameters.values():
         _add(parser, one, hints[one.name])
     if "json_" not in hints:
-        told = "also write options and tables here"
-        parser.add_argument("--json", dest=_JSON, type=Path, help=told)
+        what = "also write options and tables here"
+        parser.add_argument("--json", dest=_JSON, type=Path, help=what)
     parser.add_argument("--profile", dest=_PROFILE, action="store_true", help="where time goes")
     return parser
 

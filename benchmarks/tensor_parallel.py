@@ -71,7 +71,7 @@ def measure_time(model: str) -> None:
     print(f"{model}: processor time of all processes; {ROWS} programs at once")
     for name, options in ENGINES.items():
         with lmprog.Runtime(model, dtype="float32", kv_memory_mb=256, **options) as runtime:
-            written.run(start="warm", tokens=4, backend=runtime)
+            written.using(backend=runtime).run(start="warm", tokens=4)
             prompts = [{"start": f"{n}{PROMPT}", "tokens": 1} for n in range(ROWS)]
             prefill = spent(runtime, prompts)
             decode = spent(runtime, [{"start": f"{n}", "tokens": TOKENS} for n in range(ROWS)])
@@ -88,7 +88,7 @@ def measure_memory() -> None:
         print(f"a checkpoint of {size:.0f} MB; peak resident memory, and what is not a file's:")
         for name in ("torch, one process", "torch, two ranks"):
             with lmprog.Runtime(folder, **fields, **ENGINES[name]) as runtime:
-                written.run(start="abc", tokens=8, backend=runtime)
+                written.using(backend=runtime).run(start="abc", tokens=8)
                 for rank, pid in enumerate(processes(runtime)):
                     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                     status = dict(line.split(":", 1) for line in lines)
@@ -114,7 +114,7 @@ def measure_death() -> None:
     taken = []
     for _ in range(KILLS):
         with lmprog.Runtime("dummy:tiny", tp=2, threads=2) as runtime:
-            written.run(start="abc", tokens=4, backend=runtime)
+            written.using(backend=runtime).run(start="abc", tokens=4)
             began = time.perf_counter()
             os.kill(processes(runtime)[1], signal.SIGKILL)
             runtime.process.wait(60.0)

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -240,7 +241,7 @@ def convert(folder: Path, kind: str, peers: str) -> None:
     target.mkdir()
     if (folder / f"{kind}.gguf").exists():
         (target / "model.gguf").hardlink_to(folder / f"{kind}.gguf")
-        command = [peers, "-m", WHOLE, "convert", target / "model.gguf"]
+        command = [peers, "-m", WHOLE, "convert", str(target / "model.gguf")]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
 
@@ -257,7 +258,7 @@ def run(all_sides: list[Side], cases: Cases, small: Cases, rounds: int, minutes:
                 continue
             answers = {side.name: side.answer(case) for side in all_sides if can_answer(side, case)}
             if number:
-                note(all_sides, name, answers, lambda output, of=case: cases.text(output, of))
+                note(all_sides, name, answers, partial(cases.text, case=case))
             print(f"round {number}, {name}: done", file=sys.stderr, flush=True)
         if number and time.monotonic() > end:
             return number
