@@ -10,23 +10,16 @@ other, each with one thread a process; figures are processor time of all process
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import safetensors.numpy
-
 import lmprog
 from benchmarks import runner
-from lmprog.runtime.engine.model.locate import NANO
-from lmprog.runtime.engine.model.shape import read_shape
-from lmprog.runtime.engine.model.weight_table import expected
+from benchmarks.models import make_comparable
 
 PROMPT = "abcdefgh" * 48
 ROWS, TOKENS = 8, 48
@@ -35,16 +28,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "torch, one process": {"engine": "torch", "threads": 1},
     "torch, two ranks": {"tp": 2, "threads": 2},
     "native, one process": {"engine": "native", "threads": 1},
-}
-LARGE = {
-    "model_type": "llama",
-    "vocab_size": 32_000,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 512,
 }
 
 
@@ -84,7 +67,8 @@ def measure_time(model: str) -> None:
 def measure_memory() -> None:
     fields = {"dtype": "float32", "kv_memory_mb": 64, "context_len": 256}
     with tempfile.TemporaryDirectory() as folder:
-        size = write_checkpoint(Path(folder)) / 1e6
+        make_comparable(Path(folder), "wide")
+        size = (Path(folder) / "model.safetensors").stat().st_size / 1e6
         print(f"a checkpoint of {size:.0f} MB; peak resident memory, and what is not a file's:")
         for name in ("torch, one process", "torch, two ranks"):
             with lmprog.Runtime(folder, **fields, **ENGINES[name]) as runtime:
@@ -94,20 +78,6 @@ def measure_memory() -> None:
                     status = dict(line.split(":", 1) for line in lines)
                     peak, own = (int(status[key].split()[0]) / 1e3 for key in ("VmHWM", "RssAnon"))
                     print(f"  {name:20} rank {rank}: peak {peak:6.0f} MB, own {own:6.0f} MB")
-
-
-def write_checkpoint(folder: Path) -> int:
-    """A model that says nothing sensible, in bytes tokens; returns its size."""
-    (folder / "config.json").write_text(json.dumps(LARGE))
-    for path in NANO.glob("*token*"):
-        shutil.copy(path, folder)
-    draw = np.random.default_rng(0).standard_normal(1 << 20, np.float32) * np.float32(0.02)
-    weights = {
-        name: np.ones(shape, np.float32) if name.endswith("norm.weight") else np.resize(draw, shape)
-        for name, shape in expected(read_shape(LARGE)).items()
-    }
-    safetensors.numpy.save_file(weights, folder / "model.safetensors")
-    return sum(one.nbytes for one in weights.values())
 
 
 def measure_death() -> None:

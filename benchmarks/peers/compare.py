@@ -217,7 +217,7 @@ def sides(folder: Path, peers: str, vllm: str) -> list[Side]:
         model = str(folder / f"openvino-{kind}")
         return Side(f"OpenVINO {name}", [peers, "-m", WHOLE, "openvino", model, precision])
 
-    torch_only = "benchmarks.peers.transformers_side"
+    torch_only = "benchmarks.peers.transformers"
     return [
         ours("lmprog f32", dtype="float32"),
         llama("f32", "f32"),

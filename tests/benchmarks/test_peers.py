@@ -63,7 +63,7 @@ def test_a_side_without_log_probabilities_is_not_asked_for_choices() -> None:
 
 
 def test_transformers_computes_every_case() -> None:
-    side_module = pytest.importorskip("benchmarks.peers.transformers_side")
+    side_module = pytest.importorskip("benchmarks.peers.transformers")
     transformers, made = side_module.Side(str(NANO), 1), Cases(NANO, 0.0).of_round(1)
     empty = {"turns": [], "choices": [], "out": 3}
     forked = transformers.run({"shared": [5, 6], "own": [[7], [8, 9], [7]]} | empty)
