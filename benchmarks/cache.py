@@ -33,13 +33,12 @@ from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.kv_events.block_record import BlockRecord
-from lmprog.runtime.kv_events.kv_messages import encoded
+from lmprog.runtime.kv_events.block_record import BlockRecord, encoded
 from lmprog.runtime.programs.snapshot import SnapshotBuilder
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.tokenizer import load_tokenizer
-from lmprog.runtime.tier.page_file import PageFile
+from lmprog.runtime.tier.disk_store import PageFile
 from lmprog.runtime.tier.page_store import PageKey
 from lmprog.transport import EventSocket
 

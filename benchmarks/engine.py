@@ -43,7 +43,8 @@ from lmprog.runtime.engine.adapters.adapter_folder import (
     Raised,
     packed_adapters,
 )
-from lmprog.runtime.engine.engine import default_threads, load_engine
+from lmprog.runtime.engine.engine import load_engine
+from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape
