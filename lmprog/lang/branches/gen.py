@@ -213,32 +213,32 @@ class Gen(PendingCall, Generic[T]):
             f"{self!r} is a pending result, not a sequence; read its .value, or await it"
         )
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copying looks for such names before there is anything to show
-            raise AttributeError(name)
-        raise AttributeError(
-            f"{self!r} is a pending result without {name!r}; to ask what the model wrote for it, "
-            "read its .value, or await it"
-        )
-
-    def _refuse(self, *others: object) -> Any:
-        raise TypeError(
-            f"{self!r} is a pending result, and nothing can be computed with it; read its .value, "
-            "or await it. To join it with text without waiting, write an f-string, or append both"
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-    __rtruediv__ = __mod__ = __getitem__ = __contains__ = __len__ = __int__ = __float__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
-
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self!r} is a pending result and neither true nor false; read its .value, or await it"
         )
 
-    if (
-        not TYPE_CHECKING
-    ):  # type checkers refuse such a comparison by themselves, unless they see this
+    if not TYPE_CHECKING:  # type checkers refuse all this by themselves, unless they see it
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # what copies it looks for such names first of all
+                raise AttributeError(name)
+            raise AttributeError(
+                f"{self!r} is a pending result without {name!r}; to ask what the model wrote for "
+                "it, read its .value, or await it"
+            )
+
+        def _refuse(self, *others: object) -> Any:
+            raise TypeError(
+                f"{self!r} is a pending result, and nothing can be computed with it; read its "
+                ".value, or await it. To join it with text without waiting, write an f-string, or "
+                "append both"
+            )
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+        __rtruediv__ = __mod__ = __getitem__ = __contains__ = __len__ = _refuse
+        __int__ = __float__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
         def __eq__(self, other: object) -> bool:
             if isinstance(other, Gen):
