@@ -122,6 +122,10 @@ class Gen(PendingCall, Generic[T]):
         values, self._has_program_value = self._read(), True
         return values[0]
 
+    def __dir__(self) -> list[str]:
+        """What a program uses of it; everything else is the run's own business."""
+        return [*_SHOWN]
+
     def show(self) -> None:
         """Tells a streaming run that this is done; on the receiving thread."""
         feed = self.run.feed
@@ -248,6 +252,12 @@ class Gen(PendingCall, Generic[T]):
             )
 
         __hash__ = object.__hash__
+
+
+_SHOWN = (
+    "value", "values", "text", "texts", "reasoning", "captures", "meta", "metas", "usage", "name",
+    "site", "done", "failure", "cancel", "wait", "wait_async",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
