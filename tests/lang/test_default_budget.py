@@ -14,6 +14,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
+from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.lang.ops.type_lengths import GENERAL, MOST, default_tokens, longest_json
@@ -70,9 +71,11 @@ def test_no_value_of_a_bounded_type_is_longer_than_its_bound(tp: Any) -> None:
 
 
 @pytest.mark.parametrize("tp", UNBOUNDED, ids=str)
-def test_a_type_whose_values_have_no_longest_one_has_the_general_budget(tp: Any) -> None:
+def test_a_type_whose_values_have_no_longest_one_has_the_highest_default(tp: Any) -> None:
     assert longest_json(schema_of(tp)) is None
-    assert default_tokens(tp, constraint_of(tp)) == GENERAL
+    assert default_tokens(tp, constraint_of(tp)) == (GENERAL if tp is str else MOST)
+    assert default_tokens(tp, constraint_of(tp), 400) == (GENERAL if tp is str else 200)
+    assert default_tokens(tp, constraint_of(tp), 100) == GENERAL
 
 
 def test_the_longest_value_of_a_type_needs_exactly_its_bound() -> None:
@@ -102,4 +105,50 @@ def test_a_budget_that_is_given_counts_and_a_default_is_bounded() -> None:
     assert asked(notes, "[]") == longest_json(schema_of(notes)) == 282
     assert asked(notes, "[]", max_tokens=40) == 40
     assert asked(book, "[]") == MOST
-    assert asked(bool, "true") == asked(str, "true") == GENERAL
+    assert asked(bool, "true") == GENERAL
+
+
+def turn_asked(tp: Any, backend: Any, **options: Any) -> int | None:
+    """The `max_tokens` of the request for a turn."""
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> wire.SamplingParams:
+        s.user("Go on.")
+        gen = s.gen(tp, **options)
+        assert isinstance(gen.wanted, wire.Generate)
+        gen.was_read = True
+        return gen.wanted.sampling
+
+    return program.run(backend=backend).value.max_tokens
+
+
+def test_a_turn_may_use_what_is_left_of_the_context(backend: RuntimeBackend) -> None:
+    service = Scripted(lambda prompt: "7")
+    assert turn_asked(str, service) is None
+    assert turn_asked(int, service) is None, "reasoning before it counts, too"
+    assert turn_asked(str, service, max_tokens=5) == 5
+    assert turn_asked(str, service, n=1, keep="majority") == MOST
+    assert turn_asked(int, backend) == GENERAL, "a runtime confines it"
+    assert asked(str, "7") == MOST, "text on a service"
+
+
+def test_a_text_that_is_cut_is_told_on_the_run_and_warned_of_once(backend: RuntimeBackend) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, most: int) -> None:
+        s.append("abc")
+        s.gen("given", max_tokens=most, ignore_eos=True)
+        for _ in range(2):
+            s.gen("own", ignore_eos=True)
+
+    with pytest.warns(UserWarning, match="<gen 'own'> was cut after 128 tokens") as told:
+        run = program.run(3, backend=backend)
+    assert len({(one.filename, one.lineno) for one in told}) == 1
+    assert run.truncated == ("given", "own", "own")
+
+    @lmprog.function
+    def whole(s: lmprog.Branch) -> None:
+        s.append("abc")
+        s.gen("all")
+
+    with Scripted(["x"]) as scripted:
+        assert whole.run(backend=scripted).truncated == ()

@@ -318,3 +318,17 @@ def test_an_argument_in_the_place_of_a_setting_leads_to_bind() -> None:
 def test_a_checkpoint_that_is_not_there_is_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
         lmprog.resume(tmp_path / "none")
+
+
+def test_a_result_shows_only_what_programs_use() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> tuple[list[str], bool]:
+        gen = s.gen()
+        shown = dir(gen)
+        return shown, all(hasattr(type(gen), name) or name in vars(gen) for name in shown)
+
+    with Scripted(["x"]) as scripted:
+        shown, are_there = program.run(backend=scripted).value
+    assert {"value", "text", "meta", "cancel"} <= set(shown)
+    assert not {"key", "origin", "wanted", "compared_text", "root"} & set(shown)
+    assert are_there

@@ -109,7 +109,7 @@ def test_levels_that_say_different_things_all_count(field: str) -> None:
 
 def test_where_nobody_says_anything_the_defaults_count() -> None:
     sampling = _asked({})
-    assert sampling == wire.SamplingParams(seed=sampling.seed)
+    assert sampling == wire.SamplingParams(seed=sampling.seed, max_tokens=1024)
     assert sampling.seed is not None, "every run can be done again"
 
 

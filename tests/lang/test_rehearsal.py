@@ -214,7 +214,7 @@ def test_nested_programs_are_rehearsed_too() -> None:
 
     lines = _without_lines(str(outer.trace())).splitlines()
     assert lines.count("branch 2") == 1
-    assert "  inner (2) = gen(at most 128 tokens)" in lines
+    assert "  inner (2) = gen(at most 1024 tokens)" in lines
 
 
 def test_a_program_that_never_ends_on_placeholders_is_stopped() -> None:

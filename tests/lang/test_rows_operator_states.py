@@ -32,7 +32,7 @@ def test_a_keyword_of_run_holds_for_every_gen(
     assert [getattr(op_of(scripted, index).sampling, field) for index in (0, 1)] == [sent] * 2
 
 
-def test_run_max_new_tokens_is_the_limit_of_a_gen_without_one_and_128_by_default() -> None:
+def test_run_max_new_tokens_is_the_limit_of_a_gen_without_one_and_1024_by_default() -> None:
     def program(s):
         s += "x" + sgl.gen("a") + sgl.gen("b", max_tokens=3)
 
@@ -50,7 +50,7 @@ def test_run_max_new_tokens_is_the_limit_of_a_gen_without_one_and_128_by_default
         sampling.top_p,
         sampling.top_k,
         sampling.min_p,
-    ) == ((128, 1.0, 1.0, -1, 0.0))
+    ) == ((1024, 1.0, 1.0, -1, 0.0))
 
 
 def test_run_n_return_logprob_stream_and_use_thread() -> None:

@@ -65,9 +65,10 @@ def gen_request(
     seed_of: SeedOf,
     *,
     streams: bool,
-) -> tuple[wire.Generate, bool]:
-    """The request, and whether the budget allows fewer tokens than the op. Raises where the budget
-    is used up.
+    default: Callable[[GenOp[Any]], int | None],
+) -> tuple[wire.Generate, bool, bool]:
+    """The request, whether the budget allows fewer tokens than the op, and whether nobody has named
+    a limit; `default` is the one it then has. Raises where the budget is used up.
     """
     budget, own = settings.budget, op.sampling.given()
     timeout = budget.time_left(op.timeout)
@@ -75,13 +76,15 @@ def gen_request(
     if own.get("seed") is None:
         given["seed"] = seed_of(given.get("seed"))
     if op.tp is not str or op.constraint is not None:
-        from lmprog.lang.ops.type_lengths import default_tokens
         from lmprog.lang.ops.typed import natural_stops
 
         if "stop" not in given:
             given["stop"] = natural_stops(op.tp)
-        if "max_tokens" not in given:
-            given["max_tokens"] = default_tokens(op.tp, op.constraint)
+    has_default_limit = "max_tokens" not in given
+    if has_default_limit:
+        limit = default(op)
+        is_open = limit is None and given.get("beams") is not None  # of a search each step counts
+        given["max_tokens"] = wire.SamplingParams().max_tokens if is_open else limit
     wanted = resolved(given)
     sampling = _within_tokens(wanted, budget) if budget.limits_tokens else wanted
     request = wire.Generate(
@@ -97,7 +100,29 @@ def gen_request(
         judge=op.judge,
         tools=op.offer,
     )
-    return request, sampling.max_tokens != wanted.max_tokens
+    return request, sampling.max_tokens != wanted.max_tokens, has_default_limit
+
+
+def default_limit(
+    op: GenOp[Any], *, is_turn: bool, is_service: bool, context_len: int
+) -> int | None:
+    """The limit of a call that names none. A turn ends by itself, and may take what is left of the
+    context, unless others compete with it or are to follow; so may all that a service says in a
+    turn, whose reasoning counts, too. A `context_len` of 0 is not known.
+    """
+    is_confined = op.tp is not str or op.constraint is not None
+    is_alone = op.keep == "first" and not op.is_thought
+    is_free = op.tp is str or op.tools is not None
+    if is_turn and is_alone and (is_service or (is_free and op.constraint is None)):
+        return None
+    if not is_confined and not is_service and not op.is_thought:
+        return wire.SamplingParams().max_tokens
+    from lmprog.lang.ops.type_lengths import MOST, default_tokens
+
+    context_len = context_len or 2 * MOST
+    if is_confined:
+        return default_tokens(op.tp, op.constraint, context_len)
+    return min(MOST, context_len // 2)
 
 
 def _within_tokens(sampling: wire.SamplingParams, budget: Budget) -> wire.SamplingParams:

@@ -18,6 +18,7 @@ from lmprog.errors import Cancelled, LmprogError, ProgramError, check_text
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import (
     BranchSettings,
+    default_limit,
     gen_request,
     select_request,
 )
@@ -290,17 +291,23 @@ class Cursor:
         """The result belongs to `home`: this branch, or the one that it was forked from."""
         scope, number = self.scope, self.scope.client.number()
         wanted: wire.Generate | wire.Select
-        is_cut = False
+        is_cut = is_default = False
         if isinstance(op, SelectOp):
             wanted = select_request(op, self.id, number, settings, self._seed)
         else:
-            wanted, is_cut = gen_request(
-                op, self.id, number, settings, self._seed, streams=scope.feed is not None
+            wanted, is_cut, is_default = gen_request(
+                op,
+                self.id,
+                number,
+                settings,
+                self._seed,
+                streams=scope.feed is not None,
+                default=self._default_limit,
             )
         said = self.log[self._num_told :]
         self._num_told = len(self.log)
         self.send_text()
-        origin = CallOrigin(scope, home.id, home.path, here(), settings.budget, is_cut)
+        origin = CallOrigin(scope, home.id, home.path, here(), settings.budget, is_cut, is_default)
         kind: type[Gen[Any]] = Gen
         if isinstance(op, GenOp) and op.tries > 1:
             from lmprog.lang.branches import asked_gen
@@ -440,6 +447,21 @@ class Cursor:
 
     def has_roles(self) -> bool:
         return any(isinstance(item, RoleBeginExpr | RoleEndExpr) for item in self.log)
+
+    def _default_limit(self, op: GenOp[Any]) -> int | None:
+        welcome = self.scope.client.welcome
+        return default_limit(
+            op,
+            is_turn=self.is_in_turn(),
+            is_service=not welcome.vocab_size,
+            context_len=welcome.context_len,
+        )
+
+    def is_in_turn(self) -> bool:
+        """Whether a turn is open, which ends by itself."""
+        kinds = RoleBeginExpr | RoleEndExpr
+        last = next((item for item in reversed(self.log) if isinstance(item, kinds)), None)
+        return isinstance(last, RoleBeginExpr)
 
     def begins_turn(self) -> bool:
         """Whether what is generated now is a turn of its own."""

@@ -122,6 +122,10 @@ class Gen(PendingCall, Generic[T]):
         values, self._has_program_value = self._read(), True
         return values[0]
 
+    def __dir__(self) -> list[str]:
+        """What a program uses of it; everything else is the run's own business."""
+        return [*_SHOWN]
+
     def show(self) -> None:
         """Tells a streaming run that this is done; on the receiving thread."""
         feed = self.run.feed
@@ -213,32 +217,32 @@ class Gen(PendingCall, Generic[T]):
             f"{self!r} is a pending result, not a sequence; read its .value, or await it"
         )
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # copying looks for such names before there is anything to show
-            raise AttributeError(name)
-        raise AttributeError(
-            f"{self!r} is a pending result without {name!r}; to ask what the model wrote for it, "
-            "read its .value, or await it"
-        )
-
-    def _refuse(self, *others: object) -> Any:
-        raise TypeError(
-            f"{self!r} is a pending result, and nothing can be computed with it; read its .value, "
-            "or await it. To join it with text without waiting, write an f-string, or append both"
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
-    __rtruediv__ = __mod__ = __getitem__ = __contains__ = __len__ = __int__ = __float__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
-
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self!r} is a pending result and neither true nor false; read its .value, or await it"
         )
 
-    if (
-        not TYPE_CHECKING
-    ):  # type checkers refuse such a comparison by themselves, unless they see this
+    if not TYPE_CHECKING:  # type checkers refuse all this by themselves, unless they see it
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # what copies it looks for such names first of all
+                raise AttributeError(name)
+            raise AttributeError(
+                f"{self!r} is a pending result without {name!r}; to ask what the model wrote for "
+                "it, read its .value, or await it"
+            )
+
+        def _refuse(self, *others: object) -> Any:
+            raise TypeError(
+                f"{self!r} is a pending result, and nothing can be computed with it; read its "
+                ".value, or await it. To join it with text without waiting, write an f-string, or "
+                "append both"
+            )
+
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+        __rtruediv__ = __mod__ = __getitem__ = __contains__ = __len__ = _refuse
+        __int__ = __float__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
         def __eq__(self, other: object) -> bool:
             if isinstance(other, Gen):
@@ -248,6 +252,12 @@ class Gen(PendingCall, Generic[T]):
             )
 
         __hash__ = object.__hash__
+
+
+_SHOWN = (
+    "value", "values", "text", "texts", "reasoning", "captures", "meta", "metas", "usage", "name",
+    "site", "done", "failure", "cancel", "wait", "wait_async",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

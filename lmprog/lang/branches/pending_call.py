@@ -156,6 +156,8 @@ class CallOrigin:
     budget: Budget
     is_cut: bool = False
     """Whether the budget allows fewer tokens than the op."""
+    has_default_limit: bool = False
+    """Whether nobody has said how many tokens it may have."""
 
 
 class AnswerWithCalls(NamedTuple):
@@ -411,6 +413,18 @@ class PendingCall:
     def texts(self) -> list[str]:
         self.wait()
         return self._texts_of(self.reply())
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a token limit ended the (first) text of a call that is done."""
+        outcome = self.call.wait(0) if self.call.done() else None
+        return isinstance(outcome, wire.CallDone) and outcome.outputs[0].finish == "length"
+
+    @property
+    def is_cut_unasked(self) -> bool:
+        """The same of plain text whose limit nobody has named; any other value tells by itself."""
+        is_text = isinstance(self._op, GenOp) and self._op.tp is str
+        return is_text and self.origin.has_default_limit and self.is_truncated
 
     def outcome(self) -> Any:
         """What came of a call that is done, as a program has it: of several results a list."""

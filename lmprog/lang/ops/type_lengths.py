@@ -1,8 +1,8 @@
 """The default token budget of a typed value: as many tokens as its longest text can need.
 
 A token has at least one byte, so the bytes of the longest text are enough. Knows the schemas that
-types have, and nothing of tokens or automata. A schema whose texts have no longest one (a plain
-string, a list without `max_length`, a recursive type) leaves the general default in place.
+types have, and nothing of tokens or automata. Of a schema whose texts have no longest one (a plain
+string, a list without `max_length`, a recursive type) the default is the highest.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lmprog.lang.ops.tool_calls import OfferedTools
 GENERAL = wire.SamplingParams().max_tokens or 0
 """The budget of every generation that names none."""
 MOST = 1024
-"""No default is higher: what a call may need is reserved for it."""
-CALLING = 512
-"""The budget of an answer that may call tools: a call that is cut short is none."""
+"""No default of a confined text is higher, and none is higher than half of the context. Types,
+schemas and grammars whose texts have no longest one have it, and so have answers with tools.
+"""
 _MAX_DEPTH = 40
 _CHAR = 4
 """Bytes of a character, as UTF-8 or as a short escape."""
@@ -33,17 +33,22 @@ _CONTENTS = frozenset(["anyOf", "oneOf", "allOf", "enum", "const", "$ref", "type
 _Schema: TypeAlias = "bool | dict[str, Any]"
 
 
-def default_tokens(tp: object, constraint: wire.Constraint | None) -> int:
+def default_tokens(
+    tp: object, constraint: wire.Constraint | None, context_len: int = 2 * MOST
+) -> int:
     """The budget of a generation of type `tp` that names none; `constraint` is the type's."""
+    most = max(GENERAL, min(MOST, context_len // 2))
     choices = None if constraint is None else constraint.as_choices()
     schema = None if constraint is None else constraint.as_schema()
     if choices is not None:
         longest = max(len(text.encode(errors="replace")) for text in choices)
-    elif tp is not str and schema is not None:
-        longest = _longest_of_type(schema) or 0
+    elif schema is not None:
+        found = _longest_of_type(schema)
+        longest = most if found is None else found
     else:
-        return CALLING if isinstance(tp, OfferedTools) else GENERAL
-    return min(max(longest, GENERAL), MOST)
+        is_open = constraint is not None and constraint.as_grammar() is not None
+        return most if is_open or isinstance(tp, OfferedTools) else GENERAL
+    return min(max(longest, GENERAL), most)
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lmprog import wire
+from lmprog.lang.ops.type_lengths import MOST
 from lmprog.lang.rehearsal.graph import Graph
 from lmprog.lang.rehearsal.op_graph import Planned
 from lmprog.lang.rehearsal.preview import is_exact
@@ -171,7 +172,7 @@ class _Sizes:
 
     def __init__(self, counts: Mapping[tuple[str, bool], int], context_len: int) -> None:
         self._counts = counts
-        self._context_len = context_len
+        self._context_len = context_len or MOST  # few services tell theirs
 
     def options(self, op: wire.Select) -> list[int]:
         return [self._counts[choice, False] for choice in op.choices]

@@ -12,6 +12,7 @@ import functools
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -310,10 +311,26 @@ def _finish(job: Job, run: Run[Any], value: Any) -> Any:
         warn_of_leaks(run.scope)
     if run.scope.gens and not job.gives_pending:
         value = read(value)
+    _warn_of_cut_texts(run)
     with run.scope.client.together():
         run.branch.cursor.close(keep_text=True)
         run.scope.close()
     return value
+
+
+def _warn_of_cut_texts(run: Run[Any]) -> None:
+    """Warns, once at each line, of texts that ended at a limit that nobody has given."""
+    for gen in run.scope.gens:
+        if gen.is_cut_unasked and not run.scope.is_rehearsal:
+            most = 0 if gen.usage is None else gen.usage.generated
+            warnings.warn_explicit(
+                f"{gen!r} was cut after {most:,} tokens, the limit of what names none; give "
+                "max_tokens=..., or max_tokens=None for what is left of the context "
+                "(run.truncated has all such results)",
+                UserWarning,
+                gen.site.file,
+                gen.site.line,
+            )
 
 
 def _end_feed(run: Run[Any]) -> None:

@@ -125,6 +125,14 @@ class Run(Generic[R]):
         self._finished()
         return self.branch.messages()
 
+    @property
+    def truncated(self) -> tuple[str, ...]:
+        """The results that a token limit ended before they were complete, by their names or where
+        they stand; blocks. Empty where all of them ended by themselves.
+        """
+        self.sync()
+        return tuple(gen.name or str(gen.site) for gen in self.scope.all_gens() if gen.is_truncated)
+
     def sync(self) -> None:
         """Blocks until the program has ended, well or not."""
         if not self.outcome.done():
