@@ -80,8 +80,8 @@ UNITS = {
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime.fingerprint lmprog.runtime",
-        "errors config wire tool_calls transport launch documents text scheduling programs loop engine ranks "
-        "kv_events",
+        "errors config wire native tool_calls transport launch documents text scheduling programs loop "
+        "engine ranks kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text scheduling engine"),
     # the gateway: a client of the wire, with no tokens and no tensors
