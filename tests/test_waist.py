@@ -30,7 +30,7 @@ ROOMS = {
     "checkpoints": "lang.checkpoints lang.branches.checkpointed_calls lang.branches.outside "
     "lang.resuming",
     "cache": "backends.caching",
-    "traces": "lang.streaming.trace_events lang.runs.run_tracing lang.runs.trace_file",
+    "traces": "lang.streaming.trace_events lang.runs.trace_file",
     "asking again": "lang.branches.asked_gen",
     "tools": "lang.branches.acting lang.ops.tool_calls lang.ops.tool_functions",
     "reasoning": "lang.branches.thinking lang.ops.reasoning",

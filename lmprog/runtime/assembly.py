@@ -81,10 +81,8 @@ def assemble(
         scheduler.drafting.model = draft_model
     # loaded when it is first asked for: a model without a template serves plain text all the same
     chat_template = functools.cache(lambda: load_template(engine.location))
-    tools = _tool_support(chat_template, tokenizer)
-    prefixes = [
-        public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix
-    ]
+    tools, variables = _template_facts(chat_template, tokenizer)
+    prefixes = [public_prefix(Path(at), tokenizer, chat_template) for at in config.public_prefix]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
     channel = _publishing(config, channel, scheduler, namespaces, fingerprint)
     limits = CallLimits(
@@ -111,6 +109,7 @@ def assemble(
         infill=infill_texts(tokenizer),
         adapters=selected.adapters,
         fingerprint=fingerprint,
+        template_variables=variables,
     )
     interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
     stepping: StepEngine[Any] = engine
@@ -183,17 +182,18 @@ def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | N
     return lead(config)
 
 
-def _tool_support(
+def _template_facts(
     chat_template: Callable[[], ChatTemplate], tokenizer: PieceTokenizer
-) -> wire.ToolSupport:
-    """How the model calls tools; the special tokens of its calls become part of texts. Without a
-    template that can be read nothing is known: whoever opens a role is told.
+) -> tuple[wire.ToolSupport, tuple[str, ...]]:
+    """How the model calls tools, and the further names that its template uses; the special tokens
+    of its calls become part of texts. Without a template that can be read nothing is known: whoever
+    opens a role is told.
     """
     try:
         template = chat_template()
     except LmprogError:
-        return wire.ToolSupport()
+        return wire.ToolSupport(), ()
     ends = [tokenizer.token_text(token) for token in tokenizer.eos_ids]
     found = tool_support(template, ends)
     tokenizer.show(shown_marks(found.form))
-    return found.with_tags(tokenizer.shown.values())
+    return found.with_tags(tokenizer.shown.values()), template.variables

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import loading, models
+from benchmarks import engine, models
 from lmprog import native, weight_cache
 from lmprog.cli import main
 from lmprog.config import RuntimeConfig
@@ -355,7 +355,7 @@ def test_loading_holds_little_more_than_the_packed_weights(
     monkeypatch.setitem(models.SIZES, "head", sizes)
     models.make(tmp_path, "head")
     (tmp_path / "native").symlink_to(native.cache_folder() / "native")
-    took = loading.start(tmp_path, {"model": str(tmp_path), "dtype": "float32", "threads": 1})
+    took = engine.start(tmp_path, {"model": str(tmp_path), "dtype": "float32", "threads": 1})
     assert took["packed_mb"] > 64
     assert took["peak_mb"] < 1.1 * took["packed_mb"] + 12, took
     assert len(list((tmp_path / "weights").glob("*.weights"))) == 1

@@ -67,7 +67,7 @@ IDENTITY_MUTANTS = [
     Mutant(
         "answers of a model that replaced another are kept as the other's",
         "replaced models",
-        "backends/caching/caching_backend.py",
+        "backends/caching.py",
         "if self._asks.welcome.fingerprint != self.info.fingerprint:",
         "if self._asks is None:",
     ),

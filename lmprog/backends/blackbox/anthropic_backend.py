@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lmprog.backends.blackbox.anthropic_api import AnthropicApi
 from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
 from lmprog.backends.blackbox.sdk_transport import SdkTransport
-from lmprog.errors import InvalidParameter, NotSupported, RequestRejected
+from lmprog.errors import InvalidParameter, NotSupported, RequestRejected, hint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -40,10 +40,12 @@ class Anthropic(ApiBackend):
         api_key: str | None = None,
         **options: Unpack[AnthropicOptions],
     ) -> None:
-        unknown = sorted(set(options) - set(AnthropicOptions.__annotations__))
+        known = set(AnthropicOptions.__annotations__)
+        unknown = sorted(set(options) - known)
         if unknown:
-            allowed = ", ".join(sorted(AnthropicOptions.__annotations__))
-            message = f"Anthropic has no option {unknown[0]!r}; it has {allowed}"
+            allowed = ", ".join(sorted(known))
+            said = hint(unknown[0], {*known, "api_key", "base_url"})
+            message = f"Anthropic has no option {unknown[0]!r}{said}"
             raise InvalidParameter(message, name=unknown[0], allowed=allowed)
         retry_policy = retry_policy_of(options)
         transport = _transport(options.get("client"), base_url, api_key)

@@ -175,7 +175,13 @@ class CallBuilder:
                 sequence.task.num_before_stop = stream.num_before_stop
         selector = None
         if op.keep != "first":
-            selector = ResultSelector(op.keep, sampling.n, settings.max_tokens + 1, judge=op.judge)
+            selector = ResultSelector(
+                op.keep,
+                sampling.n,
+                settings.max_tokens + 1,
+                judge=op.judge,
+                constraint=op.constraint,
+            )
         return GenerateRun(group, streams, selector)
 
     def begun(

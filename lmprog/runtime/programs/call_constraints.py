@@ -18,8 +18,7 @@ from threading import Lock
 from typing import Any
 
 from lmprog import wire
-from lmprog.constraints.compiling.cache import ConstraintCache
-from lmprog.constraints.compiling.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import ConstraintCache, compile_constraint
 from lmprog.constraints.constraint import Check, Constraint, State
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.search import TextSearch

@@ -152,7 +152,9 @@ class CallCompletion:
     def _enter(self, contest: RunningContest[ActiveCall], call: ActiveCall) -> None:
         """Ends the calls that lost because `call` ended; their branches give up their pins."""
         won = call.promises[0].passage
-        for loser in contest.enter(call, None if won is None else won.text):
+        constraint = call.op.constraint if isinstance(call.op, wire.Generate) else None
+        text = None if won is None else wire.compared(won.text, constraint)
+        for loser in contest.enter(call, text):
             self.fail(loser, Cancelled("another call of its contest has won."))
             self.move_pin(loser.branch, None)
 

@@ -132,17 +132,21 @@ class ChatTemplate:
 
         return guard.written(write, [turns, tool_list, more], self.source)
 
+    @functools.cached_property
+    def variables(self) -> tuple[str, ...]:
+        """The further names that the template uses."""
+        own = {*self._special, "messages", "tools", "add_generation_prompt"}
+        return tuple(sorted(self._sandbox.variables - own))
+
     def _variables(self, text: str) -> dict[str, Any]:
         """Further names for the template, which has to use them. Raises InvalidParameter."""
         try:
             given = json.loads(text) if text else {}
         except (ValueError, RecursionError) as error:
             raise NotSupported(f"the template's variables are not JSON: {error}") from None
-        own = {*self._special, "messages", "tools", "add_generation_prompt"}
-        known = self._sandbox.variables - own
-        wrong = next((name for name in given if name not in known), None)
+        wrong = next((name for name in given if name not in self.variables), None)
         if wrong is not None:
-            allowed = ", ".join(sorted(known)) or "none"
+            allowed = ", ".join(self.variables) or "none"
             raise InvalidParameter(
                 f"template_variables has {wrong[:60]!r}, which this model's chat template does not "
                 f"use; it uses: {allowed}",

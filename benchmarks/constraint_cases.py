@@ -1,19 +1,94 @@
-"""Schemas like those that people send, each with a valid instance.
-
-The shares are those of a random sample of 420 of MaskBench's 11,306 schemas
-(github.com/guidance-ai/jsonschemabench), measured by keyword: the median schema has 595 characters,
-the ninetieth percentile 2,983; properties per object 3 at the median, 9 at p90, 23 at p99; half of
-all objects are open; 81 % name required properties, 33 % have an enum, 15 % references, 14 %
-patterns, 14 % `anyOf`, 8 % `oneOf`, 9 % formats, 9 % lengths, 9 % numeric bounds, 6 % `allOf`,
-5 % `not`, 3 % `patternProperties`. Knows no engine.
+"""What constraints benchmarks take: 18 regexes and 22 schemas, each with texts that match and texts that
+do not (constraint_cases.jsonl), patterns of bad intent, schemas that are costly, and a generator of
+schemas like those that people send. Knows no engine.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    kind: str  # "regex" or "schema"
+    source: str
+    valid: tuple[str, ...]
+    invalid: tuple[str, ...]
+
+
+def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """Others are not allowed."""
+    made = {"type": "object", "properties": properties, "required": list(required)}
+    return {**made, "additionalProperties": False}
+
+
+_STRING, _BOOLEAN = {"type": "string"}, {"type": "boolean"}
+_WIDE = {
+    "name": "wide",
+    "kind": "schema",
+    "source": _object({f"option_{i}": _BOOLEAN for i in range(200)}),
+    "valid": [{"option_3": True, "option_150": False}],
+    "invalid": [{"option_3": 1}, {"other": True}],
+}
+
+
+def _cases(lines: Iterable[str]) -> Iterator[Case]:
+    *given, last = map(json.loads, lines)
+    for one in [*given, _WIDE, last]:
+        if one["kind"] == "schema":  # its instances are values, and a regex's texts
+            one["source"] = json.dumps(one["source"])
+            for side in ("valid", "invalid"):
+                one[side] = [json.dumps(value, ensure_ascii=False) for value in one[side]]
+        yield Case(
+            one["name"], one["kind"], one["source"], tuple(one["valid"]), tuple(one["invalid"])
+        )
+
+
+CASES = tuple(_cases(Path(__file__).with_suffix(".jsonl").read_text("utf-8").splitlines()))
+BOMBS: tuple[str, ...] = (
+    "[ab]*a[ab]{24}",
+    r"(\w+\s?){1,200}",
+    ".{1,100000}",
+    "((a{1,30}){1,30}){1,30}",
+    "a{1000000000}",
+    r"(.*a.{24}){3}",
+    r"(\w{1,100}){1,100}",
+    r"[\w\s]{1,1000}[\W\d]{1,1000}",
+)
+_TAGGED = [
+    _object({"kind": {"const": f"k{i}"}, "value": _STRING}, "kind", "value") for i in range(30)
+]
+COSTLY: dict[str, Any] = {
+    "enum of 2,000 texts": {"enum": [f"value number {i}" for i in range(2000)]},
+    "2,000 optional properties": _object({f"p{i}": _STRING for i in range(2000)}),
+    "open object, 50 optional properties": {
+        "type": "object",
+        "properties": {f"property_{i}": _STRING for i in range(50)},
+    },
+    "pattern, at most 2,048 characters": {
+        "type": "string",
+        "pattern": r"^\w+( \w+)*$",
+        "maxLength": 2048,
+    },
+    "uri, at most 200 characters": {"type": "string", "format": "uri", "maxLength": 200},
+    "oneOf of 30 tagged objects": {"oneOf": _TAGGED},
+}
+
+
+# -- schemas like those that people send, each with a valid instance
+#
+# The shares are those of a random sample of 420 of MaskBench's 11,306 schemas
+# (github.com/guidance-ai/jsonschemabench), measured by keyword: the median schema has 595 characters,
+# the ninetieth percentile 2,983; properties per object 3 at the median, 9 at p90, 23 at p99; half of
+# all objects are open; 81 % name required properties, 33 % have an enum, 15 % references, 14 %
+# patterns, 14 % `anyOf`, 8 % `oneOf`, 9 % formats, 9 % lengths, 9 % numeric bounds, 6 % `allOf`,
+# 5 % `not`, 3 % `patternProperties`.
 
 _WORDS_TEXT = """
 name id type status value count size color label owner created updated email address city

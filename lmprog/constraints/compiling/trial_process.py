@@ -1,4 +1,4 @@
-"""What a trial of a grammar runs, a process of its own with limits: see `trial.py`.
+"""What a trial of a grammar runs in a process of its own: see `llguidance_engine.py`.
 
 A script that imports nothing of lmprog, so that it begins soon. Reads a job as JSON, compiles the
 grammar with llguidance, takes a few random steps in it, and writes llguidance's form of it or why

@@ -9,8 +9,13 @@ language, as on every backend that knows none.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import logging
+import os
 import queue
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,18 +29,23 @@ from lmprog import wire
 from lmprog.backends import Backend, Remembers
 from lmprog.backends.branch_machine import BranchCall, BranchMachine, BranchReply, TextBranch
 from lmprog.backends.branch_text import BranchPiece, BranchText, LeftBehind
-from lmprog.backends.caching.kept_replies import (
-    KeptReplies,
-    Question,
-    deltas,
-    identity,
-    joined,
-    temperature_of,
-)
 from lmprog.backends.client import Client, ClientCall
 from lmprog.errors import LmprogError, NotSupported, RuntimeGone
+from lmprog.journal import (
+    Asking,
+    Question,
+    as_asked,
+    as_line,
+    deltas,
+    joined,
+    reply_of,
+    temperature_of,
+)
 
 _log = logging.getLogger(__name__)
+
+
+FORMAT = "lmprog reply 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +189,7 @@ class CachingBackend:
 
     # --- answers
 
-    def _key(self, branch: TextBranch[CachedText], op: wire.Generate | wire.Select) -> str | None:
+    def _key(self, branch: TextBranch[CachedText], op: Asking) -> str | None:
         """What the reply is kept under; None where it is a matter of chance."""
         is_chance = temperature_of(op) > 0 and not self._seeded
         if is_chance and not self._is_service:
@@ -281,12 +291,7 @@ def _build(client: Client, service: Remembers, elsewhere: AskedElsewhere) -> Non
         append()
         number = client.number()
         service.remember(number, piece.reply)
-        again = msgspec.structs.replace(
-            piece.op, branch=elsewhere.branch, call=number, timeout=None
-        )
-        if isinstance(again, wire.Generate):
-            again = msgspec.structs.replace(again, stream=False)
-        client.begin(again, ClientCall(number))
+        client.begin(as_asked(piece.op, elsewhere.branch, number), ClientCall(number))
     append()
 
 
@@ -327,3 +332,84 @@ class _CachingClient(Client):
                     self._deliver(self._replies.get())
             finally:
                 self._handing.release()
+
+
+# --- the folder
+
+
+def identity(backend: Backend) -> tuple[object, ...]:
+    """Who answers: a runtime's model by its fingerprint. Of others, a model in a folder is also its
+    files: another file is another model.
+    """
+    welcome = backend.client.welcome
+    parts = welcome.fingerprint
+    return (
+        wire.PROTOCOL_VERSION,
+        type(backend).__name__,
+        getattr(backend, "identity", ()),
+        welcome.model,
+        welcome.vocab_size,
+        welcome.context_len,
+        tuple(parts.parts.items()) if parts.weights else _files(Path(welcome.model)),
+    )
+
+
+def _files(model: Path) -> tuple[object, ...]:
+    """What is there under the name of a model, if anything; names, sizes and times."""
+    found = (
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in (model.iterdir() if model.is_dir() else [model])
+        if path.is_file()
+    )
+    return tuple(sorted(found))
+
+
+class KeptReplies:
+    """The replies in `folder`, which is made with the first one; several processes may share it. A
+    file is written whole or not at all, and is believed only where it names its own key and the
+    digest of its content fits: anything else is as good as absent.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def find(self, key: str, op: Asking) -> wire.CallDone | wire.Chosen | None:
+        """The reply under `key`, of the kind that `op` gets and for its call; None without one."""
+        try:
+            about = json.loads(self._path(key).read_text())
+            if about["format"] != FORMAT or about["key"] != key:
+                return None
+            if about["digest"] != _digest(key, about["reply"]):
+                return None
+            reply = reply_of(about["reply"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None  # absent, torn, or not ours
+        usage = wire.Usage()  # nobody works for it now
+        if isinstance(op, wire.Select) and isinstance(reply, wire.Chosen):
+            fits = 0 <= reply.index < len(op.choices) == len(reply.options)
+            return wire.Chosen(op.call, reply.index, reply.options, usage) if fits else None
+        if isinstance(op, wire.Generate) and isinstance(reply, wire.CallDone) and reply.outputs:
+            return msgspec.structs.replace(reply, call=op.call, usage=usage)
+        return None
+
+    def keep(self, key: str, reply: wire.CallReply) -> None:
+        """Raises `OSError` where the folder cannot be written."""
+        line = as_line(reply)
+        about = {"format": FORMAT, "key": key, "digest": _digest(key, line), "reply": line}
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=".reply")
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(about, file)
+            os.replace(scratch, path)  # atomic: others see all of it or nothing
+        except BaseException:
+            Path(scratch).unlink(missing_ok=True)
+            raise
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"
+
+
+def _digest(key: str, line: str) -> str:
+    return hashlib.blake2b(key.encode() + base64.b64decode(line), digest_size=16).hexdigest()

@@ -1,13 +1,10 @@
-"""Programs that take turns in a memory that does not hold all of them, in virtual time: `python -m
-benchmarks.memory_pressure`.
+"""Who gets memory and who waits how long: the real scheduler in virtual time, without a model.
 
-    python -m benchmarks.memory_pressure [--answers 8,384] [--thinks 0,10,100] [--memory 0.5,0.25] [--scale S]
+    python -m benchmarks.virtual_time pressure [--answers 8,384] [--thinks 0,10,100] [--memory 0.5,0.25]
+    python -m benchmarks.virtual_time policies [--requests N]    policy x load x number of hot prefixes
+    python -m benchmarks.virtual_time shares [--programs N]      a flood beside a small client
 
-The scheduler is the real one, without a model: a step takes `FIXED` seconds and each of its tokens
-`PER_TOKEN`, so that a policy is tried in seconds. 20 programs of 4 turns, questions of 256 to 512
-tokens that share nothing; between two turns a program thinks, in fixed-cost steps. The columns are
-percent of possible hits / tokens computed over the lower bound / steps / seconds to the last answer
-/ seconds computing.
+A step takes `FIXED` seconds and each of its tokens `PER_TOKEN`, so that a policy is tried in seconds.
 """
 
 from __future__ import annotations
@@ -20,18 +17,57 @@ from collections.abc import Sequence as Items
 from dataclasses import astuple, dataclass, field, replace
 from itertools import product
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Any
 
 from benchmarks import runner
-from benchmarks.virtual_steps import commit, submit
-from lmprog.config import SchedulerConfig
+from lmprog.config import PolicyName, SchedulerConfig
 from lmprog.runtime.scheduling.active_programs import Pin
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
+from lmprog.runtime.scheduling.logits_requests import collect_requests
+from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
+from lmprog.wire import SamplingParams
+
+# -- steps of the scheduler, in which one token is sampled for all
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+TOKEN = 7
+
+
+def submit(
+    scheduler: Scheduler, tokens: Items[int], answer: int, num_settled: int = 0, **fields: Any
+) -> SequenceGroup:
+    """A generation of `answer` tokens behind `tokens`, in a group with these fields."""
+    group = SequenceGroup(prompt_len=len(tokens), **fields)
+    settings = GenerationSettings(GREEDY, answer, (), len(tokens))
+    held = tokens if isinstance(tokens, array) else array("i", tokens)
+    sequence = Sequence(group, held, Generation(settings, 0))
+    sequence.num_settled = num_settled
+    group.sequences.append(sequence)
+    scheduler.submit(group)
+    return group
+
+
+def commit(scheduler: Scheduler, plan: Plan) -> Any:
+    """What came of the plan's sequences where each one that samples gets the same token."""
+    requests = collect_requests(plan)
+    results = StepResults((SampleResult(TOKEN, 0.0),) * len(requests.samples), ())
+    return scheduler.commit(plan, requests, results)
+
+
+# -- programs that take turns in a memory that does not hold all of them
 
 FIXED = 0.004
 PER_TOKEN = 0.00015
+
+
+def step_seconds(num_tokens: int) -> float:
+    return FIXED + PER_TOKEN * num_tokens
+
+
 PAGE_COSTS = PageCosts(0.0001, 0.0001)
 """Of the second tier, to store and to load a page: what the page cache of a small machine takes."""
 MOST_STAGED = 48
@@ -206,7 +242,7 @@ class PressureRun:
         if not plan.rows:
             self.now += 0.001
             return 0
-        self._pass(FIXED + PER_TOKEN * plan.num_tokens)
+        self._pass(step_seconds(plan.num_tokens))
         for one in commit(self.scheduler, plan):
             if one.ended:
                 self._ended(one.sequence)
@@ -232,7 +268,7 @@ class PressureRun:
 
 CONFIG = SchedulerConfig(page_size=PAGE, speculation="off")  # its texts repeat nothing
 UNLIMITED = replace(CONFIG, admission="unlimited")
-POLICIES = {
+MEMORY_POLICIES = {
     "unlimited, fcfs": (replace(UNLIMITED, policy="fcfs"), 10**9, 0.0),
     "unlimited, lpm": (UNLIMITED, 10**9, 0.0),
     "at most ten programs": (UNLIMITED, 10, 0.0),
@@ -250,15 +286,14 @@ def outcome(
 ) -> Outcome:
     """One run of one policy."""
     made = chats(seed, answer, think, scale)
-    config, at_most, part = POLICIES[name]
+    config, at_most, part = MEMORY_POLICIES[name]
     tier = -(-int(part * sum(one.length for one in made)) // PAGE)
     return PressureRun(
         made, replace(config, num_pages=pages_for(made, memory)), at_most, tier
     ).run()
 
 
-@runner.command
-def main(
+def pressure(
     *,
     answers: runner.Ints = (8, 384),
     thinks: runner.Floats = (0, 10, 100),
@@ -267,14 +302,156 @@ def main(
     seeds: int = 2,
     only: Annotated[str, "policies whose name contains this"] = "",
 ) -> None:
+    """20 programs of 4 turns, questions of 256 to 512 tokens that share nothing; between two turns a
+    program thinks, in fixed-cost steps. The columns are percent of possible hits / tokens computed
+    over the lower bound / steps / seconds to the last answer / seconds computing.
+    """
     cases = list(product(answers, thinks))
     for part in memory:
         titles = [f"answer {answer}, think {think:g}" for answer, think in cases]
         print("\n" + " | ".join([f"memory {part:.0%}", *titles]))
-        for name in (one for one in POLICIES if only in one):
+        for name in (one for one in MEMORY_POLICIES if only in one):
             cells = []
             for answer, think in cases:
                 runs = [outcome(name, seed, answer, think, part, scale) for seed in range(seeds)]
                 figures = zip(*map(astuple, runs), strict=True)
                 cells.append(str(Outcome(*map(mean, figures))))
             print(" | ".join([name, *cells]), flush=True)
+
+
+# -- who waits how long
+
+FAIR = replace(CONFIG, num_pages=4096)
+ANSWER = 16
+PREFIX, OWN = 1024, 64
+COLD_SECONDS = step_seconds(PREFIX + OWN + ANSWER)
+HOT_SECONDS = step_seconds(OWN + ANSWER)
+POLICIES: list[tuple[PolicyName, float]] = [
+    ("fcfs", 60.0),
+    ("lpm", 4.0),
+    ("lpm", 20.0),
+    ("lpm", 60.0),
+    ("lpm", 1e9),
+    ("dfs", 60.0),
+]
+
+
+@dataclass(eq=False)
+class Request:
+    """`answer` tokens behind a prompt; `kind` is how it is reported."""
+
+    at: float
+    kind: str
+    prompt: list[int]
+    answer: int = ANSWER
+    client: str = ""
+    first_token: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def waited(self) -> float:
+        return self.first_token - self.at
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + self.answer
+
+
+@dataclass
+class QueueRun:
+    """Requests in the order of their arrival, under one configuration."""
+
+    config: SchedulerConfig
+    now: float = 0.0
+
+    def run(self, requests: list[Request]) -> float:
+        """Answers all; the seconds that takes."""
+        scheduler = Scheduler(self.config, CONTEXT, clock=lambda: self.now)
+        todo, open_ones = list(reversed(requests)), dict[SequenceGroup, Request]()
+        while todo or open_ones:
+            if not open_ones:
+                self.now = max(self.now, todo[-1].at)
+            while todo and todo[-1].at <= self.now:
+                one = todo.pop()
+                open_ones[submit(scheduler, one.prompt, one.answer, client=one.client)] = one
+            self._step(scheduler, open_ones)
+        return self.now
+
+    def _step(self, scheduler: Scheduler, open_ones: dict[SequenceGroup, Request]) -> None:
+        plan = scheduler.plan()
+        self.now += step_seconds(plan.num_tokens) if plan.rows else 0.001
+        for one in commit(scheduler, plan):
+            request = open_ones[one.sequence.group]
+            request.first_token = request.first_token or self.now
+            if one.ended:
+                request.ended = self.now
+                del open_ones[one.sequence.group]
+                node = scheduler.end(one.sequence)
+                if node is not None:
+                    scheduler.unpin(node)
+
+
+def random_tokens(dice: random.Random, count: int) -> list[int]:
+    return dice.choices(range(32_000), k=count)
+
+
+def mixed(count: int, load: float, num_hot: int, seed: int) -> list[Request]:
+    """Half hot, half cold, at `load` times the rate that can be computed."""
+    dice = random.Random(seed)
+    prefixes = [random_tokens(dice, PREFIX) for _ in range(num_hot)]
+    rate, at, found = 2.0 * load / (COLD_SECONDS + HOT_SECONDS), 0.0, []
+    for _ in range(count):
+        at += dice.expovariate(rate)
+        if dice.random() < 0.5:
+            found.append(Request(at, "hot", dice.choice(prefixes) + random_tokens(dice, OWN)))
+        else:
+            found.append(Request(at, "cold", random_tokens(dice, PREFIX + OWN)))
+    return found
+
+
+def policies(*, requests: int = 600) -> None:
+    """For each load and number of prefixes, all policies: half of the requests are cold (1,088 tokens
+    of their own), half are hot (one of so many prefixes of 1,024 tokens, 64 of their own); all
+    generate 16 tokens. They arrive at random, at so many times the rate that the machine can compute.
+    Seconds to the first token, p50 / p99.
+    """
+    print("| load | hot prefixes | policy | cold | hot | all answered after |\n|-:|-:|-|-:|-:|-:|")
+    for load, num_hot, (policy, ageing) in product((0.7, 1.0, 1.5), (1, 8, 64), POLICIES):
+        arriving = mixed(requests, load, num_hot, seed=1)
+        config = replace(FAIR, admission="unlimited", policy=policy, ageing=ageing)
+        seconds, cells = QueueRun(config).run(arriving), []
+        for kind in ("cold", "hot"):
+            waits = [one.waited for one in arriving if one.kind == kind]
+            p50, p99 = runner.middle_and_p99(waits)
+            cells.append(f"{p50:.2f} / {p99:.2f}")
+        name = policy if policy != "lpm" else f"lpm, ageing {ageing:g} s"
+        runner.say(f"{load:g}", num_hot, name, *cells, f"{seconds:.1f}")
+
+
+def shares(*, programs: int = 1000) -> None:
+    """One client starts so many programs at once, another sends a request each half second: seconds
+    to the small one's first token, and what it costs the flood.
+    """
+    dice = random.Random(1)
+    flood = [Request(0.0, "flood", random_tokens(dice, 256), 32) for _ in range(programs)]
+    small = [Request(0.5 * n, "small", random_tokens(dice, 64), 8) for n in range(1, 61)]
+    for name, is_fair in (("shared fairly", True), ("as one client", False)):
+        for request in [*flood, *small]:
+            request.first_token = 0.0
+            request.client = request.kind if is_fair else ""
+        QueueRun(FAIR).run(sorted([*flood, *small], key=lambda one: one.at))
+        p50, p99 = runner.middle_and_p99(one.waited for one in small)
+        beside = max(one.ended for one in flood)
+        tokens = sum(one.num_tokens for one in flood)
+        others = sum(one.num_tokens for one in small if one.ended <= beside)
+        QueueRun(FAIR).run(flood)
+        alone = max(one.ended for one in flood)
+        print(
+            f"{name}: the small one waits p50 {p50:.2f} s, p99 {p99:.2f} s; the flood takes "
+            f"{beside:.1f} s, alone {alone:.1f} s; {(tokens + others) / beside:,.0f} tokens/s in "
+            f"all, alone {tokens / alone:,.0f}",
+            flush=True,
+        )
+
+
+COMMANDS = runner.commands(pressure, policies, shares)
