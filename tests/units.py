@@ -52,7 +52,8 @@ UNITS = {
         "errors wire backends threads ops streaming checkpoints branches runs rehearsal",
     ),
     "facade": Unit(
-        "lmprog lmprog.grammar", "errors lang backends ops streaming branches runs constraint ray"
+        "lmprog lmprog.grammar lmprog.sglang",
+        "errors lang backends ops streaming branches runs constraint ray",
     ),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
