@@ -36,8 +36,13 @@ from benchmarks.models import prepared
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.launch import RuntimeProcess
 from lmprog.native import cache_folder
-from lmprog.runtime.engine.adapters.adapter_folder import PRODUCTS, Adapter, LowRank, Raised
-from lmprog.runtime.engine.adapters.packed_adapters import packed_adapters
+from lmprog.runtime.engine.adapters.adapter_folder import (
+    PRODUCTS,
+    Adapter,
+    LowRank,
+    Raised,
+    packed_adapters,
+)
 from lmprog.runtime.engine.engine import default_threads, load_engine
 from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.locate import dummy_shape

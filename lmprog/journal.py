@@ -184,7 +184,10 @@ class Journal:
         """The op with the texts of results to which nobody can refer since branches were built
         again.
         """
-        if not any(isinstance(one, wire.Ref) and one.call in self._given for one in op.pieces):
+        given = self._given
+        if not given or not any(
+            isinstance(one, wire.Ref) and one.call in given for one in op.pieces
+        ):
             return op
         pieces = (
             self.text_of(one) if isinstance(one, wire.Ref) and one.call in self._given else one
@@ -253,6 +256,8 @@ class DeadBranches:
 
     def take(self, op: wire.Op) -> bool:
         """Whether its branch is dead, now or from before."""
+        if not self._failed and not self._why:
+            return False  # as nearly always, and for every op of a fleet
         if isinstance(op, wire.Append):
             why = next(filter(None, map(self._why_missing, op.pieces)), None)
             if why is not None:

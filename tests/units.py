@@ -83,7 +83,7 @@ UNITS = {
     "kv_events": Unit("lmprog.runtime.kv_events", "errors config wire transport radix"),
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
-        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime.fingerprint lmprog.runtime",
+        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
         "errors config wire native tool_calls transport launch documents text scheduling programs loop "
         "engine ranks kv_events",
     ),
@@ -140,9 +140,9 @@ DOORS = {
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
     "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
-    "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.logit_edits",
+    "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.sampling_requests",
     "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.quoting",
-    "jinja2": "lmprog.runtime.text.sandbox",
+    "jinja2": "lmprog.runtime.text.chat_template",
     **dict.fromkeys(
         _MODEL_LIBRARIES, "lmprog.runtime.engine.model lmprog.runtime.engine.torch_engine"
     ),

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
-from lmprog.errors import InvalidParameter, LmprogError
+from lmprog.errors import InvalidParameter, LmprogError, ModelError
+from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
@@ -30,7 +31,6 @@ from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.steps import StepEngine
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
-from lmprog.runtime.text.generation_config import suggested_sampling
 from lmprog.runtime.text.special_tokens import infill_texts
 from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load_tokenizer
 from lmprog.runtime.text.tool_call_derivation import tool_support
@@ -63,7 +63,7 @@ def assemble(
     from lmprog.runtime.engine.draft_model import without_draft_memory
     from lmprog.runtime.engine.engine import select_engine
     from lmprog.runtime.engine.kept_pages import open_store, page_release
-    from lmprog.runtime.fingerprint import ModelIdentity
+    from lmprog.runtime.engine.model.checkpoint_digests import ModelIdentity
 
     stage("loads the model")
     identity = ModelIdentity(config.model)
@@ -197,3 +197,21 @@ def _template_facts(
     found = tool_support(template, ends)
     tokenizer.show(shown_marks(found.form))
     return found.with_tags(tokenizer.shown.values()), template.variables
+
+
+def suggested_sampling(folder: Path | None) -> wire.SuggestedSampling:
+    """The defaults of a checkpoint, from its `generation_config.json`: clients get them with the
+    `Welcome`, and decide whether to use them. `do_sample` is ignored, as in vLLM and SGLang.
+
+    Empty for a model without that file. Raises ModelError where it cannot be read."""
+    if folder is None:
+        return wire.SuggestedSampling()
+    found = json_document(folder, "generation_config.json")
+    if found is None:
+        return wire.SuggestedSampling()
+    try:
+        return wire.suggested(found)
+    except ValueError as error:
+        raise ModelError(
+            f"{folder.name}/generation_config.json cannot be read: {error}. Correct the file."
+        ) from error

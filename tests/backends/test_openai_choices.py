@@ -134,9 +134,62 @@ def test_types_travel_as_json_schemas_and_come_back_as_values() -> None:
     with ScriptedApi(chat(answers)) as api, on(api) as backend:
         assert program.using(backend=backend).run().value == (42, "no", '{"a": 1e-3}')
         formats = [request["response_format"]["json_schema"] for request in api.requests]
-        assert [one["strict"] for one in formats] == [True, True, False]
+        assert all(one["strict"] for one in formats)
         assert api.requests[0]["max_tokens"] == 4 + 16  # room for what it is wrapped in
         assert api.requests[1]["messages"][1] == {"role": "assistant", "content": "42"}
+
+
+@pytest.mark.parametrize("constraints", ["enforced", "best_effort"])
+def test_json_in_a_block_of_code_is_read(constraints: Any) -> None:
+    """As models write it where a server ignores the format, or is not asked for one."""
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> tuple[object, ...]:
+        s.user("object")
+        found = s.gen(schema={"type": "object", "properties": {"a": {"type": "number"}}})
+        s.user("number")
+        number = s.gen(int).value
+        s.user("word")
+        return (
+            found.value,
+            number,
+            s.gen(regex="[a-z]+" if constraints == "best_effort" else None).value,
+        )
+
+    answers = {
+        "object": '```json\n{"a": 1}\n```',
+        "number": '\n```\n{"value": 7}\n```\n',
+        "word": "```text\nyes\n```",
+    }
+    word = "yes" if constraints == "best_effort" else answers["word"]
+    with ScriptedApi(chat(answers)) as api, on(api, constraints=constraints) as backend:
+        assert program.using(backend=backend).run().value == ('{"a": 1}', 7, word)
+
+
+def test_a_content_of_parts_is_their_text() -> None:
+    content = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "Ro"},
+        {"type": "text", "text": "me"},
+    ]
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> str:
+        s.user("Where?")
+        return s.gen().value
+
+    with ScriptedApi(chat({})) as api, on(api) as backend:
+        end = {"index": 0, "finish_reason": "stop"}
+        api.extra["/v1/chat/completions"] = lambda body: {
+            "choices": [{"message": {"content": content}, **end}]
+        }
+        assert program.using(backend=backend).run().value == "Rome"
+        api.extra["/v1/chat/completions"] = lambda body: (
+            *({"choices": [{"index": 0, "delta": {"content": [part]}}]} for part in content),
+            {"choices": [{"delta": {}, **end}]},
+        )
+        events = list(program.using(backend=backend).stream())
+        assert "".join(event.delta for event in events if isinstance(event, lmprog.Text)) == "Rome"
 
 
 def test_json_that_was_cut_is_a_failed_validation_with_its_text() -> None:

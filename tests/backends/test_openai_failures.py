@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -23,6 +25,8 @@ from lmprog.errors import (
 from tests.backends.programs import FACTS, capital, on
 from tests.backends.scripted_api import Fault, ScriptedApi, until
 
+Answer = dict[str, Any]
+
 # --- failures
 
 
@@ -32,6 +36,33 @@ def test_a_passing_failure_is_asked_again(status: int) -> None:
         api.faults = [Fault(status, headers={"retry-after": "0"})] * 2
         assert capital.using(backend=backend).run("Italy").value == " Rome"
         assert (backend.counters.requests, backend.counters.retries) == (3, 2)
+
+
+PLACES: dict[str, Callable[[Answer], Answer]] = {
+    "in place of the answer": lambda error: {"error": error},
+    "in a choice": lambda error: {
+        "choices": [{"message": {"content": ""}, "error": error, "finish_reason": "error"}]
+    },
+    "as an object": lambda error: {"object": "error", **error},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_with_the_status_200_is_the_error_that_it_says(place: str) -> None:
+    answers = [{"message": "busy", "code": 429}, {"message": "no such thing", "code": 400}]
+    with ScriptedApi(FACTS) as api, on(api) as backend:
+        api.extra["/v1/completions"] = lambda body: PLACES[place](answers.pop(0))
+        with pytest.raises(RequestRejected, match="no such thing"):
+            capital.using(backend=backend).run("Italy")
+        assert (backend.counters.requests, backend.counters.retries) == (2, 1)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_within_a_stream_is_told(place: str) -> None:
+    with ScriptedApi(FACTS) as api, on(api) as backend:
+        api.extra["/v1/completions"] = lambda body: (PLACES[place]({"message": "gone"}),)
+        with pytest.raises(RuntimeGone, match="gone"):
+            list(capital.using(backend=backend).stream("Italy"))
 
 
 def test_the_service_says_how_long_to_wait() -> None:

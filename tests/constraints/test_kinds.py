@@ -13,7 +13,7 @@ import lmprog
 from lmprog import wire
 from lmprog.backends.blackbox.call_answers import can_be_checked, fits
 from lmprog.backends.blackbox.openai_body import sglang_constraint, structured_outputs
-from lmprog.backends.blackbox.response_schema import format_of
+from lmprog.backends.blackbox.response_schema import OPENAI_SUBSET, format_of
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary
 from lmprog.errors import InvalidParameter
@@ -146,7 +146,7 @@ def test_a_new_kind_is_known_to_others_as_far_as_it_says_what_it_is() -> None:
     digits, unknown = cast("wire.Constraint", Digits(3)), cast("wire.Constraint", Unknown())
     assert structured_outputs(digits) == {"structured_outputs": {"regex": "[0-9]{3}"}}
     assert sglang_constraint(digits) == {"regex": "[0-9]{3}"}
-    assert format_of(digits) is None
+    assert format_of(digits, OPENAI_SUBSET) is None
     assert can_be_checked(digits)
     assert [fits(digits, text) for text in ("123", "12")] == [True, False]
     assert placeholder(digits, "mark") == "100"

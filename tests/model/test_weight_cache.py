@@ -25,7 +25,7 @@ from lmprog.runtime.assembly import assemble
 from lmprog.runtime.engine import engine as engine_module
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model.families import read_native_shape
-from lmprog.runtime.engine.native import packed_loading, packing
+from lmprog.runtime.engine.native import packing
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.transport import LocalRuntimeChannel
 from lmprog.weight_cache import PackedFiles, content_digest, user_cache
@@ -51,7 +51,7 @@ def packings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "cache").mkdir()
     shared.mkdir(parents=True, exist_ok=True)
     (tmp_path / "cache" / "native").symlink_to(shared)
-    monkeypatch.setattr(packed_loading, "_SMALLEST_KEPT", 0)
+    monkeypatch.setattr(packing, "_SMALLEST_KEPT", 0)
     monkeypatch.setattr(weight_cache, "_SETTLED", -1.0)
     done: list[str] = []
     fill = packing.PackedLayout.fill

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _PAGES = "runtime/engine/kept_pages.py"
-_WEIGHTS = "runtime/engine/native/packed_loading.py"
+_WEIGHTS = "runtime/engine/native/packing.py"
 
 IDENTITY_MUTANTS = [
     Mutant(

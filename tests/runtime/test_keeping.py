@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmprog import wire
-from lmprog.runtime.programs.active_call import GenerateRun
+from lmprog.runtime.programs.clients import GenerateRun
 from lmprog.runtime.programs.result_selection import ResultSelector, majority
 from lmprog.runtime.programs.select_scoring import softmax
 from lmprog.simulation import oracle

@@ -19,9 +19,15 @@ import msgspec
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
-from lmprog.backends.blackbox.api_errors import broken_off
+from lmprog.backends.blackbox.api_errors import broken_off, refuse_hidden
 from lmprog.backends.blackbox.http_transport import JsonBody, Transport
-from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, format_of, has_format
+from lmprog.backends.blackbox.response_schema import (
+    ANTHROPIC_SUBSET,
+    ROOM,
+    ResponseSchema,
+    format_of,
+    has_format,
+)
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import first_stop
 from lmprog.backends.blackbox.tool_call_fields import tools_of
@@ -110,12 +116,11 @@ class AnthropicApi:
         self._retry_policy = retry_policy
 
     async def generate(self, request: ApiRequest, on_text: TextListener | None) -> ApiAnswer:
-        wrapping = format_of(request.constraint)
+        wrapping = format_of(request.constraint, ANTHROPIC_SUBSET)
         body = _body(request, self.model, wrapping)
-        hidden = [
-            stop for stop in request.sampling.stop if not stop.strip()
-        ]  # the service rejects blank stop strings
-        is_changed = bool(hidden) or (wrapping is not None and wrapping.is_wrapped)
+        is_changed = wrapping is not None and wrapping.is_changed
+        hidden = [stop for stop in request.sampling.stop if is_changed or not stop.strip()]
+        is_changed = is_changed or bool(hidden)
         live = None if is_changed or request.sampling.n > 1 else on_text
         drafts = await asyncio.gather(*(self._one(body, live) for _ in range(request.sampling.n)))
         outputs = [_output(draft, wrapping, hidden) for draft in drafts]
@@ -135,9 +140,7 @@ class AnthropicApi:
     async def _one(self, body: JsonBody, on_text: TextListener | None) -> _Draft:
         draft = _Draft()
         if on_text is None:
-            draft.take_whole(
-                await self._retry_policy.run(lambda: self._transport.post(_PATH, body))
-            )
+            draft.take_whole(await self._retry_policy.run(lambda: self._post(body)))
             return draft
         stream = await self._retry_policy.run(
             lambda: self._transport.open(_PATH, {**body, "stream": True})
@@ -147,6 +150,11 @@ class AnthropicApi:
             async for piece in pieces:
                 draft.take(piece, on_text)
         return draft
+
+    async def _post(self, body: JsonBody) -> Mapping[str, Any]:
+        answer = await self._transport.post(_PATH, body)
+        refuse_hidden(answer)
+        return answer
 
     async def select(self, prompt: Prompt, op: wire.Select) -> wire.Chosen | None:
         return None
@@ -181,7 +189,11 @@ def _body(request: ApiRequest, model: str, wrapping: ResponseSchema | None) -> J
     body["messages"] = _messages(rest)
     if prompt.partial:
         body["messages"].append({"role": "assistant", "content": prompt.partial})
-    if stops := [stop for stop in sampling.stop if stop.strip()]:
+    is_changed = wrapping is not None and wrapping.is_changed
+    stops = [] if is_changed else [stop for stop in sampling.stop if stop.strip()]
+    if (
+        stops
+    ):  # for the program's text, not for JSON in another form; the service takes no blank ones
         body["stop_sequences"] = stops
     body.update(options)
     if request.tools is not None:
@@ -261,7 +273,7 @@ def _output(draft: _Draft, wrapping: ResponseSchema | None, hidden: Sequence[str
     finish: wire.FinishReason = (
         "length" if draft.reason in ("max_tokens", "model_context_window_exceeded") else "stop"
     )
-    text = draft.text if wrapping is None else wrapping.read(draft.text)
+    text = draft.text if wrapping is None else wrapping.read(draft.text, finish)
     calls = tuple(draft.calls.values())
     output = wire.Output(text, (), finish, draft.stopped_by, calls=calls)
     stop = first_stop(text, hidden)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import email.utils
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lmprog.backends.blackbox.retry_policy import TransientError
 from lmprog.errors import (
@@ -60,6 +60,42 @@ def failure(status: int, body: object, headers: Mapping[str, str]) -> LmprogErro
     if status == 404 and (code == "model_not_found" or "model" in text.lower()):
         return UnknownName(message)
     return RequestRejected(message)
+
+
+def refuse_hidden(answer: Mapping[str, object]) -> None:
+    """Raises what `failure` makes of an error that some services and gateways send in the place of
+    an answer, with the status 200. Its code is then often the status that there should have been.
+    """
+    found = hidden_error(answer)
+    if found is None:
+        return
+    about = _about(found)
+    code = str(about.get("code"))
+    is_status = code.isdecimal() and 400 <= int(code) < 600
+    status = int(code) if is_status else _STATUS_OF_KIND.get(str(about.get("type")), 400)
+    raise failure(status, found, {})
+
+
+def hidden_error(answer: Mapping[str, object]) -> object:
+    """The part of an answer, or of a piece of one, that is an error; None if there is none."""
+    if answer.get("object") == "error":
+        return answer
+    choices = answer.get("choices")
+    parts = [answer, *(choices if isinstance(choices, Sequence) else ())]
+    return next((part for part in parts if isinstance(part, Mapping) and part.get("error")), None)
+
+
+_STATUS_OF_KIND = {
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "server_error": 500,
+    "overloaded_error": 529,
+}
+"""By what OpenAI's and Anthropic's errors call themselves."""
 
 
 def unreachable(what: object) -> TransientError:

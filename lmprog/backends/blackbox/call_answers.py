@@ -9,7 +9,6 @@ Knows no queues and no threads.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import msgspec
 from lmprog import wire
 from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
+from lmprog.backends.blackbox.response_schema import is_valid, unfenced
 from lmprog.backends.blackbox.retry_policy import RetryCounters
 from lmprog.backends.blackbox.speculation import (
     ReadyAnswer,
@@ -392,10 +392,11 @@ def can_be_checked(constraint: wire.Constraint) -> bool:
 
 
 def _fitting(constraint: wire.Constraint, output: wire.Output) -> wire.Output | None:
-    """The output if its text satisfies the constraint, or does so without surrounding whitespace;
-    else None. For choices, the output holds the matching choice, with that choice's own whitespace.
+    """The output if its text satisfies the constraint, or does so without surrounding whitespace or
+    the fence of a block of code; else None. For choices, the output holds the matching choice, with
+    that choice's own whitespace.
     """
-    texts = [output.text, output.text.strip()]
+    texts = [output.text, output.text.strip(), unfenced(output.text)]
     choices = constraint.as_choices() or ()
     texts += [choice for choice in choices if choice.strip() == texts[1]]
     for text in texts:
@@ -412,7 +413,7 @@ def fits(constraint: wire.Constraint, text: str) -> bool:
     if choices is not None:
         return text in choices
     if schema is not None:
-        return _is_valid(schema.schema, text)
+        return is_valid(schema.schema, text)
     pattern = constraint.as_pattern()
     if pattern is None:
         raise NotSupported(
@@ -422,21 +423,6 @@ def fits(constraint: wire.Constraint, text: str) -> bool:
         return re.fullmatch(pattern, text) is not None
     except re.error as error:
         raise GrammarError(f"{pattern!r}: {error}", position=error.pos) from None
-
-
-def _is_valid(schema: str, text: str) -> bool:
-    try:
-        import jsonschema
-    except ImportError:
-        raise NotSupported(
-            "to look at JSON afterwards, the package jsonschema is needed: pip install "
-            "'lmprog[openai]'"
-        ) from None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return bool(jsonschema.Draft202012Validator(json.loads(schema)).is_valid(value))
 
 
 # --- which of several results the branch goes on from; a service gives all of them together

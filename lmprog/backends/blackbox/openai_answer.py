@@ -88,6 +88,10 @@ class Drafts:
         return tuple(_output(draft) for draft in self._drafts)
 
 
+_TEXT_PARTS = ("text", "output_text")
+"""Kinds of the parts that some services send a content as; others are thoughts, references."""
+
+
 def _text(choice: JsonAnswer) -> str:
     """The text of a completion, a message, or a chunk of either. Raises `ValidationFailed` for a
     refusal.
@@ -97,7 +101,10 @@ def _text(choice: JsonAnswer) -> str:
         return choice.get("text") or ""
     if message.get("refusal"):
         raise ValidationFailed(f"the model refused: {message['refusal']}", text=message["refusal"])
-    return message.get("content") or ""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content if part.get("type") in _TEXT_PARTS)
 
 
 def _output(draft: _Draft) -> wire.Output:

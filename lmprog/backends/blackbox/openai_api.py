@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgspec
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
-from lmprog.backends.blackbox.api_errors import broken_off
+from lmprog.backends.blackbox.api_errors import broken_off, hidden_error, refuse_hidden
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
 from lmprog.backends.blackbox.dialects import ApiDialect
 from lmprog.backends.blackbox.http_transport import JsonBody, Transport
 from lmprog.backends.blackbox.openai_answer import Drafts, echoed, usage_of
 from lmprog.backends.blackbox.openai_body import body_of, enforceable
-from lmprog.backends.blackbox.response_schema import ResponseSchema, format_of
+from lmprog.backends.blackbox.response_schema import OPENAI_SUBSET, ResponseSchema, format_of
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.stop_strings import first_stop
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TextPrompt
@@ -76,9 +76,12 @@ class OpenAIApi:
         dialect = self.dialect
         is_chat = isinstance(request.prompt, ChatPrompt)
         by_format = dialect.confines == "response_format"
-        wrapping = format_of(request.constraint) if by_format else None
-        left = request.sampling.stop[dialect.max_stops :]
-        is_changed = bool(left) or (wrapping is not None and wrapping.is_wrapped)
+        wrapping = format_of(request.constraint, OPENAI_SUBSET) if by_format else None
+        is_changed = wrapping is not None and wrapping.is_changed
+        left = request.sampling.stop[0 if is_changed else dialect.max_stops :]
+        if is_changed:  # stops are for the program's text, not for JSON in another form
+            request = replace(request, sampling=msgspec.structs.replace(request.sampling, stop=()))
+        is_changed = is_changed or bool(left)
         path = "/chat/completions" if is_chat else "/completions"
         body = self._complete(body_of(request, self.model, dialect, wrapping))
         drafts = Drafts(request.sampling.n, None if is_changed else on_text)
@@ -86,11 +89,10 @@ class OpenAIApi:
             drafts.take(await self._post(path, body))
         else:
             await self._stream(path, body, drafts)
-        outputs = drafts.outputs()
-        if is_changed:
-            outputs = tuple(_changed(output, wrapping, left) for output in outputs)
+        outputs = tuple(_changed(output, wrapping, left) for output in drafts.outputs())
+        if is_changed and on_text is not None:
             for index, output in enumerate(outputs):
-                if on_text is not None and output.text:
+                if output.text:
                     on_text(index, output.text, 1)
         return ApiAnswer(outputs, drafts.usage)
 
@@ -101,14 +103,16 @@ class OpenAIApi:
         }
 
     async def _post(self, path: str, body: JsonBody) -> Mapping[str, Any]:
-        answer = await self._retry_policy.run(
-            lambda: self._transport.post(self._service.root + path, body)
-        )
-        if not isinstance(answer, Mapping):
-            raise ProtocolError(
-                f"the API answered {str(answer)[:200]!r}, which is not a JSON object"
-            )
-        return answer
+        async def send() -> Mapping[str, Any]:
+            answer = await self._transport.post(self._service.root + path, body)
+            if not isinstance(answer, Mapping):
+                raise ProtocolError(
+                    f"the API answered {str(answer)[:200]!r}, which is not a JSON object"
+                )
+            refuse_hidden(answer)
+            return answer
+
+        return await self._retry_policy.run(send)
 
     async def _stream(self, path: str, body: JsonBody, drafts: Drafts) -> None:
         """Retries only until the first chunk: streamed text cannot be taken back."""
@@ -121,8 +125,8 @@ class OpenAIApi:
         async with contextlib.aclosing(cast("Any", stream)):
             pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:
-                if piece.get("error"):
-                    raise broken_off(piece)
+                if (error := hidden_error(piece)) is not None:
+                    raise broken_off(error)
                 drafts.take(piece)
 
     # --- selections
@@ -181,8 +185,8 @@ class OpenAIApi:
 def _changed(
     output: wire.Output, wrapping: ResponseSchema | None, left: Sequence[str]
 ) -> wire.Output:
-    """The output with its text unwrapped from JSON, and cut at stop strings that were not sent."""
-    text = output.text if wrapping is None else wrapping.read(output.text)
+    """The output with its text read from JSON, and cut at stop strings that were not sent."""
+    text = output.text if wrapping is None else wrapping.read(output.text, output.finish)
     stop = first_stop(text, left) if left else None
     if stop is None:
         return msgspec.structs.replace(output, text=text)

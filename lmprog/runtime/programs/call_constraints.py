@@ -34,7 +34,7 @@ from lmprog.runtime.programs.compile_pool import (
     never_pause,
 )
 from lmprog.runtime.scheduling.stats import Histogram
-from lmprog.runtime.text.stops import stop_search
+from lmprog.runtime.text.stream import stop_search
 from lmprog.runtime.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 12

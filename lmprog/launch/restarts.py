@@ -1,15 +1,17 @@
-"""Whether a runtime makes progress: by its answers, its figures, and its processor time.
+"""Whether a runtime makes progress, by its answers, its figures, and its processor time; and when
+one that does not is started again.
 
-Judges progress, not life: a runtime that has work and brings no token and admits nobody for `stall`
-seconds is hung, whatever its process does, and so is one whose loop does not answer. Only while its
-process really computes may an answer take longer, up to `longest_step`, since a long step on a slow
-machine answers after it.
+Judges progress, not life: a runtime that has work and brings no token and admits nobody for
+`stall` seconds is hung, whatever its process does, and so is one whose loop does not answer.
+Only while its process really computes may an answer take longer, up to `longest_step`, since a
+long step on a slow machine answers after it.
 
-Knows figures by name and times of its caller's clock; asks nobody and ends nothing.
+Knows figures by name and times of its caller's clock; asks nobody, starts and ends nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -76,3 +78,39 @@ class ProgressWatch:
         if silent_since is None and still > timeouts.stall:
             return f"it has work, but no token came and nobody was admitted for {still:.1f} s"
         return None
+
+
+log = logging.getLogger("lmprog")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLimits:
+    """All in seconds."""
+
+    settled: float = 60.0
+    """A life that was longer than this is a new beginning: the next restart does not wait."""
+    first: float = 1.0
+    longest: float = 30.0
+
+
+class RestartDelays:
+    """Of one runtime over its lives."""
+
+    def __init__(self, limits: DelayLimits | None = None) -> None:
+        self._limits = limits or DelayLimits()
+        self._short_lives = 0
+
+    def after(self, lived: float | None) -> float:
+        """Seconds before the next start; the runtime served for `lived`, or never (None)."""
+        limits = self._limits
+        settled = lived is not None and lived > limits.settled
+        self._short_lives = 1 if settled else self._short_lives + 1
+        if self._short_lives == 1:
+            return 0.0
+        delay = min(limits.longest, limits.first * 2.0 ** min(self._short_lives - 2, 30))
+        log.warning(
+            "the runtime died %d times in short; the next start is in %g s",
+            self._short_lives,
+            delay,
+        )
+        return delay
