@@ -200,7 +200,11 @@ def run_chats(checkout: Path, cases: list[Case], peer: str | None, repeat: int) 
 
 
 def run_prompts(checkout: Path, folder: Path, count: int, repeat: int) -> None:
-    task = {"workload": "prompts", "model": str(folder), "prompts": long_prompts(folder, count)}
+    task: Task = {
+        "workload": "prompts",
+        "model": str(folder),
+        "prompts": long_prompts(folder, count),
+    }
     task |= {"options": {**OPTIONS, "kv_memory_mb": 3072}}
     print("\nprompts beside eight streams")
     lines = prompt_lines(Rounds(runner.in_turn(of_both(checkout, task), repeat)))

@@ -1,4 +1,4 @@
-"""The chats of `memory_pressure` on a real model: which programs are in memory, and what that costs.
+"""The chats of `virtual_time pressure` on a real model: which programs are in memory, and what that costs.
 
     python -m benchmarks.chat_admission [--model nano|random:768x12|FOLDER] [--answers 8,384]
         [--thinks 0,10,100] [--memory 0.5,0.25] [--scale S] [--tier] [--repeat R]

@@ -121,6 +121,9 @@ class TimedDriver:
 
     def compute(self, work: Callable[[], object]) -> None: ...
 
+    def is_lost(self, error: Exception) -> bool:
+        return False
+
     def event(self) -> TimedEvent:
         return TimedEvent(self)
 

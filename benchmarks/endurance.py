@@ -189,7 +189,7 @@ def churn(count: int) -> bool:
         asyncio.run(closed_loop(server.url, AT_ONCE, min(100, count // 80), BODY))
 
         def load(_: int) -> int:
-            seen, _ = asyncio.run(closed_loop(server.url, AT_ONCE, each, BODY))
+            seen = asyncio.run(closed_loop(server.url, AT_ONCE, each, BODY))[0]
             answered.update(one.status == 200 and one.chunks > 0 for one in seen)
             return answered[True]
 
@@ -307,7 +307,10 @@ def slow_readers(count: int) -> bool:
         before = server.held()[0]
         slow = [_unread(server.url) for _ in range(count)]
         beside, _ = asyncio.run(closed_loop(server.url, 2, 10, BODY))
-        figures = [server.held()[0] for _ in range(SAMPLES) if not time.sleep(0.5)]
+        figures = []
+        for _ in range(SAMPLES):
+            time.sleep(0.5)
+            figures.append(server.held()[0])
         for one in slow:
             one.close()
         after = asyncio.run(settled(server.pid, before.files + 2))

@@ -51,7 +51,7 @@ SCARCE_MB = 4
 def ask(s: lmprog.Branch, text: str) -> str:
     s += text
     s += lmprog.gen("answer", max_tokens=8, temperature=0, ignore_eos=True)
-    return s["answer"]
+    return str(s["answer"])
 
 
 def prompts(draw: random.Random) -> list[str]:
@@ -73,7 +73,7 @@ def asked(backend: Backend, texts: Sequence[str], at_once: int) -> list[lmprog.U
 
 def share(usages: Sequence[lmprog.Usage]) -> float:
     """Of prompt tokens that were found."""
-    return sum(one.cached for one in usages) / sum(one.prompt for one in usages)
+    return float(sum(one.cached for one in usages) / sum(one.prompt for one in usages))
 
 
 def share_found(backends: Sequence[Backend], texts: Sequence[str], at_once: int) -> float:
@@ -98,7 +98,7 @@ def share_found_later(backends: Sequence[Backend], texts: Sequence[str], at_once
     """As `share_found_at_once`, after one prompt of each family, which is not counted."""
     first = {text[:PREFIX]: text for text in reversed(texts)}
     for text in first.values():
-        ask.run(text, backend=backends[0])
+        ask.using(backend=backends[0]).run(text)
     rest = [text for text in texts if first[text[:PREFIX]] != text]
     return share_found_at_once(backends, rest, at_once)
 
@@ -151,7 +151,7 @@ def gateways(orders: int = 3) -> None:
 def write(s: lmprog.Branch, text: str) -> str:
     s += text
     s += lmprog.gen("answer", max_tokens=400, temperature=1.0, seed=1, ignore_eos=True)
-    return s["answer"]
+    return str(s["answer"])
 
 
 def deaths(times: int = 5) -> None:
@@ -226,7 +226,7 @@ def decisions() -> None:
 def one_token(s: lmprog.Branch, text: str) -> str:
     s += text
     s += lmprog.gen("answer", max_tokens=1, temperature=0)
-    return s["answer"]
+    return str(s["answer"])
 
 
 def overhead(calls: int = 400) -> None:
@@ -238,10 +238,12 @@ def overhead(calls: int = 400) -> None:
         lmprog.Runtime(MODEL, dtype="float32", threads=1, kv_memory_mb=16) as runtime,
         lmprog.Fleet([runtime.address]) as fleet,
     ):
-        one_token.run("to begin", backend=fleet)
+        one_token.using(backend=fleet).run("to begin")
 
         def spent(backend: Backend) -> float:
-            return runner.seconds(lambda: [one_token.run(text, backend=backend) for text in texts])
+            return runner.seconds(
+                lambda: [one_token.using(backend=backend).run(text) for text in texts]
+            )
 
         sides = {"directly": partial(spent, runtime), "through a fleet": partial(spent, fleet)}
         found = runner.in_turn(sides, max(1, calls // len(texts)))

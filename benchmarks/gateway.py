@@ -10,7 +10,6 @@ runtime without a model. Knows processes and sockets; knows no gateway from the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import functools
@@ -288,7 +287,9 @@ async def flooded(url: str, count: int, size: int) -> list[tuple[int, float, flo
     async def one() -> tuple[int, float, float]:
         made = functools.partial(_Flooding, request, time.perf_counter())
         try:
-            transport, protocol = await loop.create_connection(made, where.hostname, where.port)
+            transport, protocol = await loop.create_connection(
+                made, str(where.hostname), int(where.port or 80)
+            )
         except OSError:
             return 0, 0.0, 0.0
         try:
@@ -334,7 +335,7 @@ def flood(
     requests: int = 3000,
     body: int = 200,
     rounds: int = 3,
-    client: Annotated[str, argparse.SUPPRESS] = "",
+    client: Annotated[str, runner.HIDDEN] = "",
 ) -> None:
     """A flood of requests before a server that is full: how soon they are refused, and what it costs.
 

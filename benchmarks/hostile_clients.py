@@ -20,7 +20,7 @@ from benchmarks import runner
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 from lmprog.simulation.world import SimChannel
-from lmprog.transport import ClientId, Received
+from lmprog.transport import ClientId, Gone, Unreadable
 from lmprog.transport.channel import MAX_OPS, Admission, replies_frames
 
 FRAMES_A_TURN, BYTES_A_TURN, OPS_A_TURN = 64, 4 << 20, MAX_OPS
@@ -93,8 +93,8 @@ class FrameChannel(SimChannel):
         if ops:
             self.queues[client].append(wire.encode(ops))
 
-    def receive(self, wait: float) -> list[tuple[ClientId, Received]]:
-        found: list[tuple[ClientId, Received]] = []
+    def receive(self, wait: float) -> list[tuple[ClientId, wire.Op | Gone]]:
+        found: list[tuple[ClientId, wire.Op | Gone]] = []
         num_frames = num_bytes = num_ops = passed = 0
         while num_frames < FRAMES_A_TURN and passed < len(self._turn):
             client = self._turn[0]
@@ -106,7 +106,7 @@ class FrameChannel(SimChannel):
             passed, num_frames, num_bytes = 0, num_frames + 1, num_bytes + len(frame)
             admitted = self.admission.admit(client, frame)
             num_ops += admitted.num_ops
-            found += [(client, one) for one in admitted.messages]
+            found += [(client, one) for one in admitted.messages if not isinstance(one, Unreadable)]
             if num_bytes > BYTES_A_TURN or num_ops > OPS_A_TURN:
                 break
         return found

@@ -29,6 +29,14 @@ SIZES = {
     "S": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "inner": 2048, "vocab": 32000},
     "M": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "inner": 4864, "vocab": 32000},
     "L": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "inner": 8192, "vocab": 32000},
+    "wide": {
+        "hidden": 1024,
+        "layers": 8,
+        "heads": 16,
+        "kv_heads": 8,
+        "inner": 4096,
+        "vocab": 32000,
+    },
     "tiny": {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "inner": 64, "vocab": 4096},
 }
 
@@ -147,5 +155,5 @@ def make_gguf(folder: Path, python: str, types: dict[str, int]) -> None:
         "ctypes.byref(given)))\n"
     )
     for name, number in types.items():
-        command = [python, "-c", code, whole, folder / f"{name}.gguf", str(number)]
+        command = [python, "-c", code, str(whole), str(folder / f"{name}.gguf"), str(number)]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)

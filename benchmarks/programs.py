@@ -3,7 +3,7 @@ benchmarks.programs`.
 
     python -m benchmarks.programs [--model FOLDER|nano|random:HxL|dummy:HxL] [--scale S] [--count C] [--only NAMES]
                                   [--cache on|off|both] [--peer transformers] [--threads N] [--repeat R]
-                                  [--set FIELD=VALUE] [--json FILE] [--seed N]
+                                  [--set FIELD=VALUE] [--seed N]
 
 The shapes are those that prefix-sharing systems have been measured on; the texts are seeded random
 words of the right token counts, generations are greedy and of forced length. `--scale` multiplies
@@ -15,22 +15,218 @@ less than the wall clock.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from benchmarks import runner
-from benchmarks.measure import Bench, Measured
+from benchmarks.ledger import Account, Tap, account
 from benchmarks.models import prepared
-from benchmarks.report import Line, time_table, work_table
+from benchmarks.runner import processor_time
 from benchmarks.workloads import ALL
 from benchmarks.workloads.shape import Workload
 from benchmarks.workloads.text import Pieces, Writer
-from lmprog.runtime.text.tokenizer import load_tokenizer
+from lmprog import launch
+from lmprog.backends.runtime_backend import RuntimeBackend, describe, flush
+from lmprog.lang.branches.branch import Branch
+from lmprog.lang.decorator import function
+from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
+
+# -- one workload on a fresh runtime
+
+_PROBE_MB = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of one workload. `cpu` is processor time of all processes taking part, in seconds."""
+
+    wall: float
+    cpu: float
+    outputs: list[str]
+    work: dict[str, float] = field(default_factory=dict)
+    """The runtime's counters, as differences; peaks as they are."""
+    account: Account | None = None
+
+    def or_faster(self, other: Measured) -> Measured:
+        """Of two runs of the same work, the figures of the first with the better times of both."""
+        return replace(self, wall=min(self.wall, other.wall), cpu=min(self.cpu, other.cpu))
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """On what workloads run."""
+
+    model: str
+    threads: int
+    tokenizer: HfTokenizer | ByteTokenizer
+    options: dict[str, Any] = field(default_factory=dict)
+    """More fields of the runtime's configuration."""
+
+    def on_lmprog(self, workload: Workload, *, share: bool) -> Measured:
+        """Runs `workload` on a runtime of its own, with the tree (`share`) or without."""
+        memory = None if workload.memory is None else self._megabytes(workload.memory)
+        fields = {
+            "dtype": "float32",
+            "threads": self.threads,
+            "share": share,
+            "kv_memory_mb": memory,
+            **self.options,
+        }
+        with launch.RuntimeProcess(self.model, **fields) as runtime:
+            connection = runtime.connect("benchmark")
+            tap = Tap(connection)
+            with RuntimeBackend(tap) as backend:
+                _warm_up.using(backend=backend, temperature=0.0, ignore_eos=True).run()
+                flush(backend)
+                before = describe(backend)
+                num_ops = len(tap.ops)
+                cpu, wall = _cpu_seconds(runtime.pid), time.perf_counter()
+                outputs = workload.run(backend)
+                wall = time.perf_counter() - wall
+                cpu = _cpu_seconds(runtime.pid) - cpu
+                after = describe(backend)
+                booked = account(tap.ops[num_ops:], tap.replies, self.tokenizer)
+        kept = {name for name in after if name.startswith("peak_") or name == "pages"}
+        work = {
+            name: value - (0.0 if name in kept else before.get(name, 0.0))
+            for name, value in after.items()
+        }
+        return Measured(wall, cpu, outputs, work, booked)
+
+    def _megabytes(self, tokens: int) -> int:
+        """Key/value memory for so many tokens, rounded up."""
+        with launch.RuntimeProcess(
+            self.model, threads=self.threads, dtype="float32", kv_memory_mb=_PROBE_MB
+        ) as runtime:
+            info = runtime.connect("probe")
+            per_mb = info.info.num_pages * info.info.page_size / _PROBE_MB
+            info.close()
+        return math.ceil(tokens / per_mb)
+
+
+@function
+def _warm_up(s: Branch) -> str:
+    """So that nothing is done for the first time when the clock runs."""
+    s.append(" warm up" * 8)
+    return s.gen(max_tokens=4).value
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor time of this process and of `pid`."""
+    return processor_time(os.getpid(), pid)
+
+
+# -- the rows of the tables
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """All measurements of one workload; None what was not asked for."""
+
+    name: str
+    about: str
+    on: Measured | None
+    off: Measured | None
+    peer: Measured | None
+
+    @property
+    def account(self) -> Account:
+        measured = self.on or self.off
+        if measured is None or measured.account is None:
+            raise ValueError(f"{self.name} was run on nothing that keeps an account")
+        return measured.account
+
+    def hit_rate(self, computed: float) -> str:
+        """The share of prompt tokens that need not be computed, where `computed` tokens are in all.
+
+        As the published figures have it, every call counts with its whole prompt. Generated tokens
+        must be computed and are taken out.
+        """
+        rest = max(0.0, computed - self.account.decoded)
+        return f"{1.0 - rest / self.account.prompt:.1%}"
+
+
+WORK = {
+    "prefill": "prefill_tokens",
+    "found": "cached_tokens",
+    "forced": "forced_tokens",
+    "generated": "generated_tokens",
+}
+PRESSURE = {"evicted": "evicted_pages", "preempted": "preemptions", "peak pages": "peak_pages"}
+"""Columns of the runtime's own counters."""
+
+
+def work_table(lines: Sequence[Line]) -> list[dict[str, str]]:
+    """What was computed, and the least that could be. Counts are those of the run with the cache
+    on.
+    """
+    rows = []
+    for line in lines:
+        booked, on, off = line.account, line.on, line.off
+        work = (on or off or Measured(0, 0, [])).work
+
+        def counts(columns: dict[str, str], work: dict[str, float] = work) -> dict[str, str]:
+            return {title: f"{work[name]:,.0f}" for title, name in columns.items()}
+
+        cells = {
+            "workload": line.name,
+            "calls": f"{booked.calls:,}",
+            "tokens unshared": f"{booked.prompt + booked.decoded:,}",
+            "lower bound": f"{booked.unique:,}",
+            "computed": _count(on, "computed_tokens"),
+            "computed (off)": _count(off, "computed_tokens"),
+            **counts(WORK),
+            "steps": _count(on, "steps"),
+            "steps (off)": _count(off, "steps"),
+            **counts(PRESSURE),
+            "hit rate": line.hit_rate(work["computed_tokens"]),
+            "optimal": line.hit_rate(booked.unique),
+        }
+        rows.append(cells)
+    return rows
+
+
+def time_table(lines: Sequence[Line]) -> list[dict[str, str]]:
+    """Times of the run with the cache on, and the others as multiples of it."""
+    rows = []
+    for line in lines:
+        on, off, peer = line.on, line.off, line.peer
+        cells = {
+            "workload": line.name,
+            "wall on (s)": f"{on.wall:.2f}" if on else "",
+            "cpu on (s)": f"{on.cpu:.2f}" if on else "",
+        }
+        for name, other in (("off", off), ("transformers", peer)):
+            ratios = ["", ""]
+            if other is not None and on is not None:
+                ratios = [f"{other.wall / on.wall:.2f}", f"{other.cpu / max(on.cpu, 0.01):.2f}"]
+            cells[f"{name} / on wall"], cells[f"{name} / on cpu"] = ratios
+        for name, other in (("off", off), ("transformers", peer)):
+            share = equal_share(on, other)
+            cells[f"equal on = {name}"] = "" if share is None else f"{share:.1%}"
+        rows.append(cells)
+    return rows
+
+
+def equal_share(a: Measured | None, b: Measured | None) -> float | None:
+    """The share of outputs that are the same; None where one of the two is missing."""
+    if a is None or b is None:
+        return None
+    return sum(x == y for x, y in zip(a.outputs, b.outputs, strict=True)) / len(a.outputs)
+
+
+def _count(measured: Measured | None, name: str) -> str:
+    return "" if measured is None else f"{measured.work[name]:,.0f}"
+
+
+# -- the command
 
 if TYPE_CHECKING:
     from benchmarks.peers.transformers import TransformersPeer

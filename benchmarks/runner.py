@@ -50,6 +50,10 @@ _JSON, _PROFILE = "_json", "_profile"
 """What every command has beside its own options."""
 
 
+HIDDEN = argparse.SUPPRESS
+"""In place of a help: what a command gives itself, in another process."""
+
+
 class WrongOptions(Exception):
     """What a command raises where its options do not go together."""
 
@@ -113,8 +117,8 @@ def parser_of(command: Callable[..., int | None]) -> argparse.ArgumentParser:
     for one in inspect.signature(command).parameters.values():
         _add(parser, one, hints[one.name])
     if "json_" not in hints:
-        told = "also write options and tables here"
-        parser.add_argument("--json", dest=_JSON, type=Path, help=told)
+        what = "also write options and tables here"
+        parser.add_argument("--json", dest=_JSON, type=Path, help=what)
     parser.add_argument("--profile", dest=_PROFILE, action="store_true", help="where time goes")
     return parser
 

@@ -21,7 +21,7 @@ from lmprog.launch import Connection
 from lmprog.server.http.http_server import HttpServer, bind, run, url_of
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.service import serve
-from lmprog.transport import ClientId, Gone, ZmqRuntimeChannel
+from lmprog.transport import ClientId, Received, ZmqRuntimeChannel
 
 WORD = "word "
 CONTEXT = 1_000_000
@@ -51,7 +51,7 @@ class Speaker:
     def end(self) -> None:
         self._ended.set()
 
-    def _take(self, client: ClientId, op: wire.Op | Gone) -> list[tuple[ClientId, wire.Reply]]:
+    def _take(self, client: ClientId, op: Received) -> list[tuple[ClientId, wire.Reply]]:
         match op:
             case wire.Hello():
                 return [

@@ -10,23 +10,16 @@ other, each with one thread a process; figures are processor time of all process
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import safetensors.numpy
-
 import lmprog
 from benchmarks import runner
-from lmprog.runtime.engine.model.locate import NANO
-from lmprog.runtime.engine.model.shape import read_shape
-from lmprog.runtime.engine.model.weight_table import expected
+from benchmarks.models import make_comparable
 
 PROMPT = "abcdefgh" * 48
 ROWS, TOKENS = 8, 48
@@ -35,16 +28,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "torch, one process": {"engine": "torch", "threads": 1},
     "torch, two ranks": {"tp": 2, "threads": 2},
     "native, one process": {"engine": "native", "threads": 1},
-}
-LARGE = {
-    "model_type": "llama",
-    "vocab_size": 32_000,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 512,
 }
 
 
@@ -71,7 +54,7 @@ def measure_time(model: str) -> None:
     print(f"{model}: processor time of all processes; {ROWS} programs at once")
     for name, options in ENGINES.items():
         with lmprog.Runtime(model, dtype="float32", kv_memory_mb=256, **options) as runtime:
-            written.run(start="warm", tokens=4, backend=runtime)
+            written.using(backend=runtime).run(start="warm", tokens=4)
             prompts = [{"start": f"{n}{PROMPT}", "tokens": 1} for n in range(ROWS)]
             prefill = spent(runtime, prompts)
             decode = spent(runtime, [{"start": f"{n}", "tokens": TOKENS} for n in range(ROWS)])
@@ -84,11 +67,12 @@ def measure_time(model: str) -> None:
 def measure_memory() -> None:
     fields = {"dtype": "float32", "kv_memory_mb": 64, "context_len": 256}
     with tempfile.TemporaryDirectory() as folder:
-        size = write_checkpoint(Path(folder)) / 1e6
+        make_comparable(Path(folder), "wide")
+        size = (Path(folder) / "model.safetensors").stat().st_size / 1e6
         print(f"a checkpoint of {size:.0f} MB; peak resident memory, and what is not a file's:")
         for name in ("torch, one process", "torch, two ranks"):
             with lmprog.Runtime(folder, **fields, **ENGINES[name]) as runtime:
-                written.run(start="abc", tokens=8, backend=runtime)
+                written.using(backend=runtime).run(start="abc", tokens=8)
                 for rank, pid in enumerate(processes(runtime)):
                     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
                     status = dict(line.split(":", 1) for line in lines)
@@ -96,25 +80,11 @@ def measure_memory() -> None:
                     print(f"  {name:20} rank {rank}: peak {peak:6.0f} MB, own {own:6.0f} MB")
 
 
-def write_checkpoint(folder: Path) -> int:
-    """A model that says nothing sensible, in bytes tokens; returns its size."""
-    (folder / "config.json").write_text(json.dumps(LARGE))
-    for path in NANO.glob("*token*"):
-        shutil.copy(path, folder)
-    draw = np.random.default_rng(0).standard_normal(1 << 20, np.float32) * np.float32(0.02)
-    weights = {
-        name: np.ones(shape, np.float32) if name.endswith("norm.weight") else np.resize(draw, shape)
-        for name, shape in expected(read_shape(LARGE)).items()
-    }
-    safetensors.numpy.save_file(weights, folder / "model.safetensors")
-    return sum(one.nbytes for one in weights.values())
-
-
 def measure_death() -> None:
     taken = []
     for _ in range(KILLS):
         with lmprog.Runtime("dummy:tiny", tp=2, threads=2) as runtime:
-            written.run(start="abc", tokens=4, backend=runtime)
+            written.using(backend=runtime).run(start="abc", tokens=4)
             began = time.perf_counter()
             os.kill(processes(runtime)[1], signal.SIGKILL)
             runtime.process.wait(60.0)

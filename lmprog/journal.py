@@ -162,22 +162,20 @@ class Journal:
         self.ops: list[wire.Op] = []
         self.replies: dict[int, ProgramReply] = {}
         """By call."""
-        self.calls: dict[int, ProgramCall] = {}
         self._are_tokens = are_tokens
         self._given: set[int] = set()
         """Calls that are not asked again: where branches were built again, nobody knows them."""
 
-    def add(self, op: wire.Op) -> None:
-        self.ops.append(op)
-        if isinstance(op, ProgramCall):
-            self.calls[op.call] = op
+    def calls(self) -> dict[int, ProgramCall]:
+        """By their numbers."""
+        return {op.call: op for op in self.ops if isinstance(op, ProgramCall)}
 
     def text_of(self, piece: wire.Ref) -> wire.Piece:
         """The text of a result; the reference itself where there is none."""
         reply = self.replies.get(piece.call)
         if reply is None or isinstance(reply, wire.Failed):
             return piece
-        texts = wire.result_texts(self.calls[piece.call], reply)
+        texts = wire.result_texts(self.calls()[piece.call], reply)
         return wire.letters(texts[piece.index]) if piece.index < len(texts) else piece
 
     def without_unknown(self, op: wire.Append) -> wire.Append:
@@ -256,8 +254,6 @@ class DeadBranches:
 
     def take(self, op: wire.Op) -> bool:
         """Whether its branch is dead, now or from before."""
-        if not self._failed and not self._why:
-            return False  # as nearly always, and for every op of a fleet
         if isinstance(op, wire.Append):
             why = next(filter(None, map(self._why_missing, op.pieces)), None)
             if why is not None:

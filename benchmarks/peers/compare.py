@@ -23,13 +23,120 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks import runner
 from benchmarks.models import make_comparable, make_gguf
-from benchmarks.peers.cases import ABOUT, Cases
 from benchmarks.peers.side_loop import Case
+from benchmarks.pictures import DOCS, Bar, bars
+from benchmarks.workloads.text import Pieces, Writer
+from lmprog.runtime.text.tokenizer import HfTokenizer
+
+# -- what all sides do, as token ids that every side is given
+#
+# Texts are made of pieces that are one token each, so that a side that is given texts computes the
+# same tokens. Each round has texts of its own: no cache finds what an earlier round left.
+
+ABOUT = {
+    "prompt": "a prompt of 512 tokens, 1 token out",
+    "stream": "a prompt of 128 tokens, 64 tokens out",
+    "a": "{a} requests that share 1,000 tokens, 30 of their own, 16 out",
+    "b": "one context of 600 tokens, {b} branches of 5 more, 40 out",
+    "c": "{c} chats of 4 turns, 150 new tokens a turn, 32 out",
+    "d": "{d} questions of 20 tokens behind 800 that they share, 4 choices scored",
+}
+
+
+class Cases:
+    """Makes the cases of a round. `share` scales how many requests, branches, chats, questions."""
+
+    def __init__(self, folder: Path, share: float) -> None:
+        self._tokenizer = HfTokenizer(folder)
+        self._pieces = Pieces(self._tokenizer)
+        counts = {"a": 32, "b": 16, "c": 8, "d": 64}
+        self.counts = {name: max(2, round(count * share)) for name, count in counts.items()}
+
+    def text(self, output: Any, case: dict[str, Any]) -> Any:
+        """An output as the text that it is; choices stay numbers."""
+        if case["choices"] or isinstance(output, str):
+            return output
+        return self._tokenizer.decode(output)
+
+    def of_round(self, number: int) -> dict[str, dict[str, Any]]:
+        writer = Writer(self._pieces, f"round {number}", 1.0, 1.0)
+
+        def ids(count: int) -> list[int]:
+            return self._tokenizer.encode(writer.text(count))
+
+        def case(shared: int, own: list[list[int]], out: int, **more: Any) -> dict[str, Any]:
+            empty: dict[str, Any] = {"turns": [], "choices": []}
+            return {"shared": ids(shared), "own": own, "out": out} | empty | more
+
+        count = self.counts
+        turns = [[ids(150) for _ in range(4)] for _ in range(count["c"])]
+        return {
+            "prompt": case(512, [[]], 1),
+            "stream": case(128, [[]], 64),
+            "a": case(1000, [ids(30) for _ in range(count["a"])], 16),
+            "b": case(600, [ids(5) for _ in range(count["b"])], 40),
+            "c": case(1, [], 32, turns=turns),
+            "d": case(
+                800, [ids(20) for _ in range(count["d"])], 0, choices=[ids(3) for _ in "abcd"]
+            ),
+        }
+
+
+# -- the report
+
+_COLORS = {"lmprog": "bar", "llama.cpp": "mark", "OpenVINO": "violet", "vLLM": "sand"}
+
+
+def table(found: dict[str, Any]) -> str:
+    """Markdown: processor seconds, and how many outputs are those of the first side."""
+    names, rows = list(found["cases"]), []
+    for name, side in found["sides"].items():
+        seconds, equal = side["seconds"], list(side["equal"].values())
+        cells = [f"{seconds[case]:.2f}" if case in seconds else "-" for case in names]
+        cells.append(f"{sum(equal) / len(equal):.0%}" if equal else "-")
+        rows.append([name, *([side["missing"]] + [""] * len(names) if side["missing"] else cells)])
+    return runner.table(["", *names, "same outputs"], rows)
+
+
+def chart(found: dict[str, Any]) -> str:
+    """SVG: for each case a bar a side, as long as its seconds over those of lmprog's float32."""
+    sides = {name: one["seconds"] for name, one in found["sides"].items() if one["seconds"]}
+    first = next(iter(sides.values()))
+    most = max(one[case] / first[case] for one in sides.values() for case in one if first.get(case))
+    rows: list[Bar | str] = []
+    for case in found["cases"]:
+        rows.append(case)
+        for name, seconds in sides.items():
+            if case in seconds:
+                color = next((c for key, c in _COLORS.items() if name.startswith(key)), "soft")
+                share = seconds[case] / first[case] / most
+                rows.append(Bar(name, {color: share}, f"{seconds[case]:.2f} s"))
+    return bars(f"Processor seconds, {found['model']} (shorter is better)", {}, rows, 15)
+
+
+def write(found: dict[str, Any]) -> None:
+    """docs/peers.json, docs/images/peers.svg, and the table in docs/peers.md between its marks."""
+    (DOCS / "peers.json").write_text(json.dumps(found, indent=1) + "\n")
+    (DOCS / "images" / "peers.svg").write_text(chart(found))
+    page = DOCS / "peers.md"
+    cases = "\n".join(f"- **{name}**: {about}" for name, about in found["cases"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    rounds = "one round" if found["rounds"] == 1 else f"medians of {found['rounds']} rounds"
+    measured = (
+        f"\n{found['machine']}; {found['model']}; {rounds}; {versions}.\n\n"
+        f"{cases}\n\n{table(found)}\n"
+    )
+    marks = ("<!-- measured -->\n", "<!-- end -->\n")
+    page.write_text(runner.between(page.read_text(), marks, measured))
+
+
+# -- sides
 
 GGUF_TYPES = {"f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2}
 """By the numbers that llama.cpp has for files of these types."""
@@ -110,7 +217,7 @@ def sides(folder: Path, peers: str, vllm: str) -> list[Side]:
         model = str(folder / f"openvino-{kind}")
         return Side(f"OpenVINO {name}", [peers, "-m", WHOLE, "openvino", model, precision])
 
-    torch_only = "benchmarks.peers.transformers_side"
+    torch_only = "benchmarks.peers.transformers"
     return [
         ours("lmprog f32", dtype="float32"),
         llama("f32", "f32"),
@@ -134,7 +241,7 @@ def convert(folder: Path, kind: str, peers: str) -> None:
     target.mkdir()
     if (folder / f"{kind}.gguf").exists():
         (target / "model.gguf").hardlink_to(folder / f"{kind}.gguf")
-        command = [peers, "-m", WHOLE, "convert", target / "model.gguf"]
+        command = [peers, "-m", WHOLE, "convert", str(target / "model.gguf")]
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
 
 
@@ -151,7 +258,7 @@ def run(all_sides: list[Side], cases: Cases, small: Cases, rounds: int, minutes:
                 continue
             answers = {side.name: side.answer(case) for side in all_sides if can_answer(side, case)}
             if number:
-                note(all_sides, name, answers, lambda output, of=case: cases.text(output, of))
+                note(all_sides, name, answers, partial(cases.text, case=case))
             print(f"round {number}, {name}: done", file=sys.stderr, flush=True)
         if number and time.monotonic() > end:
             return number
@@ -224,8 +331,6 @@ def main(
     only: Annotated[str, "sides whose names have this"] = "",
     docs: Annotated[bool, "write into docs/"] = False,
 ) -> None:
-    from benchmarks.peers.peer_report import table, write
-
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_comparable(folder, model)

@@ -63,7 +63,8 @@ class Llama:
 
     def _chats(self, case: Case) -> list[list[int]]:
         count = len(case["turns"])
-        at, last, found = [0] * count, [[] for _ in range(count)], []
+        at, found = [0] * count, list[list[list[int]]]()
+        last: list[list[int]] = [[] for _ in range(count)]
         for turn in zip(*case["turns"], strict=True):
             texts = [before + new for before, new in zip(last, turn, strict=True)]
             answers = self._generate(texts, at, case["out"])
@@ -155,7 +156,8 @@ class Llama:
 
 def _logprobs(logits: np.ndarray) -> np.ndarray:
     moved = logits - logits.max(1, keepdims=True)
-    return moved - np.log(np.exp(moved).sum(1, keepdims=True))
+    found: np.ndarray = moved - np.log(np.exp(moved).sum(1, keepdims=True))
+    return found
 
 
 if __name__ == "__main__":

@@ -154,11 +154,12 @@ def continuous(folder: str, dtype: str, device: str, share: str) -> Generate:
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
     loader: Any = AutoModelForCausalLM
+    generation: Any = GenerationConfig
     model = loader.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
     few = {"num_blocks": 16, "max_batch_tokens": 64, "page_size": 16}
     room: dict[str, Any] = few if device == "cpu" else {"max_memory_percent": float(share)}
     manager = model.init_continuous_batching(
-        generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0),
+        generation_config=generation(do_sample=False, eos_token_id=-1, pad_token_id=0),
         continuous_batching_config=ContinuousBatchingConfig(**room),
     )
     if device != "cpu":

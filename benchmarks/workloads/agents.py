@@ -92,7 +92,7 @@ class Function:
 @lmprog.function
 def event(s: lmprog.Branch, function: Function, what: str) -> str:
     s.append(function.constant, what)
-    return s.gen(**forced(function.num_tokens)).value
+    return str(s.gen(**forced(function.num_tokens)).value)
 
 
 class GenerativeAgents(Workload):

@@ -92,7 +92,7 @@ class Skeleton:
 @lmprog.function
 async def work_out(s: lmprog.Branch, prompt: str, point: str, num_tokens: int) -> str:
     s.append(prompt, point)
-    return await s.gen(**forced(num_tokens))
+    return str(await s.gen(**forced(num_tokens)))
 
 
 @lmprog.function

@@ -155,12 +155,12 @@ class CachingBackend:
         op, branch = call.op, call.branch
         key: str | None = None
         if not isinstance(op, wire.Read):
+            if isinstance(op, wire.Generate) and op.tools is not None:
+                branch.text = replace(branch.text, tools=op.tools)
             known = self._remembered.pop(op.call, None)
             if known is not None:
                 self._finish(call, known)
                 return
-            if isinstance(op, wire.Generate) and op.tools is not None:
-                branch.text = replace(branch.text, tools=op.tools)
             key = self._key(branch, op)
             kept = None if key is None else self._kept.find(key, op)
             if kept is not None:

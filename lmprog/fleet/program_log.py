@@ -67,8 +67,10 @@ class ProgramLog:
     """The same since the last move, for results that were streamed in part before it."""
     _muted: dict[int, wire.CallReply] = field(default_factory=dict)
     """Calls that run again only for their contest, and what they gave before."""
-    _dead: DeadBranches = field(default_factory=DeadBranches)
-    """Those that have failed, though the program's new replica may not know."""
+    _dead: DeadBranches | None = None
+    """Those that have failed, though the program's new replica may not know; None before any call
+    has.
+    """
 
     @property
     def over(self) -> bool:
@@ -87,8 +89,9 @@ class ProgramLog:
 
     def take(self, op: wire.Op) -> None:
         """One more op of the program."""
-        self._dead.take(op)
-        self.journal.add(op)
+        if self._dead is not None:
+            self._dead.take(op)
+        self.journal.ops.append(op)
         self.size += _size(op)
         if isinstance(op, wire.Open):
             self.open_branches.add(op.branch)
@@ -102,7 +105,7 @@ class ProgramLog:
 
     def cause_of(self, op: ProgramCall) -> LmprogError | None:
         """Why a call cannot be asked: its branch has failed."""
-        return self._dead.why(op.branch)
+        return None if self._dead is None else self._dead.why(op.branch)
 
     def give_up(self) -> list[int]:
         """Ends all pending calls, and says which they were."""
@@ -139,7 +142,7 @@ class ProgramLog:
         assert reply.call is not None
         if reply.call in self._muted:
             before = self._muted.pop(reply.call)
-            if not is_same(self.journal.calls[reply.call], before, reply):
+            if not is_same(self.journal.calls()[reply.call], before, reply):
                 raise Diverged
             return None
         op = self.pending.pop(reply.call, None)
@@ -155,7 +158,7 @@ class ProgramLog:
         self.journal.replies[reply.call] = reply
         if isinstance(reply, wire.Failed):
             error = from_wire(reply.code, reply.message, reply.details)
-            if isinstance(error, RequestRejected):
+            if isinstance(error, RequestRejected) and self._dead is not None:
                 self._dead.failed(op, error)
             else:
                 self._dead = self.journal.dead()
@@ -171,7 +174,8 @@ class ProgramLog:
             for call in self._undecided()
             if isinstance(reply := self.journal.replies.get(call), wire.CallReply)
         }
-        self._dead = self.journal.dead()
+        if self._dead is not None:
+            self._dead = self.journal.dead()
         ops = self.journal.rebuilt(self.pending.keys() | self._muted.keys())
         return [self._with_time_left(op) if isinstance(op, ProgramCall) else op for op in ops]
 

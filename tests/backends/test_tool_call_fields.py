@@ -346,6 +346,28 @@ def test_a_resumed_run_has_its_channels_apart(tmp_path: Path) -> None:
     assert told[1]["tool_calls"][0]["id"] == told[2]["tool_call_id"] == "x0"
 
 
+def test_a_resumed_run_finds_in_its_cache_what_was_asked_after_a_call_with_tools(
+    tmp_path: Path,
+) -> None:
+    """What a branch could call is a part of its later questions."""
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> str:
+        s.user("How much is 2 + 3?")
+        s.append(s.gen(tools=[add]).value.run())
+        return s.gen().value
+
+    path = tmp_path / "run"
+    with ScriptedApi(document()) as api, on(api) as backend:
+        calls = {"content": "", "tool_calls": called({"a": 2, "b": 3})}
+        api.extra[CHAT] = answering(calls, {"content": "5."})
+        cached = program.using(backend=backend, cache=tmp_path / "cache")
+        assert cached.using(checkpoint=path).run().value == "5."
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+        assert lmprog.resume(path, program, backend=backend).value == "5."
+        assert len(api.requests) == 2
+
+
 def test_another_service_gets_the_calls_of_a_branch_as_calls() -> None:
     @lmprog.function
     async def program(s: lmprog.Branch) -> str:

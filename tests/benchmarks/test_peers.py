@@ -9,9 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.peers.cases import ABOUT, Cases
-from benchmarks.peers.compare import Side, can_answer, note
-from benchmarks.peers.peer_report import chart, table
+from benchmarks.peers.compare import ABOUT, Cases, Side, can_answer, chart, note, table
 from benchmarks.peers.whole_prompts import answered
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.text.tokenizer import load_tokenizer
@@ -65,7 +63,7 @@ def test_a_side_without_log_probabilities_is_not_asked_for_choices() -> None:
 
 
 def test_transformers_computes_every_case() -> None:
-    side_module = pytest.importorskip("benchmarks.peers.transformers_side")
+    side_module = pytest.importorskip("benchmarks.peers.transformers")
     transformers, made = side_module.Side(str(NANO), 1), Cases(NANO, 0.0).of_round(1)
     empty = {"turns": [], "choices": [], "out": 3}
     forked = transformers.run({"shared": [5, 6], "own": [[7], [8, 9], [7]]} | empty)

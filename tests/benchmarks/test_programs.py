@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ledger import account
-from benchmarks.measure import Bench
 from benchmarks.models import checkpoint
-from benchmarks.report import Line, time_table, work_table
+from benchmarks.programs import Bench, Line, time_table, work_table
 from benchmarks.workloads import ALL
 from benchmarks.workloads.agents import React
 from benchmarks.workloads.questions import Hellaswag, InBatch

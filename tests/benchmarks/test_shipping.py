@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.delays import DelayedChannel
-from benchmarks.shipping import PROGRAMS, measured, ship
+from benchmarks.shipping import PROGRAMS, DelayedChannel, measured, ship
 from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend, describe
 from lmprog.backends.textual import TextAnswer, TextRuntime

@@ -13,7 +13,7 @@ from lmprog.fleet.router import Router
 from tests.fleet.replicas import WELCOME
 
 PROGRAMS = 20
-MOST_A_PROGRAM = 318
+MOST_A_PROGRAM = 302
 """Calls of functions in Python and C in the router, from the opened branch to its end, with one
 call and a prompt of seven blocks, where four replicas are to be chosen from."""
 

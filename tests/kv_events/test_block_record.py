@@ -105,7 +105,7 @@ def test_a_salt_is_never_told_itself() -> None:
 
 
 def test_a_block_costs_little() -> None:
-    """The bar is 30 us; `python -m benchmarks.kv_events` measures. Here it is ten times as much."""
+    """The bar is 30 us; `python -m benchmarks.cache events` measures. Here it is ten times as much."""
     pages = PageAllocator(4000)
     tree = RadixTree(16, pages)
     record = BlockRecord(tree, lambda key: key)

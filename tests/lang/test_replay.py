@@ -239,7 +239,7 @@ def test_files_that_are_no_saved_runs_are_refused(tmp_path: Path) -> None:
     assert (lines[-1]["label"], lines[-1]["gave"]) == ("x", ["one"])
     whole = path.read_text()
 
-    with pytest.raises(RequestRejected, match="no saved run"):
+    with pytest.raises(FileNotFoundError, match="no saved run"):
         Recording.read(tmp_path / "absent.json")
     for text in ("nonsense", "[]", "{}", "{}\n", whole.replace('"x"', '"y"', 1)):
         path.write_text(text)

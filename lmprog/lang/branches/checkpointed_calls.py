@@ -221,7 +221,7 @@ class ResumedOps:
             return
         with self._lock:
             if self._is_held:
-                self._journal.add(op)
+                self._journal.ops.append(op)
             else:
                 self._send(op)
 
@@ -238,7 +238,7 @@ class ResumedOps:
         with self._lock:
             self._journal.replies[op.call] = reply
             if self._is_held:
-                self._journal.add(op)
+                self._journal.ops.append(op)
             else:
                 for again in self._journal.again(op, self._told):
                     self._send(again)

@@ -133,8 +133,8 @@ class Recording:
         numbers = defaultdict[int, int](client.number)
         asked: dict[int, ClientCall] = {}
         journal = Journal()
-        for op in self.ops:
-            journal.add(op)
+        journal.ops.extend(self.ops)
+        ops = journal.calls()
         with client.together():
             for op in journal.rebuilt(self.calls):
                 again = renumbered(op, numbers.__getitem__)
@@ -151,7 +151,7 @@ class Recording:
             client.flush()
         differences = []
         for call, outcome in outcomes.items():
-            op, before = journal.calls[call], self.calls[call]
+            op, before = ops[call], self.calls[call]
             if not is_same(op, before.reply, outcome):
                 told = _described(op, before.reply), _described(op, outcome)
                 differences.append(Difference(before.label, *told))
@@ -167,7 +167,7 @@ class Recording:
         results = [one.reply for one in self.calls.values()]
         outputs = [one.outputs for one in results if isinstance(one, wire.CallDone)]
         num_tokens = sum(len(output.tokens) for several in outputs for output in several)
-        num_skipped = len(journal.calls) - len(asked)
+        num_skipped = len(ops) - len(asked)
         counts = len(asked), num_tokens, num_skipped
         return Replayed(*counts, tuple(differences), len(self.contests))
 

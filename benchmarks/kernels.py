@@ -1,31 +1,27 @@
-"""Times one layer of attention over pages: our kernels, torch after gathering the pages, and the
-reference.
+"""How fast the native kernels are: attention over pages, and the products of weights.
 
-    python -m benchmarks.attention [--threads N] [--path NAME] [--only TEXT]
-    python -m benchmarks.attention --cold [--path NAME]
-
-Figures are milliseconds of processor time of the whole process (the best of some repetitions), so
-with one thread other load on the machine matters little; with more threads the wall clock is shown
-instead. `no sharing` reads a common prefix once for each row. Writing the step's own keys and
-values is part of every figure.
-
-`--cold` says how fast one row reads keys and values that no cache holds, as a decode step finds
-them, in each type they are kept in, beside plain reading and copying of memory in the same run.
+python -m benchmarks.kernels attention [--threads N] [--path NAME] [--only TEXT]
+python -m benchmarks.kernels attention --cold [--path NAME]
+python -m benchmarks.kernels products --size S
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from ctypes import byref
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from statistics import median
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from benchmarks import batches, runner
 from benchmarks.batches import PAGE
+from benchmarks.models import HEAD, SIZES
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
@@ -33,7 +29,11 @@ from lmprog.runtime.engine.attention import (
     NativeAttention,
     ReferenceAttention,
 )
+from lmprog.runtime.engine.model.weight_table import up32
+from lmprog.runtime.engine.native import interface
 from lmprog.runtime.scheduling.batch import Batch
+
+# -- attention
 
 HEADS = {"S": (12, 4, 64), "M": (14, 2, 64), "8B": (32, 8, 128)}
 """Query heads, kv heads, head_dim: small and middle test models, and the layer of a checkpoint of 8
@@ -133,7 +133,7 @@ def zeroed(backend: NativeAttention) -> NativeAttention:
     return backend
 
 
-def measure(
+def layer_ms(
     backend: AttentionBackend, batch: Batch, case: Case, clock: Callable[[], float]
 ) -> float:
     """Milliseconds of one step of one layer: the best of at least three, over at least 0.3 seconds."""
@@ -163,7 +163,7 @@ def run_case(case: Case, threads: int, path: str | None) -> dict[str, float]:
         "torch": lambda: TorchAttention(shape, num_pages, case),
         "reference": lambda: ReferenceAttention(shape, num_pages, PAGE),
     }
-    return {name: measure(make(), batch, case, clock) for name, make in backends.items()}
+    return {name: layer_ms(make(), batch, case, clock) for name, make in backends.items()}
 
 
 COLD_LENGTH, COLD_BYTES = 16_384, 96 << 20
@@ -203,14 +203,22 @@ def all_layers(backend: NativeAttention, batch: Batch) -> None:
         backend.run(layer, q, k, k)
 
 
-@runner.command
-def main(
+def attention(
     *,
     threads: int = 1,
     path: Annotated[str | None, "instruction set of the kernels (default: the best)"] = None,
     only: Annotated[str, "cases whose name contains this"] = "",
     cold: Annotated[bool, "one row that no cache holds, GB/s"] = False,
 ) -> None:
+    """One layer of attention over pages: our kernels, torch after gathering the pages, and the
+    reference. Figures are milliseconds of processor time of the whole process (the best of some
+    repetitions), so with one thread other load on the machine matters little; with more threads the
+    wall clock is shown instead. `no sharing` reads a common prefix once for each row. Writing the
+    step's own keys and values is part of every figure.
+
+    `--cold` says how fast one row reads keys and values that no cache holds, as a decode step finds
+    them, in each type they are kept in, beside plain reading and copying of memory in the same run.
+    """
     torch.set_num_threads(threads)
     if cold:
         for heads in HEADS:
@@ -222,3 +230,98 @@ def main(
         if only in case.name:
             figures = run_case(case, threads, path).values()
             runner.say(case.name, *(f"{figure:.2f}" for figure in figures))
+
+
+# -- products
+
+BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 5}  # int4 with a scale for 32
+PRODUCT_ROWS = (1, 2, 4, 8, 16, 32, 64, 96)
+FAR = 96 << 20
+"""Bytes of weights before the first come again: more than caches hold."""
+
+
+@dataclass
+class Product:
+    """The same weights at several places, of which each call takes the next one."""
+
+    described: Any
+    places: list[NDArray[np.uint8]]
+    calls: int = 0
+
+    @classmethod
+    def of(cls, outputs: int, inputs: int, kind: str) -> Product:
+        library, count = interface.opened(), up32(outputs)
+        described = interface.CProduct(interface.TYPES[kind], outputs, inputs)
+        size = int(library.lmprog_engine_packed_bytes(byref(described)))
+        weight = np.random.default_rng(0).standard_normal((count, inputs), np.float32)
+        rows = interface.CSourceRows(weight.ctypes.data, interface.F32, outputs, inputs, 0, 1, 0)
+        memory = np.zeros(size * max(2, FAR // size + 1) + 64, np.uint8)
+        first = -memory.ctypes.data % 64
+        places = [memory[at : at + size] for at in range(first, len(memory) - size + 1, size)]
+        library.lmprog_engine_pack(byref(described), places[0].ctypes.data, byref(rows), 0, outputs)
+        for place in places[1:]:
+            place[:] = places[0]
+        return cls(described, places)
+
+    def seconds(self, path: str, x: NDArray[np.float32], out: NDArray[np.float32]) -> float:
+        place = self.places[self.calls % len(self.places)]
+        self.calls += 1
+        began = time.thread_time()
+        interface.opened().lmprog_engine_multiply(
+            *(path.encode(), byref(self.described), place.ctypes.data, x.ctypes.data),
+            *(len(x), out.ctypes.data, out.shape[1]),
+        )
+        return time.thread_time() - began
+
+
+def copied_per_second() -> float:
+    """Gigabytes read and written by a plain copy; the median of some."""
+    source = np.ones(64 << 20, np.uint8)
+    copy = partial(np.copyto, np.empty_like(source), source)
+    return 2e-9 * len(source) / median(runner.seconds(copy, 1, time.thread_time) for _ in range(9))
+
+
+def product_shapes(size: str) -> list[tuple[int, int]]:
+    """Outputs and inputs of a layer's products, and of the head."""
+    s = SIZES[size]
+    hidden, heads, inner = s["hidden"], s["heads"] * HEAD, s["inner"]
+    layer = [(heads + 2 * s["kv_heads"] * HEAD, hidden), (hidden, heads), (2 * inner, hidden)]
+    return [*layer, (hidden, inner), (s["vocab"], hidden)]
+
+
+def seconds_of(size: str, path: str, rounds: int) -> dict[str, dict[int, float]]:
+    """Median seconds of all product_shapes together, by type and rows."""
+    taken = {kind: dict.fromkeys(PRODUCT_ROWS, 0.0) for kind in BITS}
+    for outputs, inputs in product_shapes(size):
+        of_kinds = {kind: Product.of(outputs, inputs, kind) for kind in BITS}
+        for rows in PRODUCT_ROWS:
+            x = np.random.default_rng(1).standard_normal((rows, up32(inputs)), np.float32)
+            x[:, inputs:] = 0
+            out = np.empty((rows, up32(outputs)), np.float32)
+            sides = {kind: partial(one.seconds, path, x, out) for kind, one in of_kinds.items()}
+            for kind, seconds in runner.medians(sides, rounds).items():
+                taken[kind][rows] += seconds
+    return taken
+
+
+def products(
+    *,
+    size: Annotated[str, {"choices": SIZES}] = "S",
+    path: str = interface.best_path(),
+    rounds: int = 15,
+) -> None:
+    """For each type of weights, and 1 to 96 rows: billions of multiplications and additions a second of
+    processor time, over all products of a layer and the head, and how fast the weights of one row are
+    read beside a plain copy of memory. Each product meets weights that are not in a cache, as in a
+    step. Medians of rounds in which all types take turns, one thread.
+    """
+    taken = seconds_of(size, path, rounds)
+    weights = sum(outputs * inputs for outputs, inputs in product_shapes(size))
+    print(f"{size}, {path}; a copy reads and writes {copied_per_second():.1f} GB/s\n")
+    runner.head("weights", "one row, GB/s", *(f"{count} rows" for count in PRODUCT_ROWS))
+    for kind, times in taken.items():
+        speeds = [f"{2e-9 * weights * count / seconds:,.0f}" for count, seconds in times.items()]
+        runner.say(kind, f"{1e-9 * weights * BITS[kind] / 8 / times[1]:.1f}", *speeds)
+
+
+COMMANDS = runner.commands(attention, products)
