@@ -8,6 +8,7 @@ used, so that a process that only wants the wire, say, does not pay for the lang
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,12 +17,10 @@ if TYPE_CHECKING:
     from lmprog.backends.blackbox.anthropic_backend import Anthropic as Anthropic
     from lmprog.backends.blackbox.litellm_backend import LiteLLM as LiteLLM
     from lmprog.backends.blackbox.openai_backend import OpenAI as OpenAI
-    from lmprog.backends.blackbox.server_backend import RuntimeEndpoint as RuntimeEndpoint
     from lmprog.backends.connecting.default import set_default_backend as set_default_backend
     from lmprog.backends.connecting.embedded import Runtime as Runtime
     from lmprog.backends.connecting.embedded import connect as connect
     from lmprog.backends.connecting.fleet_backend import Fleet as Fleet
-    from lmprog.backends.connecting.global_config import global_config as global_config
     from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
     from lmprog.errors import Paused as Paused
@@ -37,31 +36,14 @@ if TYPE_CHECKING:
     from lmprog.lang.ops.best_of import Judge as Judge
     from lmprog.lang.ops.best_of import beam as beam
     from lmprog.lang.ops.best_of import best_of as best_of
-    from lmprog.lang.ops.expressions import greedy_token_selection as greedy_token_selection
-    from lmprog.lang.ops.expressions import token_length_normalized as token_length_normalized
-    from lmprog.lang.ops.expressions import (
-        unconditional_likelihood_normalized as unconditional_likelihood_normalized,
-    )
     from lmprog.lang.ops.meta import Selected as Selected
     from lmprog.lang.ops.sampling import Sampling as Sampling
-    from lmprog.lang.ops.schema_regex import build_regex_from_object as build_regex_from_object
     from lmprog.lang.ops.spelling import assistant as assistant
-    from lmprog.lang.ops.spelling import assistant_begin as assistant_begin
-    from lmprog.lang.ops.spelling import assistant_end as assistant_end
     from lmprog.lang.ops.spelling import gen as gen
-    from lmprog.lang.ops.spelling import gen_int as gen_int
-    from lmprog.lang.ops.spelling import gen_string as gen_string
-    from lmprog.lang.ops.spelling import image as image
     from lmprog.lang.ops.spelling import role as role
     from lmprog.lang.ops.spelling import select as select
-    from lmprog.lang.ops.spelling import separate_reasoning as separate_reasoning
     from lmprog.lang.ops.spelling import system as system
-    from lmprog.lang.ops.spelling import system_begin as system_begin
-    from lmprog.lang.ops.spelling import system_end as system_end
     from lmprog.lang.ops.spelling import user as user
-    from lmprog.lang.ops.spelling import user_begin as user_begin
-    from lmprog.lang.ops.spelling import user_end as user_end
-    from lmprog.lang.ops.spelling import video as video
     from lmprog.lang.ops.tool_calls import ToolCall as ToolCall
     from lmprog.lang.ops.tool_calls import ToolReply as ToolReply
     from lmprog.lang.ops.tool_calls import ToolResult as ToolResult
@@ -77,7 +59,6 @@ if TYPE_CHECKING:
     from lmprog.lang.runs.trace_file import tracing as tracing
     from lmprog.lang.service_calls import flush_cache as flush_cache
     from lmprog.lang.service_calls import get_server_info as get_server_info
-    from lmprog.lang.sglang_engine import Engine as Engine
     from lmprog.lang.streaming.feed import AskedAgain as AskedAgain
     from lmprog.lang.streaming.feed import Called as Called
     from lmprog.lang.streaming.feed import Done as Done
@@ -89,20 +70,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_OPS = (
-    "assistant", "assistant_begin", "assistant_end", "gen", "gen_int", "gen_string", "image",
-    "role", "select", "separate_reasoning", "system", "system_begin", "system_end", "user",
-    "user_begin", "user_end", "video",
-)  # fmt: skip
-_CHOICES = (
-    "greedy_token_selection",
-    "token_length_normalized",
-    "unconditional_likelihood_normalized",
-)
+_OPS = ("assistant", "gen", "role", "select", "system", "user")
+_MOVED = frozenset({
+    "Engine", "RuntimeEndpoint", "assistant_begin", "assistant_end", "build_regex_from_object",
+    "gen_int", "gen_string", "global_config", "greedy_token_selection", "image",
+    "separate_reasoning", "system_begin", "system_end", "token_length_normalized",
+    "unconditional_likelihood_normalized", "user_begin", "user_end", "video",
+})  # fmt: skip
+"""Names of SGLang's frontend that stood here, and are in `lmprog.sglang` now."""
 
 _HOMES = {
     **dict.fromkeys(_OPS, "lmprog.lang.ops.spelling"),
-    **dict.fromkeys(_CHOICES, "lmprog.lang.ops.expressions"),
     **dict.fromkeys(
         ("AskedAgain", "Called", "Done", "Text", "Thought", "Value"),
         "lmprog.lang.streaming.feed",
@@ -121,18 +99,14 @@ _HOMES = {
     "Branch": "lmprog.lang.branches.branch",
     "Branches": "lmprog.lang.branches.branch",
     "Gen": "lmprog.lang.branches.gen",
-    "Engine": "lmprog.lang.sglang_engine",
     "Judge": "lmprog.lang.ops.best_of",
     "Fleet": "lmprog.backends.connecting.fleet_backend",
     "LiteLLM": "lmprog.backends.blackbox.litellm_backend",
     **dict.fromkeys(("LmprogError", "Paused"), "lmprog.errors"),
     "OpenAI": "lmprog.backends.blackbox.openai_backend",
-    "RuntimeEndpoint": "lmprog.backends.blackbox.server_backend",
-    "global_config": "lmprog.backends.connecting.global_config",
     "constraint": "lmprog.constrained",
     "Partial": "lmprog.lang.streaming.partial",
     "Sampling": "lmprog.lang.ops.sampling",
-    "build_regex_from_object": "lmprog.lang.ops.schema_regex",
     "Selected": "lmprog.lang.ops.meta",
     "replay": "lmprog.lang.runs.run_replay",
     **dict.fromkeys(("aresume", "resume"), "lmprog.lang.resuming"),
@@ -149,8 +123,12 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("grammar", "ray"):
+    if name in ("grammar", "ray", "sglang"):
         return importlib.import_module(f"lmprog.{name}")
+    if name in _MOVED:
+        instead = f"lmprog.{name} is now lmprog.sglang.{name} (import lmprog.sglang as sgl)"
+        warnings.warn(instead, DeprecationWarning, stacklevel=2)
+        return getattr(__getattr__("sglang"), name)
     if name not in _HOMES:
         raise AttributeError(f"module 'lmprog' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

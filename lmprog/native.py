@@ -4,10 +4,11 @@ A library is a few translation units from `kernels/cpu`, each with its own instr
 linked into one shared object. A wheel for this platform carries them (`prebuilt`), under a name
 that hashes sources and flags: only the very sources beside it are taken for made. Otherwise they
 are compiled into the user's cache folder, under a name that hashes the compiler too; so a second
-start opens them at once, and a changed source rebuilds them. A unit whose flags an old compiler
-does not know is compiled without them, which leaves its instruction set out of the library
-(`left_out`). `library(name)` is None where there is neither (or with `LMPROG_NATIVE=0`): every
-caller has a plain twin for that case.
+start opens them at once, and a changed source rebuilds them. One process compiles, others wait for
+it; it tells how far it is, and when it ends before its time, no compiler goes on. A unit whose
+flags an old compiler does not know is compiled without them, which leaves its instruction set out
+of the library (`left_out`). `library(name)` is None where there is neither (or with
+`LMPROG_NATIVE=0`): every caller has a plain twin for that case.
 
 `LMPROG_NATIVE=build` compiles even where a wheel brought the library, for this machine's compiler.
 
@@ -17,7 +18,9 @@ signatures.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -28,10 +31,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 log = logging.getLogger("lmprog")
 
@@ -59,6 +63,13 @@ _FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("x86_64", "amd64"), "x86-64"),
     **dict.fromkeys(("aarch64", "arm64"), "arm64"),
 }
+
+Tell: TypeAlias = Callable[[str], None]
+"""Is told what goes on where somebody waits for a compiler, as words behind "lmprog"."""
+_REAPER = 'trap "" TERM; read -r _; kill -TERM 0; sleep 0.2; rm -rf "$1"; kill -KILL 0'
+"""Waits until its standard input is closed, and be it by the death of the process that holds it;
+then it ends the compilers of its process group and removes their folder. TERM first: they remove
+their own files then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +210,16 @@ def _library(name: str, *_environment: str | None) -> ctypes.CDLL | None:
         return None
 
 
+def prepare(tell: Tell) -> None:
+    """Compiles what a runtime needs, unless it is there. A failure is not told here: `library`
+    does, which meets it again."""
+    found = compiler()
+    for name in ("masks", "engine"):
+        if found is not None and prebuilt(name) is None:
+            with contextlib.suppress(subprocess.CalledProcessError, OSError):
+                build(name, found, tell)
+
+
 def origin(name: str) -> Literal["wheel", "compiled"] | None:
     """Where the opened library is from; None where there is none."""
     opened = library(name)
@@ -217,38 +238,83 @@ def buildable() -> list[str]:
     ]
 
 
-def build(name: str, cxx: str) -> Path:
+def _to_stderr(words: str) -> None:
+    sys.stderr.write(f"lmprog {words}\n")
+    sys.stderr.flush()
+
+
+def build(name: str, cxx: str, tell: Tell = _to_stderr) -> Path:
     """Compiles `name` unless the cache holds it already, and returns the shared object's path."""
     target = _target(name, cxx)
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        built = Path(scratch) / "library.so"
-        unknown = link(LIBRARIES[name], cxx, family(), built)
-        if unknown:  # before the library, which nobody builds again
-            left_out_file(target).write_text("\n".join(dict.fromkeys(unknown)), "utf-8")
-        os.replace(
-            built, target
-        )  # atomic: two processes that build at once both end with a whole file
+    with _alone(target.with_suffix(".lock"), tell):
+        if not target.exists():  # who was alone before may have built it
+            with _scratch(target.parent) as (scratch, group):
+                built = scratch / "library.so"
+                what = f"compiles its {name} kernels, once for this machine"
+
+                def tell_files(done: int, of: int) -> None:
+                    tell(f"{what}: {done} of {of} files")
+
+                unknown = link(LIBRARIES[name], cxx, family(), built, group, tell_files)
+                if unknown:  # before the library, which nobody builds again
+                    left_out_file(target).write_text("\n".join(dict.fromkeys(unknown)), "utf-8")
+                os.replace(built, target)  # atomic: whoever looks sees a whole file
     return target
 
 
-def link(units: Sequence[Unit], cxx: str, family: Family | None, built: Path) -> list[str]:
+@contextlib.contextmanager
+def _alone(lock: Path, tell: Tell) -> Iterator[None]:
+    """Waits until no other process, or thread, is within. The end of a process lets go of it."""
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell("waits for another process, which compiles its kernels")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _scratch(parent: Path) -> Iterator[tuple[Path, int]]:
+    """A folder, and a process group for compilers that write into it. Both are gone afterwards,
+    also when this process is killed."""
+    folder = tempfile.mkdtemp(dir=parent)
+    with subprocess.Popen(
+        ["/bin/sh", "-c", _REAPER, "sh", folder], stdin=subprocess.PIPE, process_group=0
+    ) as reaper:  # leaving it closes its input
+        yield Path(folder), reaper.pid
+
+
+def link(
+    units: Sequence[Unit],
+    cxx: str,
+    family: Family | None,
+    built: Path,
+    group: int | None = None,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> list[str]:
     """Compiles the units for processors of `family` into the shared object `built`, and returns the
-    flags that the compiler did not know."""
+    flags that the compiler did not know. Object files stay beside it. `tell` is told at the
+    beginning and after each quarter how many files are done."""
     root = kernels_folder()
-    with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
-        objects = [Path(scratch) / f"{index}.o" for index in range(len(units))]
-        sets = [unit.flags if unit.family == family else () for unit in units]
-        jobs = [
-            _compile(cxx, (*flags, *unit.always), root, unit.source, out)
-            for unit, flags, out in zip(units, sets, objects, strict=True)
-        ]
-        unknown: list[str] = []
-        for job, unit, flags, out in zip(jobs, units, sets, objects, strict=True):
-            unknown += _finish_or_leave_out(job, cxx, root, unit, flags, out)
-        _finish(_start([cxx, "-shared", "-pthread", "-o", str(built), *map(str, objects)]))
+    objects = [built.with_name(f"{index}.o") for index in range(len(units))]
+    unknown: list[str] = []
+    running: deque[Callable[[], list[str]]] = deque()
+    tell(0, len(units))
+    for begun, (unit, out) in enumerate(zip(units, objects, strict=True)):
+        if len(running) == (os.cpu_count() or 1):
+            unknown += running.popleft()()
+            done = begun - len(running)
+            if done * 4 // len(units) > (done - 1) * 4 // len(units):
+                tell(done, len(units))
+        flags = unit.flags if unit.family == family else ()
+        running.append(_Compiling(cxx, root, unit, flags, out, group).finish)
+    for finish in running:
+        unknown += finish()
+    _finish(_start([cxx, "-shared", "-pthread", "-o", str(built), *map(str, objects)], group))
     return unknown
 
 
@@ -301,33 +367,39 @@ def _digest(version: str, units: Sequence[Unit], root: Path) -> str:
     return seen.hexdigest()[:20]
 
 
-def _compile(
-    cxx: str, flags: Sequence[str], root: Path, source: str, out: Path
-) -> subprocess.Popen[str]:
-    where = ["-I", str(root / "include"), "-pthread", "-c", str(root / "cpu" / source)]
-    return _start([cxx, *_FLAGS, *flags, *where, "-o", str(out)])
+class _Compiling:
+    """A unit on its way through the compiler. Where that does not know its flags, it is compiled
+    without them, which makes it empty."""
 
+    def __init__(
+        self,
+        cxx: str,
+        root: Path,
+        unit: Unit,
+        flags: Sequence[str],
+        out: Path,
+        group: int | None,
+    ) -> None:
+        self._flags, self._always, self._group = flags, unit.always, group
+        where = ["-I", str(root / "include"), "-pthread", "-c", str(root / "cpu" / unit.source)]
+        self._command = [cxx, *_FLAGS, *where, "-o", str(out)]
+        self._job = self._start([*flags, *unit.always])
 
-def _finish_or_leave_out(
-    job: subprocess.Popen[str],
-    cxx: str,
-    root: Path,
-    unit: Unit,
-    flags: Sequence[str],
-    out: Path,
-) -> list[str]:
-    """Waits for a unit. Where the compiler does not know its flags, compiles it without them, which
-    makes it empty, and returns those."""
-    try:
-        _finish(job)
-    except subprocess.CalledProcessError as error:
-        unknown = [flag for flag in flags if _is_unknown(flag, error.stderr)]
-        if not unknown:
-            raise
-        log.warning("the compiler does not know %s: this path is left out", ", ".join(unknown))
-        _finish(_compile(cxx, unit.always, root, unit.source, out))
-        return unknown
-    return []
+    def _start(self, flags: Sequence[str]) -> subprocess.Popen[str]:
+        return _start([*self._command, *flags], self._group)
+
+    def finish(self) -> list[str]:
+        """Waits for it, and returns the flags that the compiler did not know."""
+        try:
+            _finish(self._job)
+        except subprocess.CalledProcessError as error:
+            unknown = [flag for flag in self._flags if _is_unknown(flag, error.stderr)]
+            if not unknown:
+                raise
+            log.warning("the compiler does not know %s: this path is left out", ", ".join(unknown))
+            _finish(self._start(self._always))
+            return unknown
+        return []
 
 
 def _is_unknown(flag: str, errors: str) -> bool:
@@ -341,8 +413,9 @@ def _is_unknown(flag: str, errors: str) -> bool:
     return re.search(said, errors) is not None
 
 
-def _start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _start(command: list[str], group: int | None) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, process_group=group)
 
 
 def _finish(job: subprocess.Popen[str]) -> None:

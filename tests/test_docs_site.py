@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lmprog
+from lmprog import sglang
 
 DOCS = Path(__file__).parents[1] / "docs"
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
@@ -37,9 +38,9 @@ def headings(page: str) -> set[str]:
 
 def test_the_reference_names_every_public_name_once() -> None:
     text = "\n".join(page.read_text() for page in DOCS.glob("api*.md"))
-    named = re.findall(r"^::: lmprog\.(\w+)$", text, re.MULTILINE)
+    named = re.findall(r"^::: lmprog\.(?:sglang\.)?(\w+)$", text, re.MULTILINE)
     assert len(named) == len(set(named))
-    assert set(named) - MODULES == set(lmprog.__all__)
+    assert set(named) - MODULES == set(sglang.__all__) > set(lmprog.__all__)
 
 
 def test_every_page_is_in_the_navigation_and_tasks_come_first() -> None:
@@ -66,3 +67,42 @@ def test_no_page_is_long(page: Path) -> None:
     most = MOST_LINES_OF_A_TASK if page.stem in TASKS.split() else MOST_LINES
     if page.name not in LOGS:
         assert len(page.read_text().splitlines()) <= most
+
+
+def prose_of(page: Path) -> list[str]:
+    """The lines of a page that are neither code nor tables nor lists made from code."""
+    text = re.sub(r"<!-- (\w+) -->\n.*?<!-- /\1 -->", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return [line for line in text.splitlines() if not line.startswith(("|", "    ", "#", ":::"))]
+
+
+def words_of_a_sentence(page: Path) -> float:
+    """On average; what stands in backticks is one word, an item of a list begins a sentence."""
+    text = "\n".join(prose_of(page))
+    text = re.sub(r"\]\([^)]*\)", "", re.sub(r"`[^`]*`", "x", text))
+    parts = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) |(?<=[.!?])[)*\"]*\s+", f"\n{text}")
+    counts = [len(part.split()) for part in parts if part.strip()]
+    return sum(counts) / max(1, len(counts))
+
+
+LONG_SENTENCES = """constraints performance performance-history reliability"""
+"""Pages whose sentences are longer than `MOST_WORDS` in the mean; to be shortened."""
+LONG_LINES = """architecture constraints peers performance performance-history"""
+"""Pages with lines of more than `LONGEST_LINE` characters; to be shortened."""
+MOST_WORDS = 20
+LONGEST_LINE = 125
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_sentences_and_lines_are_short(page: Path) -> None:
+    if page.stem not in LONG_SENTENCES.split():
+        assert words_of_a_sentence(page) <= MOST_WORDS
+    if page.stem not in LONG_LINES.split():
+        assert [line for line in prose_of(page) if len(line) > LONGEST_LINE] == []
+
+
+def test_pages_that_are_short_by_now_are_held_to_it() -> None:
+    for name in LONG_SENTENCES.split():
+        assert words_of_a_sentence(DOCS / f"{name}.md") > MOST_WORDS, name
+    for name in LONG_LINES.split():
+        assert any(len(line) > LONGEST_LINE for line in prose_of(DOCS / f"{name}.md")), name

@@ -7,8 +7,12 @@ does; the sources are two lines each.
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,7 +87,7 @@ def test_what_was_left_out_is_known_from_the_cache(
 ) -> None:
     cxx = refusing(folder, GCC)
     built(cxx, monkeypatch)
-    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(native, "link", lambda *_: pytest.fail("compiled again"))
     assert built(cxx, monkeypatch) is not None
     assert native.left_out("two") == ("-mavx2",)
 
@@ -103,3 +107,83 @@ def test_an_error_in_a_source_is_no_unknown_flag(
         native.build("two", REAL or "")
     assert built(REAL or "", monkeypatch) is None
     assert native.left_out("two") == ()
+
+
+BUILD = """
+import pathlib, sys
+from lmprog import native
+native.LIBRARIES = {"two": (native.Unit("plain.cpp"), native.Unit("variant.cpp"))}
+native.kernels_folder = lambda: pathlib.Path(sys.argv[1])
+native.build("two", sys.argv[2])
+"""
+
+
+def slow(folder: Path) -> str:
+    """A compiler that tells of each process, and compiles when a file `go` is there."""
+    script = folder / "slow"
+    script.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *--version*) exec {REAL} --version;; esac\n'
+        f"echo $$ >> {folder}/compilers\n"
+        f"while [ ! -e {folder}/go ]; do sleep 0.05; done\n"
+        f'exec {REAL} "$@"\n',
+        "utf-8",
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def building(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", BUILD, str(folder / "kernels"), slow(folder)]
+    root = Path(native.__file__).parents[1]
+    return subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
+
+
+def compilers(folder: Path) -> list[int]:
+    told = folder / "compilers"
+    return [int(line) for line in told.read_text().split()] if told.exists() else []
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_a_build_tells_how_many_files_are_done(folder: Path) -> None:
+    told: list[str] = []
+    native.build("two", REAL or "", told.append)
+    assert told[0] == "compiles its two kernels, once for this machine: 0 of 2 files"
+    native.build("two", REAL or "", told.append)
+    assert len([words for words in told if " 0 of " in words]) == 1
+
+
+def test_a_second_process_waits_for_the_first_and_compiles_nothing(folder: Path) -> None:
+    with building(folder) as first:
+        while not compilers(folder):
+            time.sleep(0.02)
+        with building(folder) as second:
+            assert second.stderr is not None
+            assert "waits for another process" in second.stderr.readline()
+            (folder / "go").touch()
+            assert (first.wait(), second.wait()) == (0, 0)
+    assert len(compilers(folder)) == 3  # two files and the library
+    assert {path.suffix for path in (folder / "cache" / "native").iterdir()} == {".so", ".lock"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_build_that_is_ended_leaves_no_compiler_and_no_folder(
+    number: signal.Signals, folder: Path
+) -> None:
+    with building(folder) as ended:
+        while not compilers(folder):
+            time.sleep(0.02)
+        os.kill(ended.pid, number)
+        ended.wait()
+    kept = folder / "cache" / "native"
+    while any(map(alive, compilers(folder))) or any(path.is_dir() for path in kept.iterdir()):
+        time.sleep(0.05)
+    assert [path.suffix for path in kept.iterdir()] == [".lock"]
+    assert compilers(folder)

@@ -52,7 +52,8 @@ UNITS = {
         "errors wire backends threads ops streaming checkpoints branches runs rehearsal",
     ),
     "facade": Unit(
-        "lmprog lmprog.grammar", "errors lang backends ops streaming branches runs constraint ray"
+        "lmprog lmprog.grammar lmprog.sglang",
+        "errors lang backends ops streaming branches runs constraint ray",
     ),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
@@ -83,8 +84,8 @@ UNITS = {
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
-        "errors config wire tool_calls transport launch documents text scheduling programs loop engine ranks "
-        "kv_events",
+        "errors config wire native tool_calls transport launch documents text scheduling programs loop "
+        "engine ranks kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text scheduling engine"),
     # the gateway: a client of the wire, with no tokens and no tensors

@@ -18,6 +18,7 @@ from types import FrameType
 
 from lmprog.errors import LmprogError
 from lmprog.launch.parent_pipe import Parent, config_from_json
+from lmprog.native import prepare
 from lmprog.runtime.steps import EngineLost
 from lmprog.transport import ZmqRuntimeChannel, keys_of_runtime
 
@@ -50,6 +51,8 @@ def main() -> int:
         channel = ZmqRuntimeChannel(arguments.address, keys)
         from lmprog.runtime.assembly import assemble, joined_ranks
 
+        if config.engine != "torch":
+            prepare(parent.stage)
         led = joined_ranks(config, parent.stage)
         resolved: dict[str, str] = {}
         group = None if led is None else led.group

@@ -88,7 +88,7 @@ def test_sglangs_server_is_asked_texts_by_its_own_route() -> None:
 
 
 def test_an_api_counts_the_tokens_of_its_answers_until_it_is_reset() -> None:
-    with SglangServer() as api, lmprog.RuntimeEndpoint(api.url) as backend:
+    with SglangServer() as api, lmprog.sglang.RuntimeEndpoint(api.url) as backend:
         capital.using(backend=backend).run("Italy").value
         used = backend.token_usage
         assert (used.prompt_tokens, used.completion_tokens) == (5, 1)
@@ -101,7 +101,7 @@ def test_an_api_counts_the_tokens_of_its_answers_until_it_is_reset() -> None:
 
 
 def test_sglangs_server_streams_whole_texts_which_are_told_as_pieces() -> None:
-    with SglangServer() as api, lmprog.RuntimeEndpoint(api.url + "/v1") as backend:
+    with SglangServer() as api, lmprog.sglang.RuntimeEndpoint(api.url + "/v1") as backend:
         assert backend.kind == "sglang"
         events = list(capital.using(backend=backend, stop=[], max_tokens=3).stream("Italy"))
         assert "".join(event.delta for event in events if isinstance(event, lmprog.Text)) == " Rome"
@@ -153,7 +153,7 @@ def test_chats_on_such_servers_go_on_inside_of_turns(owner: str) -> None:
 def test_vllms_server_is_asked_by_openais_api_with_its_own_fields() -> None:
     with ScriptedApi(FACTS) as api:
         api.owner = "vllm"
-        with lmprog.RuntimeEndpoint(api.url) as backend:
+        with lmprog.sglang.RuntimeEndpoint(api.url) as backend:
             assert capital.using(backend=backend).run("Italy").value == " Rome"
             assert choose.using(backend=backend).run().value == " Rome"
             with pytest.raises(NotSupported, match="forget"):
@@ -170,7 +170,7 @@ def test_a_server_that_names_no_known_owner_is_known_by_its_routes(
 ) -> None:
     with ScriptedApi(FACTS) as api:
         api.extra.update({route: lambda body: {} for route in routes})
-        with lmprog.RuntimeEndpoint(api.url) as backend:
+        with lmprog.sglang.RuntimeEndpoint(api.url) as backend:
             assert backend.kind == kind
 
 
@@ -182,7 +182,7 @@ def test_a_stranger_and_nobody_are_told_apart() -> None:
     with pytest.raises(RuntimeGone, match="cannot be reached"):
         lmprog.connect(url)
     with pytest.raises(InvalidParameter, match="retries"):
-        lmprog.RuntimeEndpoint(url, retry=1)  # type: ignore[call-arg]
+        lmprog.sglang.RuntimeEndpoint(url, retry=1)  # type: ignore[call-arg]
 
 
 def test_the_key_is_sent_and_failures_are_asked_again() -> None:
@@ -380,11 +380,11 @@ def test_a_router_before_lmprogs_servers_is_found_out_and_says_what_is_lost(
     with ScriptedApi(FACTS) as api:
         api.owner = "local"  # as sglang-router says of every model
         api.extra["/get_server_info"] = lambda body: {"router_manager": True}
-        with lmprog.RuntimeEndpoint(api.url) as backend:
+        with lmprog.sglang.RuntimeEndpoint(api.url) as backend:
             assert (backend.kind, backend.lost) == ("sglang", None)
         assert caplog.text == ""
         api.extra["/get_model_info"] = lambda body: {"server": "lmprog", "context_length": 512}
-        with lmprog.RuntimeEndpoint(api.url) as backend:
+        with lmprog.sglang.RuntimeEndpoint(api.url) as backend:
             assert (backend.kind, backend.client.welcome.context_len) == ("vllm", 512)
             assert backend.lost is not None
         assert backend.lost in caplog.text

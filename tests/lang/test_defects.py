@@ -178,7 +178,7 @@ def test_09_no_choices_are_refused(make: Callable[[], object]) -> None:
 def test_10_a_gen_of_numbers_is_a_number() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> object:
-        s += "x" + lmprog.gen_int("n")
+        s += "x" + lmprog.sglang.gen_int("n")
         assert int(s["n"]) == 42
         return s["n"]
 
@@ -307,7 +307,7 @@ def test_21_a_hundred_coroutines_need_no_thread_each() -> None:
 def test_22_a_generated_string_may_contain_punctuation() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> str:
-        s += "x" + lmprog.gen_string("a")
+        s += "x" + lmprog.sglang.gen_string("a")
         return str(s["a"])
 
     with Scripted(['"It\'s 1e-3, (no?) \\"quote\\"."']) as scripted:

@@ -14,12 +14,12 @@ from lmprog.testing import Scripted
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[lmprog.Engine]:
-    with lmprog.Engine(model_path="nano") as made:
+def engine() -> Iterator[lmprog.sglang.Engine]:
+    with lmprog.sglang.Engine(model_path="nano") as made:
         yield made
 
 
-def test_one_prompt_gives_one_result_and_many_give_a_list(engine: lmprog.Engine) -> None:
+def test_one_prompt_gives_one_result_and_many_give_a_list(engine: lmprog.sglang.Engine) -> None:
     params = {"max_new_tokens": 4, "temperature": 0, "skip_special_tokens": True}
     one = engine.generate("One, two,", params)
     assert set(one) == {"text", "meta_info"}
@@ -30,7 +30,7 @@ def test_one_prompt_gives_one_result_and_many_give_a_list(engine: lmprog.Engine)
     assert len(engine.generate("One", {"n": 3, "max_new_tokens": 2})) == 3
 
 
-def test_a_stream_tells_the_whole_text_again_and_again(engine: lmprog.Engine) -> None:
+def test_a_stream_tells_the_whole_text_again_and_again(engine: lmprog.sglang.Engine) -> None:
     params = {"max_new_tokens": 6, "temperature": 0}
     pieces = list(engine.generate("One, two,", params, stream=True))
     assert all(
@@ -40,7 +40,7 @@ def test_a_stream_tells_the_whole_text_again_and_again(engine: lmprog.Engine) ->
     assert pieces[-1]["meta_info"]["prompt_tokens"] > 0
 
 
-def test_the_same_on_an_event_loop(engine: lmprog.Engine) -> None:
+def test_the_same_on_an_event_loop(engine: lmprog.sglang.Engine) -> None:
     async def main() -> tuple[str, str]:
         params = {"max_new_tokens": 6, "temperature": 0}
         one = await engine.async_generate("One, two,", params)
@@ -53,7 +53,7 @@ def test_the_same_on_an_event_loop(engine: lmprog.Engine) -> None:
     assert one == last
 
 
-def test_an_engine_is_a_backend_and_knows_itself(engine: lmprog.Engine) -> None:
+def test_an_engine_is_a_backend_and_knows_itself(engine: lmprog.sglang.Engine) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> str:
         s.append("One, two,")
@@ -64,7 +64,7 @@ def test_an_engine_is_a_backend_and_knows_itself(engine: lmprog.Engine) -> None:
     assert engine.get_server_info()["context_len"] > 0
 
 
-def test_what_the_engine_does_not_do_is_refused(engine: lmprog.Engine) -> None:
+def test_what_the_engine_does_not_do_is_refused(engine: lmprog.sglang.Engine) -> None:
     with pytest.raises(NotSupported, match="no_stop_trim"):
         engine.generate("x", {"no_stop_trim": True})
     with pytest.raises(InvalidParameter, match="2 sampling_params for 1"):
@@ -77,21 +77,21 @@ def test_what_the_engine_does_not_do_is_refused(engine: lmprog.Engine) -> None:
 
 def test_the_default_backend_is_a_setting_of_global_config() -> None:
     with Scripted() as scripted:
-        lmprog.global_config.default_backend = scripted
+        lmprog.sglang.global_config.default_backend = scripted
         try:
-            assert lmprog.global_config.default_backend is scripted
+            assert lmprog.sglang.global_config.default_backend is scripted
             lmprog.set_default_backend(None)
-            assert lmprog.global_config.default_backend is None
+            assert lmprog.sglang.global_config.default_backend is None
         finally:
             lmprog.set_default_backend(None)
 
 
 def test_a_setting_that_could_not_mean_anything_is_refused() -> None:
-    assert lmprog.global_config.verbosity == 0
-    lmprog.global_config.verbosity = 0
+    assert lmprog.sglang.global_config.verbosity == 0
+    lmprog.sglang.global_config.verbosity = 0
     with pytest.raises(NotSupported, match="print nothing"):
-        lmprog.global_config.verbosity = 2
+        lmprog.sglang.global_config.verbosity = 2
     with pytest.raises(UnknownName, match="default_backend"):
-        lmprog.global_config.verbose = True
+        lmprog.sglang.global_config.verbose = True
     with pytest.raises(AttributeError, match="default_backend"):
-        lmprog.global_config.verbose
+        lmprog.sglang.global_config.verbose

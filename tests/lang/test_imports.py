@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+import lmprog
+from lmprog import sglang
+
 HEAVY = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "jinja2")
 
 
@@ -58,3 +63,18 @@ def test_every_public_name_can_be_loaded() -> None:
 def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
     code = "import lmprog\ntry: lmprog.nonsense\nexcept AttributeError as error: print(error)"
     assert "nonsense" in _python(code)
+
+
+def test_every_name_of_sglangs_frontend_is_in_its_module() -> None:
+    for name in sglang.__all__:
+        assert getattr(sglang, name) is not None
+    assert set(lmprog.__all__) < set(sglang.__all__)
+    with pytest.raises(AttributeError, match="nonsense"):
+        sglang.nonsense  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", sorted(set(sglang.__all__) - set(lmprog.__all__)))
+def test_a_name_that_moved_is_still_found_and_says_where_it_is(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=rf"lmprog\.sglang\.{name} "):
+        found = getattr(lmprog, name)
+    assert found is getattr(sglang, name)

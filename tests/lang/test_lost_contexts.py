@@ -200,7 +200,7 @@ def test_an_empty_model_is_no_default(capsys: pytest.CaptureFixture[str]) -> Non
         lambda: lmprog.Runtime(" "),
         lambda: lmprog.Runtime(model_path=""),
         lambda: RuntimeProcess(""),
-        lambda: lmprog.Engine(model_path=""),
+        lambda: lmprog.sglang.Engine(model_path=""),
     ):
         with pytest.raises(InvalidParameter, match="names no model; give the name of a model"):
             start()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-import lmprog as sgl
+import lmprog.sglang as sgl
 from lmprog.backends import Backend
 from lmprog.testing import Scripted
 

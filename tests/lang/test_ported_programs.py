@@ -3,7 +3,7 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg"
 from __future__ import annotations
 
-import lmprog as sgl
+import lmprog.sglang as sgl
 from lmprog import wire
 from lmprog.testing import Scripted
 

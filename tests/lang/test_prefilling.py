@@ -78,23 +78,25 @@ class Wizard(pydantic.BaseModel):
 
 
 def test_a_regex_is_built_of_a_type_a_schema_and_its_text() -> None:
-    pattern = lmprog.build_regex_from_object(Wizard)
+    pattern = lmprog.sglang.build_regex_from_object(Wizard)
     assert re.fullmatch(pattern, '{"name": "Merlin", "age": 7}')
     assert not re.fullmatch(pattern, '{"name": "Merlin"}')
     schema = Wizard.model_json_schema()
-    assert lmprog.build_regex_from_object(schema) == pattern
-    spaced = lmprog.build_regex_from_object('{"type": "array", "items": {"const": 1}}', r"[\n ]*")
+    assert lmprog.sglang.build_regex_from_object(schema) == pattern
+    spaced = lmprog.sglang.build_regex_from_object(
+        '{"type": "array", "items": {"const": 1}}', r"[\n ]*"
+    )
     assert re.fullmatch(spaced, "[\n1, 1]")
     with pytest.raises(UnsupportedSchema):
-        lmprog.build_regex_from_object({"not": {}})
+        lmprog.sglang.build_regex_from_object({"not": {}})
 
 
 def test_without_outlines_core_the_way_without_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "outlines_core.json_schema", None)
     with pytest.raises(NotSupported, match="give gen the type itself"):
-        lmprog.build_regex_from_object(Wizard)
+        lmprog.sglang.build_regex_from_object(Wizard)
 
 
 def test_the_pattern_is_one_that_gen_takes() -> None:
-    made = lmprog.constraint(regex=lmprog.build_regex_from_object(Wizard))
+    made = lmprog.constraint(regex=lmprog.sglang.build_regex_from_object(Wizard))
     assert made.accepts('{"name": "Merlin", "age": 7}')

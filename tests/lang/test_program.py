@@ -89,7 +89,9 @@ def test_a_select_is_a_string_with_the_figures_of_all_options() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> lmprog.Selected:
         s.append("x")
-        return s.select("red", "blue", name="color", method=lmprog.greedy_token_selection).value
+        return s.select(
+            "red", "blue", name="color", method=lmprog.sglang.greedy_token_selection
+        ).value
 
     with Scripted(["blue"]) as scripted:
         value = program.using(backend=scripted).run().value
@@ -104,7 +106,7 @@ def test_a_select_is_a_string_with_the_figures_of_all_options() -> None:
 
 def test_a_method_of_scoring_is_refused_where_nothing_is_scored() -> None:
     with pytest.raises(InvalidParameter, match="no choices_method"):
-        lmprog.gen("x", choices_method=lmprog.greedy_token_selection)
+        lmprog.gen("x", choices_method=lmprog.sglang.greedy_token_selection)
 
 
 def test_appending_none_or_an_object_is_refused(one: Scripted) -> None:
@@ -328,14 +330,14 @@ def test_turns_neither_nest_nor_end_before_they_begin(one: Scripted) -> None:
             s.append("x")
 
     def unopened(s: lmprog.Branch) -> None:
-        s += lmprog.user_end()
+        s += lmprog.sglang.user_end()
 
     def crossed(s: lmprog.Branch) -> None:
-        s += lmprog.user_begin() + "x" + lmprog.assistant_end()
+        s += lmprog.sglang.user_begin() + "x" + lmprog.sglang.assistant_end()
 
     def joined(s: lmprog.Branch) -> None:
         forks = s.fork(1)
-        forks += lmprog.user_begin() + "x"
+        forks += lmprog.sglang.user_begin() + "x"
         forks.join("concate_and_append")
         s.user("y")
 
@@ -353,9 +355,9 @@ def test_turns_neither_nest_nor_end_before_they_begin(one: Scripted) -> None:
 def test_a_turn_that_a_fork_inherits_ends_there(one: Scripted) -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> list[dict[str, str]]:
-        s += lmprog.user_begin() + "a"
+        s += lmprog.sglang.user_begin() + "a"
         with s.copy() as other:
-            other += " b" + lmprog.user_end() + lmprog.assistant(lmprog.gen())
+            other += " b" + lmprog.sglang.user_end() + lmprog.assistant(lmprog.gen())
             return other.messages()
 
     assert [turn["content"] for turn in program.using(backend=one).run().value] == ["a b", "one"]

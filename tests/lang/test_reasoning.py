@@ -128,7 +128,7 @@ def test_following_a_branch_gives_the_text_without_the_reasoning() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
         s.append("Q: ")
-        s += lmprog.separate_reasoning(lmprog.gen("a"), model_type="qwen3")
+        s += lmprog.sglang.separate_reasoning(lmprog.gen("a"), model_type="qwen3")
         s.append("!")
 
     for answer, text in ((THOUGHT, "Q: the answer!"), ("<thi", "Q: <thi!")):
@@ -143,7 +143,9 @@ def test_a_chat_keeps_the_answer_only() -> None:
     def program(s: lmprog.Branch) -> None:
         s += lmprog.user("Why?")
         s += lmprog.assistant(
-            lmprog.separate_reasoning(lmprog.gen("answer", max_tokens=32), model_type="deepseek-r1")
+            lmprog.sglang.separate_reasoning(
+                lmprog.gen("answer", max_tokens=32), model_type="deepseek-r1"
+            )
         )
         s += lmprog.user("And?")
         s += lmprog.assistant(lmprog.gen("more"))
@@ -159,7 +161,7 @@ def test_a_chat_keeps_the_answer_only() -> None:
 def test_sglangs_spelling_reaches_every_generation_of_an_expression() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
-        s += lmprog.separate_reasoning(
+        s += lmprog.sglang.separate_reasoning(
             "A: " + lmprog.gen("a") + " B: " + lmprog.gen("b"), model_type="qwen3"
         )
 
@@ -173,7 +175,7 @@ def test_sglangs_spelling_reaches_every_generation_of_an_expression() -> None:
     ]
     assert state.text() == "A: x B: y"
     with pytest.raises(InvalidParameter, match=r"'gpt-9'.*qwen3"):
-        lmprog.separate_reasoning(lmprog.gen("a"), model_type="gpt-9")
+        lmprog.sglang.separate_reasoning(lmprog.gen("a"), model_type="gpt-9")
 
 
 def test_a_reference_to_the_answer_is_the_answer() -> None:
@@ -204,7 +206,7 @@ def test_branches_of_a_fork_reason_for_themselves_and_join() -> None:
     def program(s: lmprog.Branch) -> str:
         s += "Q"
         forks = s.fork(2)
-        forks += lmprog.separate_reasoning(lmprog.gen("a"))
+        forks += lmprog.sglang.separate_reasoning(lmprog.gen("a"))
         forks.join("concate_and_append")
         return s.text()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import lmprog as sgl
+import lmprog.sglang as sgl
 from lmprog import wire
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.testing import Scripted

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import lmprog as sgl
+import lmprog.sglang as sgl
 from lmprog.errors import ModelError, ProgramError, UnknownName
 from lmprog.testing import Scripted
 from tests.lang.rows import BESIDES, SAMPLING, one, op_of

@@ -91,7 +91,7 @@ def test_where_the_prompt_opened_the_reasoning_it_is_not_opened_again() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
         s.append("Q: <think>")
-        s += lmprog.separate_reasoning(lmprog.gen_int("n"), model_type="deepseek-r1")
+        s += lmprog.sglang.separate_reasoning(lmprog.sglang.gen_int("n"), model_type="deepseek-r1")
 
     with Scripted(["hm", "3"]) as scripted:
         run = program.using(backend=scripted).run()

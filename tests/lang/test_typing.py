@@ -19,7 +19,7 @@ import datetime, decimal, enum, uuid
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, NewType, Optional, TypedDict, Union
 import pydantic
-import lmprog
+import lmprog, lmprog.sglang
 from lmprog.testing import Scripted
 
 class Color(enum.Enum):
@@ -86,7 +86,7 @@ OTHERS = {
     "s.fork(2).map(lambda b: b.gen(Invoice)).value": "list[Invoice]",
     "s.with_(temperature=0, timeout=3.0)": "Branch",
     "lmprog.gen(int)": "GenOp[int]",
-    'lmprog.gen_int("x")': "GenOp[int]",
+    'lmprog.sglang.gen_int("x")': "GenOp[int]",
 }
 ASKED = {f"s.gen({tp}).value": shown for tp, shown in TYPES.items()} | OTHERS
 

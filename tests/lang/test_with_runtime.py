@@ -97,9 +97,9 @@ def test_each_of_n_results_has_its_own_log_probabilities(backend: RuntimeBackend
 @pytest.mark.parametrize(
     "method",
     [
-        lmprog.token_length_normalized,
-        lmprog.greedy_token_selection,
-        lmprog.unconditional_likelihood_normalized,
+        lmprog.sglang.token_length_normalized,
+        lmprog.sglang.greedy_token_selection,
+        lmprog.sglang.unconditional_likelihood_normalized,
     ],
 )
 def test_a_select_shows_the_log_probabilities_of_its_options(
@@ -114,7 +114,7 @@ def test_a_select_shows_the_log_probabilities_of_its_options(
     assert set(run.value.logprobs) == {"ab", "cde"}
     assert all(run.value.logprobs.values())
     assert any(run.value.baselines.values()) == (
-        method is lmprog.unconditional_likelihood_normalized
+        method is lmprog.sglang.unconditional_likelihood_normalized
     )
     assert run.get_meta_info("x")["normalized_prompt_logprobs"] == list(run.value.scores.values())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, assert_type
 
 import lmprog
+import lmprog.sglang
 from lmprog.lang.branches.branch import Branches, Raced
 from lmprog.lang.branches.mapped import Mapped
 from lmprog.lang.ops.expressions import GenOp
@@ -42,7 +43,7 @@ def values(s: lmprog.Branch) -> None:
     assert_type(s.select("a", "b"), lmprog.Gen[lmprog.Selected])
     assert_type(lmprog.gen("x"), GenOp[str])
     assert_type(lmprog.gen(int), GenOp[int])
-    assert_type(lmprog.gen_int("x"), GenOp[int])
+    assert_type(lmprog.sglang.gen_int("x"), GenOp[int])
 
 
 def mistakes(s: lmprog.Branch) -> None:

@@ -140,7 +140,7 @@ def test_a_gateway_joins_the_replicas_of_an_application(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
     with serving("--join", f"ray:{NAME}") as gateway:
-        backend = lmprog.RuntimeEndpoint(gateway.url)
+        backend = lmprog.sglang.RuntimeEndpoint(gateway.url)
         assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
         gateway.signal(signal.SIGTERM)
         assert gateway.process.wait(120) == 0
@@ -216,7 +216,7 @@ def test_requests_to_serves_own_proxy_are_served_and_survive_a_replica(
         until(lambda: len(names(fleet)) == 2, "two replicas serve")
         assert http.get("/v1/models").json()["data"][0]["id"] == "tales"
         whole = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-        backend = lmprog.RuntimeEndpoint(cluster)
+        backend = lmprog.sglang.RuntimeEndpoint(cluster)
         assert not backend.lost
         assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
         until(lambda: len(pids_of(fleet)) == 2, "figures come")
@@ -237,7 +237,7 @@ def test_a_server_runs_its_replicas_on_a_cluster_of_its_own(alone: dict[int, lis
     before = offspring()
     with serving("nano", "--ray", "--replicas", "2", *SERVE_OPTIONS) as server:
         server.until(lambda: len(server.http.get("/fleet").json()["replicas"]) == 2)
-        backend = lmprog.RuntimeEndpoint(server.url)
+        backend = lmprog.sglang.RuntimeEndpoint(server.url)
         assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
         started = offspring() - before
         server.signal(signal.SIGTERM)

@@ -71,7 +71,7 @@ def towns(s: lmprog.Branch) -> tuple[list[str], list[float | None]]:
 
 def test_programs_search_on_a_server(live: Live) -> None:
     wanted = live.ok("/v1/completions", **ASKED, beam_width=4, n=2)
-    with lmprog.RuntimeEndpoint(live.url) as server:
+    with lmprog.sglang.RuntimeEndpoint(live.url) as server:
         values, scores = towns.using(backend=server).run().value
     assert values == texts(wanted)
     assert scores == pytest.approx([one["score"] for one in wanted["choices"]], abs=1e-4)

@@ -101,7 +101,7 @@ def test_two_servers_behind_a_router_find_as_much_as_one_and_programs_hear_what_
         one.http.post("/flush_cache")
         with router([one, other], tmp_path / "router.log") as url:
             assert cached(url, texts) >= 0.99 * alone > 0.5
-            with lmprog.RuntimeEndpoint(url) as backend:
+            with lmprog.sglang.RuntimeEndpoint(url) as backend:
                 assert backend.kind == "vllm"
                 assert backend.lost is not None
                 assert "no route for whole programs" in caplog.text
@@ -112,7 +112,7 @@ def test_two_servers_behind_a_router_find_as_much_as_one_and_programs_hear_what_
                     return [s.gen(max_tokens=4, temperature=0).value, s.select([" a", " b"]).value]
 
                 through = program.run(backend=backend).value
-            with lmprog.RuntimeEndpoint(one.url) as backend:
+            with lmprog.sglang.RuntimeEndpoint(one.url) as backend:
                 assert (backend.kind, backend.lost) == ("lmprog", None)
                 assert program.run(backend=backend).value == through
             one.signal(signal.SIGTERM)  # drains: /ready is 503

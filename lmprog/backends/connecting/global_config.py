@@ -1,4 +1,4 @@
-"""`lmprog.global_config`: SGLang's object of process-wide settings, as far as they apply here.
+"""`lmprog.sglang.global_config`: SGLang's object of process-wide settings, as far as they apply.
 
 The default backend can be set. The other attributes describe fixed behavior of lmprog: they can be
 read, and setting one to a value that does not match is an error instead of being ignored.
