@@ -21,7 +21,7 @@ from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError, ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
@@ -87,17 +87,7 @@ def assemble(
     ]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
     channel = _publishing(config, channel, scheduler, namespaces, fingerprint)
-    limits = CallLimits(
-        engine.vocab_size,
-        scheduler.longest_sequence,
-        scheduler.check_fits,
-        namespaces,
-        AdapterNames(selected.adapters),
-    )
     constraints = CallConstraints(tokenizer, engine.vocab_size, CompilePool())
-    rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")
-    calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, rng, tokenising)
-    calls.tags = frozenset(tokenizer.shown)
     welcome = wire.Welcome(
         version=wire.PROTOCOL_VERSION,
         model=config.model,
@@ -112,7 +102,12 @@ def assemble(
         adapters=selected.adapters,
         fingerprint=fingerprint,
     )
-    interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
+    adapters, tags = AdapterNames(selected.adapters), frozenset(tokenizer.shown)
+    model = ServedModel(tokenizer, chat_template, welcome, namespaces, adapters, tags)
+    rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")
+    interpreter = Interpreter(
+        scheduler, model, constraints, clock, rng, tokenising, channel.counters
+    )
     stepping: StepEngine[Any] = engine
     give_back = page_release(engine) if config.kv_idle_seconds else None
     if give_back is not None:
