@@ -146,8 +146,8 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
     assert len(modules["all"]) <= RUNTIME_MODULES
 
 
-MOST_FILES = 469
-MOST_LINES = 95_500
+MOST_FILES = 467
+MOST_LINES = 96_000
 """Of the package; the aims are 420 and 84,000."""
 MOST_BESIDE = 50
 """Files that only one file of their own folder imports; the aim is 40."""

@@ -149,8 +149,7 @@ def _publishing(
     """The channel, which also tells routers of the cache where that is asked for."""
     if config.kv_events is None:
         return channel
-    from lmprog.runtime.kv_events.block_record import BlockRecord
-    from lmprog.runtime.kv_events.kv_publisher import publishing
+    from lmprog.runtime.kv_events.kv_publisher import BlockRecord, publishing
 
     made_by = " ".join(map(str, fingerprint.parts.values()))
     return publishing(

@@ -25,8 +25,14 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.simulation.fake_engine import FakeDevice, FakeEngine, FakeStore, Floats, GuessingSource
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import (
+    FakeDevice,
+    FakeEngine,
+    FakeStore,
+    Floats,
+    GuessingSource,
+    LetterTokenizer,
+)
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.reply_checks import ReplyChecks, check_running
 from lmprog.simulation.sim_client import ADAPTERS, SimClient

@@ -16,8 +16,7 @@ from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.simulation.fake_engine import FakeEngine
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import FakeEngine, LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.transport import LocalRuntimeChannel
 from tests.runtime.runtime_thread import RuntimeThread
