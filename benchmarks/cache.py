@@ -33,7 +33,7 @@ from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.kv_events.block_record import BlockRecord, encoded
+from lmprog.runtime.kv_events.kv_publisher import BlockRecord, encoded
 from lmprog.runtime.programs.snapshot import SnapshotBuilder
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler

@@ -23,7 +23,7 @@ from lmprog.runtime.engine.device.items import Tiling, plan_items
 from lmprog.runtime.engine.device.step_arrays import ItemPlans
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.generation import Scoring
@@ -86,13 +86,12 @@ def decoding_loop(
     usual = {"num_pages": 300 * num_rows + 1000, "max_rows": num_rows, "speculation": "off"}
     config = SchedulerConfig(page_size=PAGE, **{**usual, **changes})
     scheduler = Scheduler(config, CONTEXT)
-    limits = CallLimits(tokenizer.vocab_size, scheduler.longest_sequence, scheduler.check_fits)
-    calls = CallBuilder(tokenizer, limits, None, None, random.Random(0))
     welcome = wire.Welcome(
         wire.PROTOCOL_VERSION, "none", CONTEXT, tokenizer.vocab_size, 16, config.num_pages, 0
     )
     channel = LocalRuntimeChannel()
-    interpreter = Interpreter(scheduler, calls, _no_template, welcome, time.monotonic)
+    model = ServedModel(tokenizer, _no_template, welcome)
+    interpreter = Interpreter(scheduler, model, None, time.monotonic, random.Random(0))
     token = tokenizer.encode(" word", start=False)[0]
     loop = Loop(channel, interpreter, scheduler, *make_engine(config, token), time.monotonic)
     client = channel.connect()

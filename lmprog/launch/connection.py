@@ -6,7 +6,6 @@ Knows the handshake. Starts nothing and knows no programs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from types import TracebackType
 
 from lmprog import wire
@@ -23,14 +22,10 @@ class Connection:
     def __init__(self, channel: ClientChannel, info: wire.Welcome) -> None:
         self._channel = channel
         self.info = info
-
-    def send(self, ops: Sequence[wire.Op]) -> None:
+        self.send = channel.send
         """See `ClientChannel.send`; any thread."""
-        self._channel.send(ops)
-
-    def receive(self, timeout: float) -> list[wire.Reply]:
+        self.receive = channel.receive
         """See `ClientChannel.receive`; one thread at a time."""
-        return self._channel.receive(timeout)
 
     def close(self) -> None:
         """Ends the connection: waiting calls fail, the runtime frees their branches. Safe to

@@ -21,7 +21,7 @@ from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError, ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
@@ -85,17 +85,7 @@ def assemble(
     prefixes = [public_prefix(Path(at), tokenizer, chat_template) for at in config.public_prefix]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
     channel = _publishing(config, channel, scheduler, namespaces, fingerprint)
-    limits = CallLimits(
-        engine.vocab_size,
-        scheduler.longest_sequence,
-        scheduler.check_fits,
-        namespaces,
-        AdapterNames(selected.adapters),
-    )
     constraints = CallConstraints(tokenizer, engine.vocab_size, CompilePool())
-    rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")
-    calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, rng, tokenising)
-    calls.tags = frozenset(tokenizer.shown)
     welcome = wire.Welcome(
         version=wire.PROTOCOL_VERSION,
         model=config.model,
@@ -111,7 +101,12 @@ def assemble(
         fingerprint=fingerprint,
         template_variables=variables,
     )
-    interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
+    adapters, tags = AdapterNames(selected.adapters), frozenset(tokenizer.shown)
+    model = ServedModel(tokenizer, chat_template, welcome, namespaces, adapters, tags)
+    rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")
+    interpreter = Interpreter(
+        scheduler, model, constraints, clock, rng, tokenising, channel.counters
+    )
     stepping: StepEngine[Any] = engine
     give_back = page_release(engine) if config.kv_idle_seconds else None
     if give_back is not None:
@@ -153,8 +148,7 @@ def _publishing(
     """The channel, which also tells routers of the cache where that is asked for."""
     if config.kv_events is None:
         return channel
-    from lmprog.runtime.kv_events.block_record import BlockRecord
-    from lmprog.runtime.kv_events.kv_publisher import publishing
+    from lmprog.runtime.kv_events.kv_publisher import BlockRecord, publishing
 
     made_by = " ".join(map(str, fingerprint.parts.values()))
     return publishing(

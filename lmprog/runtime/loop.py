@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from lmprog.runtime.programs.clients import Inbox
 from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.steps import (
     AheadEngine,
@@ -63,7 +65,11 @@ class Loop:
         self.interpreter = interpreter
         self.scheduler = scheduler
         self.inbox = Inbox()
-        batches = BatchMaker(scheduler.config.page_size, bool(interpreter.welcome.adapters))
+        batches = partial(
+            build_batch,
+            page_size=scheduler.config.page_size,
+            has_adapters=bool(interpreter.welcome.adapters),
+        )
         self._steps = steps_of(scheduler, engine, sampler, batches)
         self._clock = clock
         self._checked_at = 0
@@ -112,12 +118,12 @@ class Loop:
         A runtime whose invariants are broken goes on.
         """
         stats, scheduler = self.scheduler.stats, self.scheduler
+        if stats.steps == self._checked_at:
+            return
         is_large = (
             scheduler.tree.num_nodes > MAX_CHECKED_NODES
             or scheduler.pages.num_pages > MAX_CHECKED_PAGES
         )
-        if stats.steps == self._checked_at:
-            return
         try:
             if not is_large:
                 self._checked_at = stats.steps

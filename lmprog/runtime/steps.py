@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from lmprog.errors import ModelError, Overloaded
@@ -107,15 +106,8 @@ class Steps(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class BatchMaker:
-    """What a runtime's batches have in common."""
-
-    page_size: int
-    has_adapters: bool = False
-
-    def of(self, plan: Plan) -> Batch:
-        return build_batch(plan, self.page_size, self.has_adapters)
+BatchMaker = Callable[[Plan], Batch]
+"""`build_batch` with what a runtime's batches have in common."""
 
 
 class PlainSteps:
@@ -141,7 +133,7 @@ class PlainSteps:
         if not plan.rows:
             return []
         try:
-            logits = forward_known(self._scheduler, self._engine, self.batches.of(plan))
+            logits = forward_known(self._scheduler, self._engine, self.batches(plan))
             requests = collect_requests(plan)
             results = self._sampler.sample(logits, requests.samples, requests.scores)
         except PagesFull as error:
@@ -149,7 +141,8 @@ class PlainSteps:
         except Exception as error:  # one step may fail; the runtime goes on
             log.exception(FAILED)
             return self._failures.take(plan, error)
-        self._failures.end()
+        if self._failures.in_a_row:
+            self._failures.in_a_row = 0
         return self._scheduler.commit(plan, requests, results)
 
     def _try(self, batch: Batch) -> None:
@@ -190,25 +183,22 @@ class StepFailures:
         self._scheduler = scheduler
         self._engine = engine
         self._try_step = try_step
-        self._in_a_row = 0
+        self.in_a_row = 0
+        """Until a step is good."""
 
     def take(self, plan: Plan, error: Exception) -> list[Progress]:
         """All calls of the plan's rows fail. Raises EngineLost where the next steps would fail,
         too.
         """
         self._scheduler.stats.failed_steps += 1
-        self._in_a_row += 1
+        self.in_a_row += 1
         said = f"{type(error).__name__}: {error}"
         if self._is_lost(error):
             raise EngineLost(f"the device has failed ({said})") from error
-        if self._in_a_row >= MAX_FAILED_STEPS:
+        if self.in_a_row >= MAX_FAILED_STEPS:
             self._try_without_requests(plan.rows[0], said)
-            self._in_a_row = 0
+            self.in_a_row = 0
         return self._scheduler.fail(plan, ModelError(f"the step failed: {said}"))
-
-    def end(self) -> None:
-        """A step was good."""
-        self._in_a_row = 0
 
     def _is_lost(self, error: Exception) -> bool:
         return isinstance(self._engine, LosableEngine) and self._engine.is_lost(error)
@@ -226,7 +216,7 @@ class StepFailures:
         except PagesFull:
             return  # others have the memory
         except Exception as error:
-            times = f"{self._in_a_row} steps have failed one after the other"
+            times = f"{self.in_a_row} steps have failed one after the other"
             lost = f"{times}, the last with {said}, and one without any request, too: {error}"
             raise EngineLost(lost) from error
-        log.warning("%d steps have failed, but one without any request succeeds", self._in_a_row)
+        log.warning("%d steps have failed, but one without any request succeeds", self.in_a_row)

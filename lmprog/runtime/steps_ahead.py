@@ -265,7 +265,7 @@ class StepsAhead:
                 return []
             current = list(range(len(plan.rows)))
             try:
-                logits = forward_known(self._scheduler, self._engine, self.batches.of(plan))
+                logits = forward_known(self._scheduler, self._engine, self.batches(plan))
                 step = self._sampled(CurrentRows.of(plan), logits)
             except PagesFull as error:
                 return step_without_memory(self._scheduler, plan, error)
@@ -284,7 +284,7 @@ class StepsAhead:
         except Exception as error:
             log.exception(FAILED)
             return self._failures.take(step.rows.only(current).plan, error)
-        self._failures.end()
+        self._failures.in_a_row = 0
         if len(current) < len(plan.rows):
             plan, requests = step.rows.only(current).plan, requests.only(current)
         progress = self._scheduler.commit(plan, requests, results)
@@ -293,7 +293,7 @@ class StepsAhead:
         return progress
 
     def _forward_ahead(self, ahead: AheadPlan, before: BegunStep) -> Any:
-        batch = self.batches.of(ahead.rows.plan)
+        batch = self.batches(ahead.rows.plan)
         logits = self._engine.forward_after(batch, before.results, ahead.picks)
         self.num_ahead += 1
         return logits

@@ -1,5 +1,6 @@
 """A fake model whose keys and values are rolling hashes, read through the page tables; computed at
-once, or as a device computes; with drafts of what it would say next, and a store for its pages.
+once, or as a device computes; with drafts of what it would say next, a store for its pages, and a
+tokenizer in which one letter is one token, so that an oracle needs only text or tokens.
 
 The contents of the slot of position i are a hash of all tokens up to i, and the logits of a
 position come from a sum over *all* slots that the position may read. So any wrongly shared or
@@ -24,8 +25,51 @@ from numpy.typing import NDArray
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
+from lmprog.runtime.text.tokenizer import ByteStream
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
 from lmprog.simulation.plain_sampler import PlainSampler
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ.,:;!?"
+"""Token i is letter i; the token after the last letter ends a text."""
+_TOKENS = {letter: token for token, letter in enumerate(ALPHABET)}
+_OTHER = _TOKENS["?"]
+_PIECES = [*(letter.encode() for letter in ALPHABET), None]
+
+
+class LetterTokenizer:
+    """See `runtime.tokenizer.Tokenizer`. Other characters become question marks."""
+
+    vocab_size = len(ALPHABET) + 1
+    eos_ids = (len(ALPHABET),)
+    prefix: tuple[int, ...] = ()
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        return [_TOKENS.get(letter, _OTHER) for letter in text]
+
+    def encode_quoting(
+        self, text: str, quoted: Sequence[tuple[int, int]], start: bool = True
+    ) -> list[int]:
+        return self.encode(text, start)
+
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        return "".join(
+            self.token_text(token)
+            for token in tokens
+            if token not in self.eos_ids or not skip_special
+        )
+
+    def token_text(self, token: int) -> str:
+        return ALPHABET[token] if token < len(ALPHABET) else "<end>"
+
+    def token_bytes(self, token: int) -> bytes | None:
+        return _PIECES[token] if token < len(_PIECES) else None
+
+    def is_special(self, token: int) -> bool:
+        return self.token_bytes(token) is None
+
+    def stream(self) -> ByteStream:
+        return ByteStream(_PIECES)
+
 
 _MASK = 2**64 - 1
 _MIX, _STEP, _SEED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 7

@@ -13,8 +13,7 @@ import numpy as np
 from lmprog import wire
 from lmprog.runtime.programs.select_scoring import softmax
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, uniform
-from lmprog.simulation.fake_engine import Reference
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import LetterTokenizer, Reference
 from lmprog.simulation.plain_sampler import PlainSampler, log_softmax
 
 LETTERS = LetterTokenizer()

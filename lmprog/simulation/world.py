@@ -17,7 +17,7 @@ from lmprog import wire
 from lmprog.config import SchedulerConfig, SpeculationName
 from lmprog.errors import NotSupported
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.namespaces import AdapterNames
@@ -25,8 +25,14 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.simulation.fake_engine import FakeDevice, FakeEngine, FakeStore, Floats, GuessingSource
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import (
+    FakeDevice,
+    FakeEngine,
+    FakeStore,
+    Floats,
+    GuessingSource,
+    LetterTokenizer,
+)
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.reply_checks import ReplyChecks, check_running
 from lmprog.simulation.sim_client import ADAPTERS, SimClient
@@ -156,13 +162,6 @@ class World:
         adapting = random.Random(f"adapters of {seed}")  # likewise
         self._adapting = adapting if adapting.random() < 0.4 else None
         adapters = ADAPTERS if self._adapting else {}
-        limits = CallLimits(
-            tokenizer.vocab_size,
-            self.scheduler.longest_sequence,
-            self.scheduler.check_fits,
-            adapters=AdapterNames(adapters),
-        )
-        calls = CallBuilder(tokenizer, limits, None, None, random.Random(seed))
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION,
             "fake",
@@ -173,7 +172,8 @@ class World:
             0,
             adapters=adapters,
         )
-        self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self.clock)
+        model = ServedModel(tokenizer, _no_template, welcome, adapters=AdapterNames(adapters))
+        self.interpreter = Interpreter(self.scheduler, model, None, self.clock, random.Random(seed))
         self.sampler = PlainSampler()
         computed: tuple[StepEngine[Any], StepSampler[Any]] = (self, self.sampler)
         self._device: FakeDevice | None = None

@@ -14,7 +14,7 @@ from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.scheduler import Scheduler
@@ -55,15 +55,13 @@ class Writer:
         self.scheduler = Scheduler(config, CONTEXT)
         self.engine = engine or FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
         self.constraints = constraints or constraints_of(tokenizer)
-        limits = CallLimits(
-            tokenizer.vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits
-        )
-        forced = self.constraints.forcing if forcing else None
-        calls = CallBuilder(tokenizer, limits, self.constraints, forced, random.Random(1))
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 16, 1024, 1
         )
-        self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, self._clock)
+        model = ServedModel(tokenizer, _no_template, welcome, is_forcing=forcing)
+        self.interpreter = Interpreter(
+            self.scheduler, model, self.constraints, self._clock, random.Random(1)
+        )
         self.loop = Loop(
             self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self._clock
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from array import array
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ import pytest
 from lmprog.native import compiler
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, KernelFault
 from lmprog.runtime.engine.device.staging import Staging
+from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.steps import BatchMaker, EngineLost, PlainSteps
+from lmprog.runtime.steps import EngineLost, PlainSteps
 from lmprog.runtime.steps_ahead import StepsAhead
 from tests.cuda.test_emulated_engine import NEW_TOKENS, alone, fresh, prompts, rig_for
 from tests.cuda.trees import Row, batch_of
@@ -29,7 +31,9 @@ def run_ahead(rig: Rig) -> tuple[int, int]:
     """Until all is done. Returns the steps that were begun ahead, and those of them that had more
     than the next token of each sequence.
     """
-    steps = StepsAhead(rig.scheduler, rig.engine, rig.sampler, BatchMaker(rig.config.page_size))
+    steps = StepsAhead(
+        rig.scheduler, rig.engine, rig.sampler, partial(build_batch, page_size=rig.config.page_size)
+    )
     num_ahead = num_mixed = 0
     for _ in range(1000):
         if rig.scheduler.idle:
@@ -112,7 +116,9 @@ def test_a_kernel_that_fails_ends_the_runtime_at_its_first_step(
     assert isinstance(driver, EmulatedDriver)
     rig = rig_for("emulated")
     rig.gen(prompts()[0], NEW_TOKENS)
-    steps = kind(rig.scheduler, rig.engine, rig.sampler, BatchMaker(rig.config.page_size))
+    steps = kind(
+        rig.scheduler, rig.engine, rig.sampler, partial(build_batch, page_size=rig.config.page_size)
+    )
     steps.turn()
 
     def fault(_launch: object, seed: int) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
@@ -18,10 +18,11 @@ from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, EmulatedMemory
 from lmprog.runtime.engine.device.host_store import HostStore
 from lmprog.runtime.engine.engine import select_engine
+from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.steps import BatchMaker, PlainSteps
+from lmprog.runtime.steps import PlainSteps
 from lmprog.runtime.steps_ahead import StepsAhead
 from tests.runtime.rig import Rig
 
@@ -84,7 +85,7 @@ def driver() -> EmulatedDriver:
 def run(rig: Rig, is_ahead: bool) -> tuple[list[Sequence], list[Progress]]:
     """All prompts at once. Returns their sequences, and what failed."""
     kind = StepsAhead if is_ahead else PlainSteps
-    steps = kind(rig.scheduler, rig.engine, rig.sampler, BatchMaker(32))
+    steps = kind(rig.scheduler, rig.engine, rig.sampler, partial(build_batch, page_size=32))
     sequences = [rig.gen(prompt, 3) for prompt in PROMPTS]
     failed: list[Progress] = []
     for _ in range(200):

@@ -12,12 +12,11 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.simulation.fake_engine import FakeEngine
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import FakeEngine, LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.transport import LocalRuntimeChannel
 from tests.runtime.runtime_thread import RuntimeThread
@@ -37,14 +36,13 @@ class Small:
         config = SchedulerConfig(page_size=4, num_pages=2000)
         self.scheduler = Scheduler(config, CONTEXT)
         engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
-        limits = CallLimits(
-            tokenizer.vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits
-        )
-        calls = CallBuilder(tokenizer, limits, None, None, random.Random(1))
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION, "fake", CONTEXT, tokenizer.vocab_size, 4, 2000, 0
         )
-        self.interpreter = Interpreter(self.scheduler, calls, _no_template, welcome, time.monotonic)
+        model = ServedModel(tokenizer, _no_template, welcome)
+        self.interpreter = Interpreter(
+            self.scheduler, model, None, time.monotonic, random.Random(1)
+        )
         self.channel = LocalRuntimeChannel()
         loop = Loop(
             self.channel, self.interpreter, self.scheduler, engine, PlainSampler(), time.monotonic

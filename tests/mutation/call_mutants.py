@@ -47,9 +47,9 @@ CALL_MUTANTS = [
     Mutant(
         "closing a branch does not fail its calls",
         "programs",
-        _PROGRAMS + "interpreter.py",
-        "        for call in client.take_calls(number):\n            self._completion.fail(call, error)\n",
-        "        client.take_calls(number)\n",
+        _PROGRAMS + "delivery.py",
+        "        for call in calls:\n            self.fail(call, error)\n",
+        "",
     ),
     Mutant(
         "a call number may be used twice",

@@ -39,14 +39,14 @@ IDENTITY_MUTANTS = [
     Mutant(
         "a fingerprint has no tokenizer",
         "fingerprint",
-        "runtime/fingerprint.py",
+        "runtime/engine/model/checkpoint_digests.py",
         "            tokenizer=_tokenizer_digest(location, eos_ids),\n",
         "",
     ),
     Mutant(
         "the weights of a fingerprint are the model's name",
         "fingerprint",
-        "runtime/fingerprint.py",
+        "runtime/engine/model/checkpoint_digests.py",
         "            weights=digests.weights,\n",
         "            weights=self._model,\n",
     ),

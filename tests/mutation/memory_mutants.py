@@ -197,8 +197,8 @@ MEMORY_MUTANTS = [
         "copies start one slot late",
         "scheduling",
         _SCHEDULING + "page_tables.py",
-        "        for offset in range(sequence.computed % self._page_size):",
-        "        for offset in range(1, sequence.computed % self._page_size):",
+        "        for offset in range(count):",
+        "        for offset in range(1, count):",
     ),
     Mutant(
         "a mirror is off by one",

@@ -12,13 +12,12 @@ from typing import Any
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.simulation.fake_engine import FakeEngine
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import FakeEngine, LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.world import SimChannel
 from lmprog.transport import Received
@@ -52,16 +51,12 @@ class Talk:
             config.num_pages, config.page_size, self.tokenizer.vocab_size
         )
         vocab_size = self.tokenizer.vocab_size if engine is None else engine.vocab_size
-        limits = CallLimits(vocab_size, self.scheduler.longest_sequence, self.scheduler.check_fits)
         constraints = CallConstraints(self.tokenizer)
-        forcing = constraints.forcing if is_forcing else None
-        calls = CallBuilder(
-            self.tokenizer, limits, constraints, forcing, random.Random(1), tokenising
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, vocab_size, 4, 64, 1)
+        model = ServedModel(self.tokenizer, _template, welcome, is_forcing=is_forcing)
+        self.interpreter = Interpreter(
+            self.scheduler, model, constraints, self._time, random.Random(1), tokenising
         )
-        welcome = wire.Welcome(
-            wire.PROTOCOL_VERSION, "fake", 200, self.tokenizer.vocab_size, 4, 64, 1
-        )
-        self.interpreter = Interpreter(self.scheduler, calls, _template, welcome, lambda: self.now)
         self.loop = Loop(
             self.channel,
             self.interpreter,

@@ -11,7 +11,7 @@ import pytest
 from lmprog import wire
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import LetterTokenizer
 from tests.runtime.talk import Talk, done, text
 
 LETTERS = LetterTokenizer()

@@ -8,18 +8,22 @@ import copy
 import functools
 import random
 from array import array
+from typing import NoReturn
 
 import pytest
 
 from lmprog import wire
 from lmprog.runtime.programs.branch import RuntimeBranch
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits, Healer
-from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits, Healer, ServedModel
+from lmprog.runtime.programs.call_constraints import CallConstraints, begin_constraint
 from lmprog.runtime.programs.clients import ActiveCall
+from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import SequenceGroup
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.stream import TextStream
+from lmprog.runtime.text.text_service import TextService
+from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter
 from tests.constrained.small_model import PairTokenizer, random_tokenizer
 from tests.runtime.talk import Talk, done, text
 from tests.runtime.words import Words
@@ -32,6 +36,10 @@ URL = Words("http", "://", ":", " ", " word", "the", " the", "é".encode()[:1], 
 HEALED = wire.Generate(1, 1, wire.SamplingParams(max_tokens=5), heal=True)
 
 
+def _nothing() -> NoReturn:
+    raise AssertionError("no call here has a template or a judge")
+
+
 def built(
     tokenizer: Words | PairTokenizer,
     prompt: str,
@@ -42,13 +50,18 @@ def built(
     """The call that a gen on a branch with this literal text becomes."""
     constraints = CallConstraints(tokenizer)
     limits = CallLimits(tokenizer.vocab_size, LONGEST, lambda prompt, most: None)
-    calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(0))
+    encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
+    service = TextService(tokenizer, tokenizer.vocab_size, LONGEST)
+    welcome = wire.Welcome(wire.PROTOCOL_VERSION, "none", LONGEST, tokenizer.vocab_size, 16, 1, 0)
+    model = ServedModel(tokenizer, _nothing, welcome)
+    texts, rng = LongTexts(encoder, service), random.Random(0)
+    calls = CallBuilder(model, limits, texts, constraints.forcing, rng, _nothing)
     branch = RuntimeBranch(1)
     branch.open()
     branch.append(prompt)
     settings = wire.SamplingParams(**{"max_tokens": 5, **sampling})  # type: ignore[arg-type]
     op = wire.Generate(1, 1, settings, constraint, heal=heal)
-    pending = calls.begin_constraint(op)
+    pending = begin_constraint(constraints, op)
     constraints.collect()
     return calls.build(ActiveCall(b"", op, branch, (), pending), 0.0).group
 

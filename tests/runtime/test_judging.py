@@ -19,6 +19,7 @@ from lmprog.errors import LmprogError
 from lmprog.runtime.programs import judging
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.judging import Ballots, Judging
+from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.text.stream import TextEnd
 from lmprog.runtime.text.text_service import TextService
@@ -127,13 +128,10 @@ def test_the_thread_finds_the_tokens_that_the_loop_finds(tokenizer: Tokenizer) -
         selector.finished[index] = FinishedResult(tokens, TextEnd("", 0, rest, ""))
     found: list[object] = []
     for thread in (None, HeldThread()):
-        made = Judging(
-            tokenizer,
-            ChunkedEncoder(tokenizer, Cutter(tokenizer)),
-            TextService(tokenizer, tokenizer.vocab_size, 10**6),
-            lambda *_: None,
-            thread,
-        )
+        encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
+        service = TextService(tokenizer, tokenizer.vocab_size, 10**6)
+        texts = LongTexts(encoder, service, thread)
+        made = Judging(tokenizer, texts, lambda *_: None, [])
         made.ask(RuntimeBranch(1, ""), selector, found.append)
         if thread is not None:
             assert len(found) == 1, "it is long enough for the thread"

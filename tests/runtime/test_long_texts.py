@@ -24,7 +24,7 @@ from lmprog.runtime.text.tokenizer import (
     HfTokenizer,
     Tokenizer,
 )
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import LetterTokenizer
 from lmprog.transport import Gone
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 from tests.text import checkpoints

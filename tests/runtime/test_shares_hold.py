@@ -15,8 +15,7 @@ import pytest
 from lmprog import wire
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.plan import Plan
-from lmprog.simulation.fake_engine import FakeEngine
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import FakeEngine, LetterTokenizer
 from tests.runtime.talk import Talk, text
 
 HONEST = [b"one", b"two", b"three", b"four"]

@@ -13,7 +13,7 @@ from lmprog.runtime.programs.clients import output_of
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.text.stream import TextStream
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import LetterTokenizer
 from tests.runtime.talk import GREEDY, Talk, text
 
 

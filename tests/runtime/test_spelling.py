@@ -10,7 +10,7 @@ from lmprog import wire
 from lmprog.errors import ContextOverflow
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ByteTokenizer
-from lmprog.simulation.letters import ALPHABET, LetterTokenizer
+from lmprog.simulation.fake_engine import ALPHABET, LetterTokenizer
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 
 LETTERS = LetterTokenizer()

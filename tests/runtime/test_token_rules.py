@@ -16,7 +16,7 @@ from lmprog.constraints.constraint import NARROW, MaskRow
 from lmprog.constraints.pieces import both, mask_row
 from lmprog.runtime.scheduling.generation import BannedSequences, Generation
 from lmprog.runtime.text.tokenizer import ByteTokenizer
-from lmprog.simulation.letters import LetterTokenizer
+from lmprog.simulation.fake_engine import LetterTokenizer
 from tests.runtime import talk as talking
 from tests.runtime.talk import Talk, text
 from tests.runtime.test_healing import built

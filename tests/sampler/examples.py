@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lmprog import wire
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, SampleResult
 from lmprog.runtime.text.tokenizer import ByteTokenizer
-from lmprog.simulation.letters import ALPHABET
+from lmprog.simulation.fake_engine import ALPHABET
 from lmprog.wire import SamplingParams
 
 SIZE = 61

@@ -24,7 +24,7 @@ from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.launch import Connection, greet
 from lmprog.runtime.loop import Loop
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
@@ -68,22 +68,22 @@ class Fake:
             tokenizer.vocab_size,
             [public_prefix(path, tokenizer, lambda: template) for path in public],
         )
-        limits = CallLimits(
-            tokenizer.vocab_size,
-            self.scheduler.longest_sequence,
-            self.scheduler.check_fits,
-            namespaces,
-            AdapterNames(adapters),
-        )
         constraints = CallConstraints(tokenizer, tokenizer.vocab_size)
-        calls = CallBuilder(tokenizer, limits, constraints, constraints.forcing, random.Random(1))
         facts = (CONTEXT, tokenizer.vocab_size, 4, config.num_pages, 0, self.suggested)
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION, "fake", *facts, infill=self.infill, adapters=dict(adapters)
         )
         self.channel = LocalRuntimeChannel()
+        model = ServedModel(
+            tokenizer, lambda: template, welcome, namespaces, AdapterNames(adapters)
+        )
         self.interpreter = Interpreter(
-            self.scheduler, calls, lambda: template, welcome, time.monotonic, self.channel.counters
+            self.scheduler,
+            model,
+            constraints,
+            time.monotonic,
+            random.Random(1),
+            counters=self.channel.counters,
         )
         self._loop = Loop(
             self.channel, self.interpreter, self.scheduler, engine, self.sampler(), time.monotonic

@@ -1,23 +1,221 @@
-"""Publishes the cache's events with each turn of the loop.
+"""Tells routers of the cache with each turn of the loop: which blocks the prefix tree has, kept by
+its nodes, changed as the tree changes; vLLM's messages of that, as routers read them: a batch is
+an array, an event in it a map with its type; and the channel that sends them.
 
-A channel around the runtime's own: what the loop sends at the end of a turn goes out first, then
-what the turn changed in the tree. Knows turns and addresses; which blocks there are, `BlockRecord`
-knows.
+A block is a page of tokens together with everything before it. Its hash is of our own making:
+routers take any number that stands for the whole prefix. Positive and below 2^63, so that it
+means the same to those who read it with a sign. Hashes are chained along the path; the model and
+the salt are in the first one, the salt also in the extra keys of the first block, as a digest:
+names of salts may be secrets.
+
+A node has the blocks that end in it, so that splits move blocks and change none. Knows tokens,
+nodes, turns and addresses.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.kv_events.block_record import AllBlocksCleared, BlockRecord, encoded
+from lmprog.radix.node import TOKEN_BYTES, Node
+from lmprog.radix.tree import RadixTree
 from lmprog.transport import ClientId, EventSocket, Received, RuntimeChannel
+
+MEDIUM = "GPU"
+"""What routers call the memory that attention reads, whatever it is."""
+
+ExtraKeys = list[tuple[str, ...] | None]
+
+
+class KvEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+    """What happened to blocks."""
+
+
+class BlockStored(KvEvent, frozen=True):
+    """Blocks, one after the other, whose first one follows `parent_block_hash`."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: ExtraKeys | None = None
+    """What separates a block from others with the same tokens, an entry a block; None: nothing."""
+
+
+class BlockRemoved(KvEvent, frozen=True):
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(KvEvent, frozen=True):
+    """Nothing is left of what was stored before."""
+
+
+class KvEventBatch(msgspec.Struct, frozen=True, array_like=True):
+    ts: float
+    """Seconds since 1970."""
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encoded(ts: float, events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> bytes:
+    return _encoder.encode(KvEventBatch(ts, events, 0))
+
+
+_POSITIVE = (1 << 63) - 1
+
+BlockEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class BlockRecord:
+    """A `TreeWatcher`; from the moment it watches `tree`, which must be empty then.
+
+    `token` gives the token that the tree knows by a negative key: where a namespace begins that
+    shares what is above it. Its block has the key's digest among its extra keys.
+    """
+
+    def __init__(self, tree: RadixTree, token: Callable[[int], int], made_by: str = "") -> None:
+        """`made_by` names the model: blocks of another one have other hashes."""
+        assert not tree.num_nodes, "what is in the tree already would be missed"
+        self._tree = tree
+        self._size = tree.page_size
+        self._token = token
+        self._made_by = _digest(made_by)
+        self._blocks: dict[Node, list[int]] = {}
+        self._events: list[BlockEvent] = []
+        tree.watcher = self
+
+    def take_events(self) -> list[BlockEvent]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def all_events(self) -> list[BlockEvent]:
+        """What makes a record of nothing equal to this one."""
+        stored = [self._stored(node, self._blocks[node]) for node in self._tree.walk()]
+        return [AllBlocksCleared(), *(event for event in stored if event is not None)]
+
+    def hashes(self) -> list[int]:
+        """Of all blocks, in no particular order."""
+        return [block for blocks in self._blocks.values() for block in blocks]
+
+    # -- as the tree changes
+
+    def added(self, leaf: Node) -> None:
+        key, parent = self._path_key(leaf), self._parent_hash(leaf)
+        if parent is None:
+            parent_bytes = self._made_by + _digest(leaf.salt)
+        else:
+            parent_bytes = parent.to_bytes(8, "little")
+        step = self._size * TOKEN_BYTES
+        blocks = []
+        for at in range(0, len(key) - step + 1, step):
+            found = hashlib.blake2b(parent_bytes + key[at : at + step], digest_size=8).digest()
+            block = int.from_bytes(found, "little") & _POSITIVE
+            parent_bytes = block.to_bytes(8, "little")
+            blocks.append(block)
+        self._blocks[leaf] = blocks
+        event = self._stored(leaf, blocks)
+        if event is not None:
+            self._events.append(event)
+
+    def was_split(self, upper: Node, lower: Node) -> None:
+        blocks = self._blocks[lower]
+        own = upper.end // self._size - upper.begin // self._size
+        self._blocks[upper], self._blocks[lower] = blocks[:own], blocks[own:]
+
+    def shortened(self, node: Node) -> None:
+        blocks = self._blocks[node]
+        kept = node.end // self._size - node.begin // self._size
+        self._remove(blocks[kept:])
+        del blocks[kept:]
+
+    def removed(self, node: Node) -> None:
+        self._remove(self._blocks.pop(node))
+
+    def _remove(self, blocks: list[int]) -> None:
+        if not blocks:
+            return
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockRemoved):
+            last.block_hashes.extend(blocks)
+        else:
+            self._events.append(BlockRemoved(list(blocks), MEDIUM))
+
+    # -- from nodes to blocks
+
+    def _stored(self, node: Node, blocks: list[int]) -> BlockStored | None:
+        """The event of a node's blocks; None where it has none."""
+        if not blocks:
+            return None
+        key = self._path_key(node)
+        tokens = memoryview(key).cast("i")[: len(blocks) * self._size].tolist()
+        parent = self._parent_hash(node)
+        extra: ExtraKeys = [None] * len(blocks)
+        if parent is None and node.salt:
+            extra[0] = (_digest(node.salt).hex(),)
+        if min(tokens) < 0:
+            for at, token in enumerate(tokens):
+                if token < 0:
+                    name = _digest(str(token)).hex()
+                    extra[at // self._size] = (*(extra[at // self._size] or ()), name)
+                    tokens[at] = self._token(token)
+        has_extra = any(one is not None for one in extra)
+        return BlockStored(
+            block_hashes=list(blocks),
+            parent_block_hash=parent,
+            token_ids=tokens,
+            block_size=self._size,
+            lora_id=None,
+            medium=MEDIUM,
+            lora_name=None,
+            extra_keys=extra if has_extra else None,
+        )
+
+    def _path_key(self, node: Node) -> bytes:
+        """The node's tokens, after those since the last end of a block above it."""
+        missing = node.begin % self._size * TOKEN_BYTES
+        parts = [node.key]
+        above = node.parent
+        while missing and above is not None:
+            part = above.key[-missing:]
+            missing -= len(part)
+            parts.append(part)
+            above = above.parent
+        return b"".join(reversed(parts))
+
+    def _parent_hash(self, node: Node) -> int | None:
+        """Of the last block that ends at or above the node's begin; None: there is none."""
+        above = node.parent
+        while above is not None and above.parent is not None:
+            if blocks := self._blocks[above]:
+                return blocks[-1]
+            above = above.parent
+        return None
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 class PublishingChannel:
-    """See `RuntimeChannel`. Events begin with a clearing: a runtime begins with an empty cache."""
+    """See `RuntimeChannel`. Events begin with a clearing: a runtime begins with an empty cache.
+
+    A channel around the runtime's own: what the loop sends at the end of a turn goes out first,
+    then what the turn changed in the tree.
+    """
 
     def __init__(self, channel: RuntimeChannel, record: BlockRecord, events: EventSocket) -> None:
         self._channel = channel

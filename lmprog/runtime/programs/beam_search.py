@@ -31,6 +31,7 @@ from lmprog.runtime.scheduling.sampling_requests import Likely
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.text.stream import TextStream
+from lmprog.runtime.text.tokenizer import Tokenizer
 from lmprog.wire import SAMPLING_OPTIONS, Beams, Generate
 
 
@@ -223,9 +224,11 @@ class BeamCalls:
         calls: CallBuilder,
         completion: CallCompletion,
         delivery: Delivery,
+        tokenizer: Tokenizer,
     ) -> None:
         self._scheduler = scheduler
         self._calls = calls
+        self._tokenizer = tokenizer
         self._completion = completion
         self._delivery = delivery
 
@@ -307,7 +310,7 @@ class BeamCalls:
         assert isinstance(op, wire.Generate)
         has_logprobs = op.sampling.logprobs is not None
         output = run.outputs[index] = output_of(
-            sequence, text, stream, self._calls.tokenizer, logprobs=has_logprobs, score=score
+            sequence, text, stream, self._tokenizer, logprobs=has_logprobs, score=score
         )
         tokens = sequence.tokens[: task.settings.prompt_len + text.num_tokens]
         if run.selector is not None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,14 +21,11 @@ from lmprog.constraints.seam import Seam, Stops
 from lmprog.constraints.search import TextSearch
 from lmprog.errors import (
     InvalidParameter,
-    LmprogError,
     NotSupported,
     UnsatisfiableConstraint,
 )
 from lmprog.runtime.programs.branch import RuntimeBranch
-from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.clients import ActiveCall, GenerateRun, SelectRun
-from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
@@ -48,9 +44,9 @@ from lmprog.runtime.scheduling.namespaces import (
     Namespaces,
 )
 from lmprog.runtime.scheduling.sequence import GroupTiming, Sequence, SequenceGroup
-from lmprog.runtime.text.stream import TextStream, stop_search
-from lmprog.runtime.text.text_service import TextService
-from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter, Tokenizer
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.stream import TextStream
+from lmprog.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from lmprog.runtime.programs.judging import Asked, Ballots, Judging
@@ -176,10 +172,25 @@ class CallLimits:
     longest: int
     check_fits: Callable[[int, int], None]
     """Raises `ContextOverflow` for (prompt, max_tokens) that can never run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What programs need to know of the model that runs them."""
+
+    tokenizer: Tokenizer
+    template: Callable[[], ChatTemplate]
+    """Raises where it cannot be read."""
+    welcome: wire.Welcome
+    """What clients are told of it."""
     namespaces: Namespaces = field(default_factory=Namespaces)
     """Which part of the tree each salt uses."""
     adapters: AdapterNames = field(default_factory=AdapterNames)
     """What branches may be computed with."""
+    tags: frozenset[int] = frozenset()
+    """The special tokens that are part of texts: tags of the model's calls."""
+    is_forcing: bool = True
+    """Whether what a constraint leaves no choice about is not sampled."""
 
 
 class CallBuilder:
@@ -187,64 +198,31 @@ class CallBuilder:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        model: ServedModel,
         limits: CallLimits,
-        constraints: CallConstraints | None,
+        texts: LongTexts,
         forcing: Forcing | None,
         rng: random.Random,
-        tokenising: Executor | None = None,
+        judging: Callable[[], Judging],
     ) -> None:
-        """`tokenising`: a thread for texts that cannot be tokenised a part at a time."""
-        self.tokenizer = tokenizer
-        self.tags: frozenset[int] = frozenset()
-        """The special tokens that are part of texts: tags of the model's calls."""
-        self._healer = Healer(tokenizer, limits.vocab_size, limits.longest)
-        self._texts = TextService(tokenizer, limits.vocab_size, limits.longest)
-        self._encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
-        """For the texts of branches, which often have long beginnings in common."""
-        self.branch_texts = LongTexts(self._encoder, self._texts, tokenising)
-        """For those that tokenise texts of branches; `constraints` are for those that compile."""
-        self._tokenising = tokenising
-        self.judged: list[Asked] = []
-        """Gens whose judge's texts are being tokenised in a thread."""
+        """`texts` tokenises those of branches. Without `forcing` all tokens are sampled. `judging`
+        is asked for when a call has a judge.
+        """
+        self._tokenizer = model.tokenizer
+        self._tags = model.tags
+        self._namespaces = model.namespaces
+        self._healer = Healer(model.tokenizer, limits.vocab_size, limits.longest)
         self._limits = limits
-        self.namespaces = limits.namespaces
-        self.adapters = limits.adapters
-        self.constraints = constraints
-        """None: constraints are refused."""
+        self._branch_texts = texts
+        self._encoder = texts.encoder
+        self._texts = texts.service
         self._forcing = forcing
         self._rng = rng
-
-    @cached_property
-    def judging(self) -> Judging:
-        """Made when the first call has a judge."""
-        from lmprog.runtime.programs.judging import Judging
-
-        check_fits, thread = self._limits.check_fits, self._tokenising
-        return Judging(self.tokenizer, self._encoder, self._texts, check_fits, thread, self.judged)
+        self._judging = judging
 
     def seed(self, given: int | None) -> int:
         """The seed of a call: the one it names, or a new one."""
         return self._rng.getrandbits(63) if given is None else given
-
-    def begin_constraint(
-        self, op: wire.Generate, owner: Hashable = None
-    ) -> Pending[Constraint] | None:
-        """Has the op's constraint compiled; None where it has none. Owners take turns."""
-        if op.constraint is None:
-            return None
-        if self.constraints is None:
-            return Pending(error=NotSupported("this runtime has no constraints."))
-        return self.constraints.begin(op.constraint, owner)
-
-    def begin_stops(
-        self, op: wire.Generate, owner: Hashable = None
-    ) -> tuple[Pending[TextSearch], ...]:
-        """Has the op's stop patterns compiled."""
-        if self.constraints is None:
-            return tuple(_compiled_at_once(pattern) for pattern in op.sampling.stop_regex)
-        begin = self.constraints.begin_stop
-        return tuple(begin(pattern, owner) for pattern in op.sampling.stop_regex)
 
     def build(self, call: ActiveCall, now: float) -> GenerateRun | SelectRun:
         """The call's sequences, to be submitted. Raises RequestRejected; then nothing changed."""
@@ -323,7 +301,7 @@ class CallBuilder:
         """The text of a result, of which nothing is known yet."""
         sampling, constraint = settings.sampling, settings.constraint
         made = TextStream(
-            self.tokenizer,
+            self._tokenizer,
             sampling.stop,
             searches,
             None if constraint is None else _Completeness(constraint, constraint.start),
@@ -331,12 +309,12 @@ class CallBuilder:
             "" if settings.seam is None else settings.seam.text.decode(),
             not sampling.skip_special_tokens,
         )
-        if self.tags:
-            made.watch_tags(self.tags)
+        if self._tags:
+            made.watch_tags(self._tags)
         return made
 
     def _prompt(self, branch: RuntimeBranch) -> array[int]:
-        self.branch_texts.tokenise_certain(branch)
+        self._branch_texts.tokenise_certain(branch)
         prompt = branch.tokens_with(self._encoder)
         if not prompt:
             raise InvalidParameter(
@@ -362,7 +340,7 @@ class CallBuilder:
             max_tokens = max(1, self._limits.longest - len(prompt))
         self._limits.check_fits(len(prompt), max_tokens)
         if op.judge is not None:
-            judge_len = self.judging.length(op.judge)
+            judge_len = self._judging().length(op.judge)
             self._limits.check_fits(len(prompt) + judge_len, max_tokens)
         if constraint is not None and constraint.distance(constraint.start) > max_tokens:
             shortest = constraint.distance(constraint.start)
@@ -374,7 +352,7 @@ class CallBuilder:
         return GenerationSettings(
             sampling,
             max_tokens,
-            self.tokenizer.eos_ids,
+            self._tokenizer.eos_ids,
             len(prompt) - (seam is not None),
             constraint,
             self._forcing if sampling.beams is None else None,
@@ -391,7 +369,7 @@ class CallBuilder:
         allowed, num_words = sampling.allowed_token_ids, -(-size // 32)
         return TokenRules(
             None if allowed is None else mask_row(sorted(set(allowed)), num_words),
-            mask_row([token for token in self.tokenizer.eos_ids if token < size], num_words),
+            mask_row([token for token in self._tokenizer.eos_ids if token < size], num_words),
             BannedSequences(self._texts.spellings(sampling.bad_words)),
         )
 
@@ -417,7 +395,7 @@ class CallBuilder:
 
     def _build_select(self, call: ActiveCall, op: wire.Select, now: float) -> SelectRun:
         branch = call.branch
-        self.branch_texts.tokenise_certain(branch)
+        self._branch_texts.tokenise_certain(branch)
         prompt = branch.tokens_with(self._encoder)
         if not prompt:
             raise InvalidParameter(
@@ -434,13 +412,13 @@ class CallBuilder:
                 allowed="non-empty texts",
             )
         for option in op.choices:
-            if not self.branch_texts.is_known(branch, option):
+            if not self._branch_texts.is_known(branch, option):
                 self._texts.check_length(option, "an option")
         options = [branch.tokens_with(self._encoder, option) for option in op.choices]
         self._limits.check_fits(max(len(tokens) for tokens in options), 0)
         alone: tuple[int, ...] | None = None
         if op.method == "unconditional_likelihood_normalized":
-            alone = self.tokenizer.prefix or self.tokenizer.eos_ids[:1] or tuple(prompt[:1])
+            alone = self._tokenizer.prefix or self._tokenizer.eos_ids[:1] or tuple(prompt[:1])
         ballot = make_ballot(prompt, options, alone)
         group = self.group(call, op, len(prompt), now)
         group.sequences = self._scorings(group, ballot, branch)
@@ -466,7 +444,7 @@ class CallBuilder:
     ) -> Sequence:
         namespace = SHARED_NAMESPACE
         if branch.salt or branch.adapter is not BASE_ALONE:
-            namespace = self.namespaces.of(tokens, branch.salt, branch.adapter)
+            namespace = self._namespaces.of(tokens, branch.salt, branch.adapter)
         sequence = Sequence(group, tokens, task, namespace)
         sequence.num_settled = branch.num_settled if branch.pin is not None else 0
         return sequence
@@ -491,8 +469,10 @@ class _Completeness:
         return self.state is not None and self.constraint.is_final(self.state)
 
 
-def _compiled_at_once(pattern: str) -> Pending[TextSearch]:
-    try:
-        return Pending(stop_search(pattern))
-    except LmprogError as error:
-        return Pending(error=error)
+def judging_of(
+    model: ServedModel, texts: LongTexts, limits: CallLimits, judged: list[Asked]
+) -> Judging:
+    """What asks judges; its module is loaded with the first call that has one."""
+    from lmprog.runtime.programs.judging import Judging
+
+    return Judging(model.tokenizer, texts, limits.check_fits, judged)

@@ -23,7 +23,7 @@ from lmprog.constraints.constraint import Check, Constraint, State
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.search import TextSearch
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import GrammarError, LmprogError
+from lmprog.errors import GrammarError, LmprogError, NotSupported
 from lmprog.runtime.programs.compile_pool import (
     CompilePool,
     Job,
@@ -257,3 +257,32 @@ class CallConstraints:
                 constraint, state, self.vocabulary, self._tokenizer.encode, before
             )
         return forced
+
+
+def begin_constraint(
+    constraints: CallConstraints | None, op: wire.Generate, owner: Hashable = None
+) -> Pending[Constraint] | None:
+    """Has the op's constraint compiled; None where it has none. Owners take turns. A runtime
+    without `constraints` refuses it.
+    """
+    if op.constraint is None:
+        return None
+    if constraints is None:
+        return Pending(error=NotSupported("this runtime has no constraints."))
+    return constraints.begin(op.constraint, owner)
+
+
+def begin_stops(
+    constraints: CallConstraints | None, op: wire.Generate, owner: Hashable = None
+) -> tuple[Pending[TextSearch], ...]:
+    """Has the op's stop patterns compiled."""
+    if constraints is None:
+        return tuple(_compiled_at_once(pattern) for pattern in op.sampling.stop_regex)
+    return tuple(constraints.begin_stop(pattern, owner) for pattern in op.sampling.stop_regex)
+
+
+def _compiled_at_once(pattern: str) -> Pending[TextSearch]:
+    try:
+        return Pending(stop_search(pattern))
+    except LmprogError as error:
+        return Pending(error=error)

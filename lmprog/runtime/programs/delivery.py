@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING
 from lmprog import wire
 from lmprog.errors import Cancelled, LmprogError, RequestRejected, UnknownName
 from lmprog.radix import Node
-from lmprog.runtime.programs.branch import BranchState, Promise, RuntimeBranch, letters
-from lmprog.runtime.programs.call_builder import CallBuilder
+from lmprog.runtime.programs.branch import (
+    BoundFork,
+    BoundGained,
+    BranchState,
+    Promise,
+    RuntimeBranch,
+    letters,
+)
+from lmprog.runtime.programs.call_builder import CallBuilder, ServedModel
 from lmprog.runtime.programs.clients import (
     ActiveCall,
     GenerateRun,
@@ -42,7 +49,7 @@ from lmprog.runtime.text.tokenizer import TextEncoder
 from lmprog.transport import ClientId
 
 if TYPE_CHECKING:
-    from lmprog.runtime.programs.judging import Ballots
+    from lmprog.runtime.programs.judging import Ballots, Judging
 
 
 Addressed = tuple[ClientId, wire.Reply]
@@ -119,6 +126,20 @@ class CallCompletion:
             self.fail_branch(call.branch, error)
         self._scheduler.stats.calls_failed += 1
         self._complete(call, failed(call.id, error), error)
+
+    def cancel_all(self, branch: RuntimeBranch, calls: list[ActiveCall]) -> None:
+        """The branch is closed: its calls that are under way end, and its ops are dropped."""
+        error = Cancelled(f"branch {branch.id} was closed.")
+        for call in calls:
+            self.fail(call, error)
+        for op in branch.queue:
+            if isinstance(op, BoundGained):
+                self.resolve(op.promise, error)
+            elif isinstance(op, BoundFork):
+                for child in op.children:
+                    if child.state is BranchState.PENDING:
+                        self.fail_branch(child, error)
+        branch.queue.clear()
 
     def _complete(
         self, call: ActiveCall, reply: wire.Reply, outcome: list[str] | LmprogError
@@ -262,13 +283,18 @@ class Delivery:
         scheduler: Scheduler,
         completion: CallCompletion,
         calls: CallBuilder,
+        model: ServedModel,
         encoder: TextEncoder,
+        judging: Callable[[], Judging],
     ) -> None:
+        """`encoder` is for texts of branches; `judging` is asked for when a call has a judge."""
         self._scheduler = scheduler
         self._completion = completion
         self._calls = calls
+        self._tokenizer = model.tokenizer
+        self._namespaces = model.namespaces
         self._encoder = encoder
-        self._tokenizer = calls.tokenizer
+        self._judging = judging
 
     def deliver_forced(self, call: ActiveCall, now: float) -> None:
         """A call was submitted: text that its constraint forces at the beginning is known."""
@@ -435,7 +461,7 @@ class Delivery:
             except LmprogError as error:
                 self._completion.fail(call, error)
 
-        self._calls.judging.ask(call.branch, selector, go_on)
+        self._judging().ask(call.branch, selector, go_on)
 
     def _judged(self, call: ActiveCall, run: GenerateRun, sequence: Sequence, now: float) -> None:
         """One scoring of the judge is done; after the last one the best result is known."""
@@ -485,6 +511,6 @@ class Delivery:
 
     def move_pin_to(self, branch: RuntimeBranch, tokens: array[int]) -> None:
         """Pins the branch to what is cached of these tokens."""
-        namespace = self._calls.namespaces.of(tokens, branch.salt, branch.adapter)
+        namespace = self._namespaces.of(tokens, branch.salt, branch.adapter)
         match = self._scheduler.tree.match(namespace.keys(tokens), namespace.root)
         self._completion.move_pin(branch, match.node if match.length else None)

@@ -12,9 +12,11 @@ nor where bytes come from.
 
 from __future__ import annotations
 
+import random
 import secrets
 from collections.abc import Callable, Mapping, Sized
-from functools import cached_property
+from concurrent.futures import Executor
+from functools import cache, cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -41,7 +43,12 @@ from lmprog.runtime.programs.branch import (
     QueuedOp,
     RuntimeBranch,
 )
-from lmprog.runtime.programs.call_builder import CallBuilder
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits, ServedModel, judging_of
+from lmprog.runtime.programs.call_constraints import (
+    CallConstraints,
+    begin_constraint,
+    begin_stops,
+)
 from lmprog.runtime.programs.clients import (
     MAX_BRANCHES,
     MAX_CALLS,
@@ -58,11 +65,13 @@ from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.text_service import TextService
+from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter
 from lmprog.transport import ClientId, Gone, Received, Unreadable
 
 if TYPE_CHECKING:
     from lmprog.runtime.programs.beam_search import BeamCalls
+    from lmprog.runtime.programs.judging import Asked
 
 
 class Interpreter:
@@ -73,47 +82,50 @@ class Interpreter:
     def __init__(
         self,
         scheduler: Scheduler,
-        calls: CallBuilder,
-        template: Callable[[], ChatTemplate],
-        welcome: wire.Welcome,
+        model: ServedModel,
+        constraints: CallConstraints | None,
         clock: Callable[[], float],
+        rng: random.Random,
+        tokenising: Executor | None = None,
         counters: Mapping[str, int] | None = None,
     ) -> None:
-        """`counters`: the channel's own (frames that were dropped, say), reported with the
-        others.
+        """`rng` gives seeds to calls that name none. `tokenising` is a thread for texts that cannot
+        be tokenised a part at a time. `counters`: the channel's own (frames that were dropped,
+        say), reported with the others.
         """
         self.scheduler = scheduler
         self.clients: dict[ClientId, ClientState] = {}
         self._ready: list[RuntimeBranch] = []
         """Branches that may go on."""
         self._completion = CallCompletion(scheduler, self._ready.append)
-        texts = calls.branch_texts
         self._news = PrefixNews(self._completion.send)
-        self._delivery = Delivery(scheduler, self._completion, calls, texts.encoder)
-        self._calls = calls
-        self._texts = texts
-        self._constraints = calls.constraints
-        self._runner = BranchRunner(
-            scheduler, self._completion, self._delivery, calls, texts, template
-        )
-        self.welcome = welcome
+        self._constraints = constraints
+        """None: constraints are refused."""
+        tokenizer, vocab_size = model.tokenizer, model.welcome.vocab_size
+        limits = CallLimits(vocab_size, scheduler.longest_sequence, scheduler.check_fits)
+        service = TextService(tokenizer, vocab_size, limits.longest)
+        encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
+        self._texts = texts = LongTexts(encoder, service, tokenising)
+        judged: list[Asked] = []
+        judging = cache(lambda: judging_of(model, texts, limits, judged))
+        forcing = constraints.forcing if constraints is not None and model.is_forcing else None
+        calls = CallBuilder(model, limits, texts, forcing, rng, judging)
+        delivery = Delivery(scheduler, self._completion, calls, model, encoder, judging)
+        self._delivery = delivery
+        self._runner = BranchRunner(scheduler, self._completion, delivery, calls, texts, model)
+        self.welcome = model.welcome
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
         self._works: list[tuple[Sized, Callable[[], object]]] = [
             (texts.under_way, lambda: texts.turn(self._ready.append)),
-            (calls.judged, lambda: calls.judging.turn()),
+            (judged, lambda: judging().turn()),
         ]
         """What goes on beside steps until it is done: what of it is under way, and its turn."""
-        if self._constraints is not None:
-            self._works.insert(0, (self._constraints.under_way, self._compile))
-        self._snapshots = SnapshotBuilder(
-            scheduler,
-            calls.tokenizer,
-            calls.namespaces,
-            self._completion.active,
-            key=secrets.token_bytes(16),
-        )
+        if constraints is not None:
+            self._works.insert(0, (constraints.under_way, self._compile))
+        key, active = secrets.token_bytes(16), self._completion.active
+        self._snapshots = SnapshotBuilder(scheduler, tokenizer, model.namespaces, active, key=key)
         self._num_programs = 0
 
     # --- from clients
@@ -321,9 +333,9 @@ class Interpreter:
         if isinstance(op, wire.Generate):
             owner = (client_id, branch.salt)
             if op.constraint is not None:
-                call.constraint = self._calls.begin_constraint(op, owner)
+                call.constraint = begin_constraint(self._constraints, op, owner)
             if op.sampling.stop_regex:
-                call.stops = self._calls.begin_stops(op, owner)
+                call.stops = begin_stops(self._constraints, op, owner)
         client.add(call)
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:
@@ -334,17 +346,9 @@ class Interpreter:
         branch = client.branches.pop(number, None)
         if branch is None:
             return
-        error = Cancelled(f"branch {number} was closed.")
-        for call in client.take_calls(number):
-            self._completion.fail(call, error)
-        for op in branch.queue:
-            if isinstance(op, BoundGained):
-                self._completion.resolve(op.promise, error)
-            elif isinstance(op, BoundFork):
-                for child in op.children:
-                    if child.state is BranchState.PENDING:
-                        self._completion.fail_branch(child, error)
-        branch.queue.clear()
+        under_way = [call for call in client.take_calls(number) if not call.is_done]
+        if under_way or branch.queue:
+            self._completion.cancel_all(branch, under_way)
         branch.state = BranchState.CLOSED
         self._completion.let_go(branch, forget)
 
@@ -418,7 +422,7 @@ class BranchRunner:
         delivery: Delivery,
         calls: CallBuilder,
         texts: LongTexts,
-        template: Callable[[], ChatTemplate],
+        model: ServedModel,
     ) -> None:
         self._scheduler = scheduler
         self._stats = scheduler.stats
@@ -426,14 +430,16 @@ class BranchRunner:
         self._delivery = delivery
         self._calls = calls
         self._texts = texts
-        self._template = template
+        self._tokenizer = model.tokenizer
+        self._template = model.template
+        self._adapters = model.adapters
 
     def open(self, branch: RuntimeBranch, lora: str) -> None:
         """Opens an empty branch that the adapter of that name computes."""
         branch.open()
         try:
             if lora:
-                branch.adapter = self._calls.adapters.find(lora)
+                branch.adapter = self._adapters.find(lora)
         except UnknownName as error:
             self._completion.fail_branch(branch, error)
 
@@ -486,7 +492,7 @@ class BranchRunner:
         adapter = branch.adapter
         try:
             if fork.lora is not None:
-                adapter = self._calls.adapters.find(fork.lora)
+                adapter = self._adapters.find(fork.lora)
         except UnknownName as error:
             unknown = error
         # keys and values of another adapter are of no use to the children
@@ -519,7 +525,7 @@ class BranchRunner:
             case wire.TokensPiece():
                 self._texts.check_length(branch)
                 tokens, text = self._texts.service.tokens_of(piece)
-                encoder, piece_of = self._texts.encoder, self._calls.tokenizer.token_bytes
+                encoder, piece_of = self._texts.encoder, self._tokenizer.token_bytes
                 if piece.heals:
                     branch.heal(tokens, text, encoder, piece_of, piece.rest)
                 else:
@@ -570,7 +576,9 @@ class BranchRunner:
         """Made when the first call has beams."""
         from lmprog.runtime.programs.beam_search import BeamCalls
 
-        return BeamCalls(self._scheduler, self._calls, self._completion, self._delivery)
+        return BeamCalls(
+            self._scheduler, self._calls, self._completion, self._delivery, self._tokenizer
+        )
 
     def _read(self, call: ActiveCall) -> None:
         branch = call.branch

@@ -8,16 +8,15 @@ judge is asked, and what becomes of its verdict, is the delivery's matter.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 
 from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.runtime.programs.branch import RuntimeBranch
-from lmprog.runtime.programs.long_texts import LONG
+from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
-from lmprog.runtime.text.text_service import TextService
-from lmprog.runtime.text.tokenizer import Cutter, TextEncoder, Tokenizer
+from lmprog.runtime.text.tokenizer import TextEncoder, Tokenizer
 
 Ballots = dict[int, Ballot]
 """By the number of the result."""
@@ -32,22 +31,20 @@ class Judging:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        encoder: TextEncoder,
-        texts: TextService,
+        texts: LongTexts,
         check_fits: Callable[[int, int], None],
-        thread: Executor | None,
-        asked: list[Asked] | None = None,
+        asked: list[Asked],
     ) -> None:
-        """`encoder` is the loop's own. Without a thread the loop's is used for everything.
-        `asked` has what is in the thread.
+        """`texts` has the encoder that is the loop's own, and the thread; without one the loop's is
+        used for everything. `asked` has what is in the thread.
         """
         self._tokenizer = tokenizer
-        self._encoder = encoder
-        self._cutter = Cutter(tokenizer)
-        self._texts = texts
+        self._encoder = texts.encoder
+        self._cutter = texts.encoder.cutter
+        self._texts = texts.service
         self._check_fits = check_fits
-        self._thread = thread
-        self._asked = [] if asked is None else asked
+        self._thread = texts.thread
+        self._asked = asked
 
     def length(self, judge: wire.Judge) -> int:
         """About how many tokens the judge's text and its longest choice are; of a long text only

@@ -158,7 +158,7 @@ class LongTexts:
         """Without a thread the loop's is used for everything."""
         self.encoder = encoder
         self.service = service
-        self._thread = thread
+        self.thread = thread
         self.under_way: deque[LongText] = deque()
         """Texts that have begun since the last turn, and those before that are not done."""
         self._left = CHARS_PER_STEP
@@ -249,8 +249,8 @@ class LongTexts:
                 self.service.check_length(part.text)
             return self.encoder.encode_alone(part)
 
-        if self._thread is not None:
-            return self._thread.submit(encode)
+        if self.thread is not None:
+            return self.thread.submit(encode)
         future: Future[array[int]] = Future()
         try:
             future.set_result(encode())

@@ -400,8 +400,7 @@ class PageTables:
         assert source is not None
         assert taken is not None, "the scheduler frees pages first"
         sequence.pages.append(taken[0])
-        for offset in range(sequence.computed % self._page_size):
-            self._copies.share_slot(source, offset, taken[0] * self._page_size + offset)
+        self._copies.share_slots(source, sequence.computed % self._page_size, taken[0])
 
     def _take_tail(self, sequence: Sequence, end: int) -> bool:
         """Takes the partly filled page in which position `end` is back from the tree, if nobody
@@ -508,23 +507,23 @@ class StepCopies:
         """
         self._writers[page] = (row, begin, first)
 
-    def share_slot(self, page: int, offset: int, target: int) -> None:
-        """Slot `target` gets the contents that slot `offset` of `page` has after this step."""
-        origin: Copy | Mirror | None = None
-        writer = self._writers.get(page)
-        if writer is not None:
-            row, begin, first = writer
+    def share_slots(self, page: int, count: int, other: int) -> None:
+        """The first slots of page `other`, so many, get the contents that those of `page` have
+        after this step.
+        """
+        row, begin, first = self._writers.get(page, (0, 0, count))
+        for offset in range(count):
+            source, target = page * self._page_size + offset, other * self._page_size + offset
+            known = self._origins.get(source)
+            origin: Copy | Mirror
             if begin + offset >= first:
                 origin = Mirror(row, begin + offset - first, target)
-        if origin is None:
-            source = page * self._page_size + offset
-            known = self._origins.get(source)
-            if isinstance(known, Mirror):
+            elif isinstance(known, Mirror):
                 origin = Mirror(known.row, known.offset, target)
             else:
-                origin = Copy(known.source if known is not None else source, target)
-        if isinstance(origin, Mirror):
-            self._mirrors.append(origin)
-        else:
-            self._copies.append(origin)
-        self._origins[target] = origin
+                origin = Copy(source if known is None else known.source, target)
+            if isinstance(origin, Mirror):
+                self._mirrors.append(origin)
+            else:
+                self._copies.append(origin)
+            self._origins[target] = origin

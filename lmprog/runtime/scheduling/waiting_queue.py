@@ -213,7 +213,8 @@ class WaitingQueue:
             return
         for queue in self._clients.values():
             for part in (queue.active, queue.others):
-                self._refresh(part)
+                if part.entries:
+                    self._refresh(part)
 
     def _refresh(self, part: OrderedSequences) -> None:
         size, half = len(part.entries), LOOKED_UP_PER_STEP // 2

@@ -258,7 +258,7 @@ class TextStream:
 
     `check` says whether the generation may end with the text before a stop; where it may not,
     the stop is ordinary text. No stop begins before the end of the first `min_tokens` tokens.
-    `seam` is prompt text that the first tokens repeat (`healing.py`): it is not given out again, no
+    `seam` is prompt text that the first tokens repeat (`Healer`): it is not given out again, no
     stop is found in it, and tokens inside it do not count. With `names_special` the text of a
     special token is its name.
     """

@@ -327,28 +327,32 @@ class NativeEngine:
                 f"the batch has pages of {batch.page_size} slots, the memory of "
                 f"{self.memory.page_size}"
             )
+        tokens, positions, logit_tokens, copies = _pointers(
+            batch.tokens, batch.positions, batch.logit_tokens, batch.copies
+        )
         step = interface.CStep(
             rows=self._rows(batch),
-            num_tokens=batch.num_tokens,
+            num_tokens=len(batch.tokens),
             num_logits=len(batch.logit_tokens),
             num_copies=len(batch.copies),
-            tokens=_pointer(batch.tokens),
-            positions=_pointer(batch.positions),
-            logit_tokens=_pointer(batch.logit_tokens),
-            copies=_pointer(batch.copies),
+            tokens=tokens,
+            positions=positions,
+            logit_tokens=logit_tokens,
+            copies=copies,
         )
         if self._ahead is not None and len(batch.write_slots):
             self._ahead.reach(int(batch.write_slots.max()) // batch.page_size)
         adapters = batch.adapters
         if adapters is not None:
             adapters = np.repeat(adapters, np.diff(batch.row_starts))
-            step.adapters = _pointer(adapters)
+            (step.adapters,) = _pointers(adapters)
         wanted = len(batch.logit_tokens)
         if len(self._logits) < wanted:
             self._logits = np.empty((wanted, self._logits.shape[1]), np.float32)
-        order = np.empty((2, batch.num_rows), np.int32)
-        if batch.num_rows > 1:
-            step.rows.order, step.rows.common = _pointer(order[0]), _pointer(order[1])
+        num_rows = len(batch.kv_lens)
+        order = np.empty((2, num_rows), np.int32)
+        if num_rows > 1:
+            step.rows.order, step.rows.common = _pointers(order[0], order[1])
             self._library.lmprog_attention_group(
                 byref(step.rows), batch.page_size, step.rows.order, step.rows.common
             )
@@ -409,15 +413,23 @@ class NativeEngine:
 
     @staticmethod
     def _rows(batch: Batch) -> CAttentionBatch:
+        row_starts, kv_lens, page_starts, pages, write_tokens, write_slots = _pointers(
+            batch.row_starts,
+            batch.kv_lens,
+            batch.page_starts,
+            batch.pages,
+            batch.write_tokens,
+            batch.write_slots,
+        )
         return CAttentionBatch(
-            num_rows=batch.num_rows,
+            num_rows=len(batch.kv_lens),
             num_writes=len(batch.write_tokens),
-            row_starts=_pointer(batch.row_starts),
-            kv_lens=_pointer(batch.kv_lens),
-            page_starts=_pointer(batch.page_starts),
-            pages=_pointer(batch.pages),
-            write_tokens=_pointer(batch.write_tokens),
-            write_slots=_pointer(batch.write_slots),
+            row_starts=row_starts,
+            kv_lens=kv_lens,
+            page_starts=page_starts,
+            pages=pages,
+            write_tokens=write_tokens,
+            write_slots=write_slots,
         )
 
     def _opened(self, threads: int, path: str | None) -> c_void_p:
@@ -525,7 +537,11 @@ def c_attention(shape: ModelShape, kv_dtype: str, page_size: int) -> CAttentionS
     )
 
 
-def _pointer(array: Ints) -> int:
-    assert array.dtype == np.int32, array.dtype
-    assert array.flags.c_contiguous
-    return array.ctypes.data
+def _pointers(*arrays: Ints) -> list[int]:
+    """Where the numbers of each lie."""
+    addresses = []
+    for array in arrays:
+        assert array.dtype == np.int32, array.dtype
+        assert array.flags.c_contiguous
+        addresses.append(array.ctypes.data)
+    return addresses

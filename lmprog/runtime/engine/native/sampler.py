@@ -42,6 +42,8 @@ _PICK = np.dtype(
     align=True,
 )
 """lmprog_pick"""
+_COLUMNS = ("seed", "step", "row", "temperature", "top_p", "top_k", "least")
+"""Those that every pick has."""
 _WORD = (1 << 64) - 1
 
 
@@ -139,18 +141,17 @@ class _Call:
 
     def _described(self) -> NDArray[np.void]:
         """All picks as lmprog_pick, column by column."""
-        picks, params = self._requests, [pick.sampling for pick in self._requests]
-        found = np.zeros(len(picks), _PICK)
-        found["seed"] = [pick.seed & _WORD for pick in picks]
-        found["step"] = [pick.step & _WORD for pick in picks]
-        found["row"] = [pick.logit for pick in picks]
-        found["temperature"] = [each.temperature for each in params]
-        found["top_p"] = [each.top_p for each in params]
-        found["top_k"] = [each.top_k for each in params]
-        found["least"] = [math.log(each.min_p) if each.min_p else -math.inf for each in params]
-        for index, pick in enumerate(picks):
+        found = np.zeros(len(self._requests), _PICK)
+        columns: list[tuple[int, int, int, float, float, int, float]] = []
+        for index, pick in enumerate(self._requests):
+            own = pick.sampling
+            least = math.log(own.min_p) if own.min_p else -math.inf
+            place = (pick.seed & _WORD, pick.step & _WORD, pick.logit)
+            columns.append((*place, own.temperature, own.top_p, own.top_k, least))
             if sampling_requests.is_edited(pick):
                 self._describe_edits(found[index], pick)
+        for name, column in zip(_COLUMNS, zip(*columns, strict=True), strict=False):
+            found[name] = column
         return found
 
     def _describe_edits(self, found: np.void, pick: SampleRequest) -> None:
