@@ -55,6 +55,8 @@ class RequestPrompt:
     """Whether that is also its text, or its ids."""
     includes_stop: bool = False
     """Whether a text ends with the stop text that ended it."""
+    names_tokens: bool = False
+    """Whether log-probabilities name their tokens by id and not by text."""
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
@@ -137,7 +139,8 @@ class RunningRequest:
             reply = await self._exchange.next()
             if isinstance(reply, wire.Delta):
                 place = self._places[reply.call]
-                yield AnswerPiece(place, reply.index, reply.text, reply.logprobs, None, reply.tags)
+                logprobs = self._named(place, reply.logprobs)
+                yield AnswerPiece(place, reply.index, reply.text, logprobs, None, reply.tags)
             elif isinstance(reply, wire.CallDone):
                 self._left -= 1
                 place = self._places[reply.call]
@@ -146,9 +149,30 @@ class RunningRequest:
                         if isinstance(output.stopped_by, str):
                             yield AnswerPiece(place, index, output.stopped_by)
                     reply = _with_stops(reply)
+                if self._prompts[place].names_tokens:
+                    outputs = tuple(
+                        msgspec.structs.replace(one, logprobs=self._named(place, one.logprobs))
+                        for one in reply.outputs
+                    )
+                    reply = msgspec.structs.replace(reply, outputs=outputs)
                 yield AnswerPiece(place, 0, "", done=reply)
             elif isinstance(reply, wire.TextIs):
                 self.texts[self._places[reply.call]] = reply.text
+
+    def _named(
+        self, place: int, given: tuple[wire.TokenLogprob, ...]
+    ) -> tuple[wire.TokenLogprob, ...]:
+        """The log-probabilities of a result, with the names of tokens that its prompt asks for."""
+        if not self._prompts[place].names_tokens:
+            return given
+        return tuple(
+            msgspec.structs.replace(
+                one,
+                text=f"token_id:{one.token}",
+                top=tuple((token, f"token_id:{token}", value) for token, _, value in one.top),
+            )
+            for one in given
+        )
 
     async def dones(self) -> list[wire.CallDone]:
         """All results, in the order of the prompts."""
@@ -228,11 +252,13 @@ def warned(warnings: Sequence[str]) -> Mapping[str, str]:
 
 class PromptFields(GenerationFields, kw_only=True):
     """What chats and completions have alike: with `truncate_prompt_tokens` only the last tokens of
-    a longer prompt stay, and with `return_token_ids` an answer has the tokens of prompt and result.
+    a longer prompt stay, with `return_token_ids` an answer has the tokens of prompt and result, and
+    with `return_tokens_as_token_ids` log-probabilities name tokens by their ids.
     """
 
     truncate_prompt_tokens: Annotated[int, within("truncate_prompt_tokens")] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     @property
     def needs_tokens(self) -> bool:
@@ -263,6 +289,17 @@ async def as_tokens(
         replace(prompt, pieces=(wire.TokensPiece(rows[place]),))
         for place, prompt in enumerate(prompts)
     )
+
+
+async def counted(gateway: Gateway, prompt: RequestPrompt) -> int:
+    """How many tokens the prompt has."""
+    with gateway.link.exchange() as exchange:
+        branch = exchange.branch()
+        read = wire.Read(branch, exchange.call())
+        exchange.send(wire.Open(branch), wire.Append(branch, prompt.pieces), read)
+        reply = await exchange.next()
+    assert isinstance(reply, wire.TextIs)
+    return reply.num_tokens
 
 
 async def fitted(gateway: Gateway, prompt: RequestPrompt) -> tuple[RequestPrompt, bool]:
