@@ -227,6 +227,8 @@ def test_more_tokens_than_the_context_has_end_at_its_end_in_messages(live: Live)
     hello = [{"role": "user", "content": "Hello"}]
     most = live.http.get("/v1/models/nano").json()["max_model_len"]
     made = live.ok("/v1/messages", messages=hello, max_tokens=32_000, ignore_eos=True)
+    long = [{"role": "user", "content": "Hello " * 1500}]
+    assert live.ok("/v1/messages", messages=long, max_tokens=3000)["content"]
     usage = made["usage"]
     assert made["stop_reason"] == "model_context_window_exceeded"
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["output_tokens"] == most

@@ -38,6 +38,9 @@ from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.link.exchange import Exchange
 from lmprog.server.openai.shared_fields import GenerationFields
 
+_TEMPLATES = 2048
+"""Tokens that a template hardly adds by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestPrompt:
@@ -302,13 +305,22 @@ async def counted(gateway: Gateway, prompt: RequestPrompt) -> int:
     return reply.num_tokens
 
 
+def _longest(piece: wire.Piece) -> int:
+    """More tokens than a piece of a prompt can have: of a conversation, the bytes of its JSON and
+    what a template may add.
+    """
+    if isinstance(piece, wire.Conversation):
+        return len(piece.messages) + len(piece.tools) + len(piece.variables) + _TEMPLATES
+    return most_tokens(piece)
+
+
 async def fitted(gateway: Gateway, prompt: RequestPrompt) -> tuple[RequestPrompt, bool]:
     """The same prompt with `max_tokens` that fit into the context behind it, and whether these are
     fewer: some clients always name the most that their own service allows. Its tokens are asked for
     only where they may matter.
     """
     context, most = gateway.info.context_len, prompt.sampling.max_tokens
-    if most is None or most <= context // 2:
+    if most is None or most + sum(map(_longest, prompt.pieces)) <= context:
         return prompt, False
     (known,) = await as_tokens(gateway, (prompt,), None)
     left = max(1, context - len(ids_of(known)))
