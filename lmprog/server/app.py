@@ -6,6 +6,7 @@ exceptions of `lmprog.errors`, which the routers answer; here is what no route a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -93,6 +94,21 @@ def _cors(origins: Sequence[str]) -> Middleware:
     )
 
 
+ELSEWHERE = {
+    r"/v1/embeddings|/api/embed(dings)?|/embeddings?": "Embeddings are not served: the runtime "
+    "gives texts and log-probabilities, and no hidden states.",
+    r"(/v[12])?/(rerank|reranking|score)": "Reranking is not served: a decoder has no score for a "
+    "pair of texts. Programs compare options (select), chats judge them.",
+    r"/v1/(batches|files)(/.*)?": "Batches are not kept here: `lmprog batch -i in.jsonl -o "
+    "out.jsonl` runs the same files against this server.",
+    r"/v1/(un)?load_lora_adapter": "Adapters are loaded when the server starts: --lora "
+    "NAME=FOLDER. A request names one as its model.",
+    r"/v1/(audio|images|moderations|conversations)(/.*)?": "This server serves texts only: chats, "
+    "completions, responses and messages.",
+}
+"""Paths of other servers, and why they are not served."""
+
+
 class _NoRoute:
     """Answers requests that no route takes, of those who may know that."""
 
@@ -110,6 +126,9 @@ class _NoRoute:
         if is_question:
             return Response(status_code=204, headers=error.headers)
         path, method = request.url.path[:100], request.method
+        reason = next((said for one, said in ELSEWHERE.items() if re.fullmatch(one, path)), None)
+        if reason is not None and error.status_code == 404:
+            return response_of(Problem(404, reason, code="not_supported"), request.scope)
         headers = dict(error.headers or {})
         messages = {
             404: f"Unknown path {path}; docs/server.md lists the routes.",

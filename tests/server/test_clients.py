@@ -227,6 +227,8 @@ def test_more_tokens_than_the_context_has_end_at_its_end_in_messages(live: Live)
     hello = [{"role": "user", "content": "Hello"}]
     most = live.http.get("/v1/models/nano").json()["max_model_len"]
     made = live.ok("/v1/messages", messages=hello, max_tokens=32_000, ignore_eos=True)
+    long = [{"role": "user", "content": "Hello " * 1500}]
+    assert live.ok("/v1/messages", messages=long, max_tokens=3000)["content"]
     usage = made["usage"]
     assert made["stop_reason"] == "model_context_window_exceeded"
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["output_tokens"] == most
@@ -372,3 +374,79 @@ def test_llama_cpps_completion_says_what_openais_says(live: Live) -> None:
     several = live.ok("/completion", **{**body, "prompt": ["Hello", "Hello"]})
     assert [one["index"] for one in several] == [0, 1]
     assert live.refused("/completion", prompt="x", n_predict=0)["param"] == "n_predict"
+
+
+def test_a_stored_responses_input_is_listed_with_the_conversation_before(live: Live) -> None:
+    call: Json = {"type": "custom_tool_call", "name": "p", "input": "a", "call_id": "c"}
+    given = [
+        {"role": "user", "content": "Hello"},
+        call,
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+    ]
+    first = live.ok("/v1/responses", input=given, max_output_tokens=2)
+    more: Json = {"input": "And now?", "previous_response_id": first["id"]}
+    second = live.ok("/v1/responses", **more, max_output_tokens=2)
+    path = f"/v1/responses/{second['id']}/input_items"
+    listed = live.http.get(path, params={"order": "asc"}).json()
+    kinds = [item["type"] for item in listed["data"]]
+    assert kinds == ["message", "function_call", "function_call_output", "message", "message"]
+    assert listed["data"][-1]["content"][0]["text"] == "And now?"
+    assert listed["data"][1]["call_id"] == "c"
+    assert not listed["has_more"]
+    newest = live.http.get(path, params={"limit": 2}).json()
+    assert newest["has_more"]
+    assert newest["data"] == listed["data"][:-3:-1]
+    rest = live.http.get(path, params={"after": newest["last_id"]}).json()
+    assert rest["data"] == listed["data"][-3::-1]
+    for wrong in ({"limit": "0"}, {"order": "up"}):
+        answer = live.http.get(path, params=wrong)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(wrong)))
+
+
+def test_the_tokens_of_an_input_are_counted_without_an_answer(live: Live) -> None:
+    asked: Json = {"input": "Hello", "instructions": "Be brief.", "tools": CODEX_TOOLS}
+    counted = live.ok("/v1/responses/input_tokens", **asked)
+    made = live.ok("/v1/responses", **asked, max_output_tokens=1)
+    assert counted["object"] == "response.input_tokens"
+    assert counted["input_tokens"] == made["usage"]["input_tokens"]
+
+
+def test_log_probabilities_name_their_tokens_by_id_where_that_is_asked_for(live: Live) -> None:
+    asked: Json = {"max_tokens": 4, "temperature": 0, "return_token_ids": True}
+    by_id: Json = {**asked, "return_tokens_as_token_ids": True}
+    chat: Json = {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "logprobs": True,
+        "top_logprobs": 1,
+    }
+    (choice,) = live.ok("/v1/chat/completions", **chat, **by_id)["choices"]
+    names = [f"token_id:{token}" for token in choice["token_ids"]]
+    entries = choice["logprobs"]["content"]
+    assert [one["token"] for one in entries] == names
+    assert [one["top_logprobs"][0]["token"] for one in entries] == names  # greedy
+    events = told(live, "/v1/chat/completions", {**chat, **by_id, "stream": True})
+    parts = [choice["logprobs"] for event in events for choice in event["choices"]]
+    assert [one["token"] for part in parts if part for one in part["content"]] == names
+    (choice,) = live.ok("/v1/completions", prompt="Hello", logprobs=1, **by_id)["choices"]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert live.refused("/v1/completions", prompt="x", logprobs=1, echo=True, **by_id)["param"]
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/embeddings", "hidden states"),
+        ("/api/embed", "hidden states"),
+        ("/v1/rerank", "select"),
+        ("/v1/batches", "lmprog batch"),
+        ("/v1/files/x", "lmprog batch"),
+        ("/v1/load_lora_adapter", "--lora"),
+        ("/v1/audio/speech", "texts only"),
+    ],
+)
+def test_what_is_not_served_says_why(live: Live, path: str, words: str) -> None:
+    answer = live.post(path, model="nano", input="x")
+    error = answer.json()["error"]
+    code = answer.json()["code"] if isinstance(error, str) else error["code"]
+    assert (answer.status_code, code) == (404, "not_supported")
+    assert words in (error if isinstance(error, str) else error["message"])

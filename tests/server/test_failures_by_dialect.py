@@ -140,7 +140,7 @@ def anthropics(url: str, key: str = "none") -> Any:
 
 
 class PlainError(Exception):
-    """Of the two dialects without a vendor's client: what its own reader would raise."""
+    """Of the dialects without a vendor's client here: what its own reader would raise."""
 
     def __init__(self, status: int, error: Json) -> None:
         super().__init__(error["message"])
@@ -224,6 +224,25 @@ def program(url: str, more: Json, key: str = "none") -> Iterator[Any]:
     yield from _plain(url, "/v1/programs", body, key)
 
 
+def llama_cpp(url: str, more: Json, key: str = "none") -> Iterator[Any]:
+    yield from _plain(url, "/completion", {"prompt": "x", "stream": True, **more}, key)
+
+
+def ollama(url: str, more: Json, key: str = "none") -> Iterator[Any]:
+    headers = {"authorization": f"Bearer {key}"}
+    options = {name: more.pop(name) for name in ("temperature",) if name in more}
+    body = {"model": "m", "messages": HELLO, "options": options, **more}
+    with (
+        httpx2.Client(base_url=url, timeout=PATIENCE, trust_env=False, headers=headers) as http,
+        http.stream("POST", "/api/chat", json=body) as answer,
+    ):
+        for line in answer.iter_lines():
+            value = json.loads(line)
+            if "error" in value:
+                raise PlainError(answer.status_code, {**value, "message": value["error"]})
+            yield value
+
+
 Ask = Callable[..., Iterator[Any]]
 DIALECTS: dict[str, Ask] = {
     "chat": chat,
@@ -233,12 +252,14 @@ DIALECTS: dict[str, Ask] = {
     "message": message,
     "message helper": message_helper,
     "generate": generate,
+    "llama.cpp": llama_cpp,
+    "ollama": ollama,
     "program": program,
 }
 RAISED = {
     **dict.fromkeys(("chat", "completion", "response", "response helper"), openai.APIError),
     **dict.fromkeys(("message", "message helper"), anthropic.APIStatusError),
-    **dict.fromkeys(("generate", "program"), PlainError),
+    **dict.fromkeys(("generate", "llama.cpp", "ollama", "program"), PlainError),
 }
 
 

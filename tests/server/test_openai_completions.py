@@ -133,7 +133,6 @@ def test_messages_call_the_fields_as_the_request_does(live: Live) -> None:
         ),
         (chats, {"messages": hello, "max_tokens": 10**6}, "max_tokens", "messages"),
         ("/v1/responses", {"input": "x", "max_output_tokens": 10**6}, "max_output_tokens", "input"),
-        ("/v1/messages", {"messages": hello, "max_tokens": 10**6}, "max_tokens", "messages"),
         (
             "/generate",
             {"text": "x", "sampling_params": {"max_new_tokens": 10**6}},

@@ -30,7 +30,7 @@ from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatBody, ChatCompletions, understood
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.output_constraint import NamedSchema, ResponseFormat
-from lmprog.server.openai.running_request import fitted, running, warned
+from lmprog.server.openai.running_request import counted, fitted, running, warned
 from lmprog.server.openai.tools import AnswerPart, ChatTool, FunctionTool, NamedFunction, NamedTool
 from lmprog.tool_calls.harmony import ThoughtText
 from lmprog.tool_calls.reading import ParsedCall
@@ -381,20 +381,10 @@ def router(gateway: Gateway) -> GatewayRouter:
     async def count_tokens(request: Request, given: Given[Countable]) -> Response:
         read = await given.read(gateway.settings, SILENT)
         chat = read_as_chat(read.body, request)
-        found = await until_gone(request, _counted(gateway, chat))
+        found = await until_gone(request, counted(gateway, chat.prompt))
         return Response(msgspec.json.encode({"input_tokens": found}), media_type="application/json")
 
     return made
-
-
-async def _counted(gateway: Gateway, chat: ChatCompletions) -> int:
-    with gateway.link.exchange() as exchange:
-        branch = exchange.branch()
-        read = wire.Read(branch, exchange.call())
-        exchange.send(wire.Open(branch), wire.Append(branch, chat.prompt.pieces), read)
-        reply = await exchange.next()
-    assert isinstance(reply, wire.TextIs)
-    return reply.num_tokens
 
 
 def _thinks(body: MessagesBody) -> bool:

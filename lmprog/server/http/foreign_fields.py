@@ -30,7 +30,6 @@ _LORA = "name the adapter as the model"
 _REASONING = "thinking is part of the text here; leave it out"
 _BEAMS = "it belongs to chats, /v1/completions and /v1/programs"
 _SAMPLERS = "there is no such sampler; use top_p, top_k and min_p"
-_IDS = "/generate gives output_ids"
 _MEDIA = "this server reads and writes text only; leave it out"
 
 FOREIGN_FIELDS: Mapping[str, ForeignField] = {
@@ -45,7 +44,7 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "custom_params": ForeignField(_LEAVE),
     "truncate_prompt_tokens": ForeignField("it belongs to chats and /v1/completions"),
     "return_token_ids": ForeignField("chats, /v1/completions and /generate give ids"),
-    "return_tokens_as_token_ids": ForeignField(_IDS),
+    "return_tokens_as_token_ids": ForeignField("chats and /v1/completions do"),
     "return_hidden_states": ForeignField(_LEAVE),
     "add_special_tokens": ForeignField("chats have those of the model's template; leave it out"),
     "documents": ForeignField("put them into a message"),

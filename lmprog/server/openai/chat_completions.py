@@ -135,6 +135,7 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         constraint=constraint,
         priority=body.priority or 0,
         includes_stop=bool(body.include_stop_str_in_output),
+        names_tokens=bool(body.return_tokens_as_token_ids),
     )
     names = {"prompt": "messages", "constraint": made.field or "tools", "choices": "messages"}
     names["template_variables"] = "chat_template_kwargs"

@@ -103,6 +103,8 @@ def understood(
         raise unsupported("add_special_tokens", "give the prompt as token ids to leave them out")
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     echo = bool(body.echo)
+    if echo and body.return_tokens_as_token_ids:
+        raise unsupported("return_tokens_as_token_ids", "with echo, use return_token_ids")
     if most == 0 and not echo:
         raise refused(
             "max_tokens is 0; it must be at least 1, or echo true.", "max_tokens", "invalid_value"
@@ -132,6 +134,7 @@ def understood(
             priority=body.priority or 0,
             reads=echo and not is_known(one),
             includes_stop=bool(body.include_stop_str_in_output),
+            names_tokens=bool(body.return_tokens_as_token_ids),
             copies=n,
             repeats=echo or bool(body.return_token_ids),
         )

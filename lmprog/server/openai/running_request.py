@@ -38,6 +38,9 @@ from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.link.exchange import Exchange
 from lmprog.server.openai.shared_fields import GenerationFields
 
+_TEMPLATES = 2048
+"""Tokens that a template hardly adds by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestPrompt:
@@ -55,6 +58,8 @@ class RequestPrompt:
     """Whether that is also its text, or its ids."""
     includes_stop: bool = False
     """Whether a text ends with the stop text that ended it."""
+    names_tokens: bool = False
+    """Whether log-probabilities name their tokens by id and not by text."""
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
@@ -137,7 +142,8 @@ class RunningRequest:
             reply = await self._exchange.next()
             if isinstance(reply, wire.Delta):
                 place = self._places[reply.call]
-                yield AnswerPiece(place, reply.index, reply.text, reply.logprobs, None, reply.tags)
+                logprobs = self._named(place, reply.logprobs)
+                yield AnswerPiece(place, reply.index, reply.text, logprobs, None, reply.tags)
             elif isinstance(reply, wire.CallDone):
                 self._left -= 1
                 place = self._places[reply.call]
@@ -146,9 +152,30 @@ class RunningRequest:
                         if isinstance(output.stopped_by, str):
                             yield AnswerPiece(place, index, output.stopped_by)
                     reply = _with_stops(reply)
+                if self._prompts[place].names_tokens:
+                    outputs = tuple(
+                        msgspec.structs.replace(one, logprobs=self._named(place, one.logprobs))
+                        for one in reply.outputs
+                    )
+                    reply = msgspec.structs.replace(reply, outputs=outputs)
                 yield AnswerPiece(place, 0, "", done=reply)
             elif isinstance(reply, wire.TextIs):
                 self.texts[self._places[reply.call]] = reply.text
+
+    def _named(
+        self, place: int, given: tuple[wire.TokenLogprob, ...]
+    ) -> tuple[wire.TokenLogprob, ...]:
+        """The log-probabilities of a result, with the names of tokens that its prompt asks for."""
+        if not self._prompts[place].names_tokens:
+            return given
+        return tuple(
+            msgspec.structs.replace(
+                one,
+                text=f"token_id:{one.token}",
+                top=tuple((token, f"token_id:{token}", value) for token, _, value in one.top),
+            )
+            for one in given
+        )
 
     async def dones(self) -> list[wire.CallDone]:
         """All results, in the order of the prompts."""
@@ -228,11 +255,13 @@ def warned(warnings: Sequence[str]) -> Mapping[str, str]:
 
 class PromptFields(GenerationFields, kw_only=True):
     """What chats and completions have alike: with `truncate_prompt_tokens` only the last tokens of
-    a longer prompt stay, and with `return_token_ids` an answer has the tokens of prompt and result.
+    a longer prompt stay, with `return_token_ids` an answer has the tokens of prompt and result, and
+    with `return_tokens_as_token_ids` log-probabilities name tokens by their ids.
     """
 
     truncate_prompt_tokens: Annotated[int, within("truncate_prompt_tokens")] | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     @property
     def needs_tokens(self) -> bool:
@@ -265,13 +294,33 @@ async def as_tokens(
     )
 
 
+async def counted(gateway: Gateway, prompt: RequestPrompt) -> int:
+    """How many tokens the prompt has."""
+    with gateway.link.exchange() as exchange:
+        branch = exchange.branch()
+        read = wire.Read(branch, exchange.call())
+        exchange.send(wire.Open(branch), wire.Append(branch, prompt.pieces), read)
+        reply = await exchange.next()
+    assert isinstance(reply, wire.TextIs)
+    return reply.num_tokens
+
+
+def _longest(piece: wire.Piece) -> int:
+    """More tokens than a piece of a prompt can have: of a conversation, the bytes of its JSON and
+    what a template may add.
+    """
+    if isinstance(piece, wire.Conversation):
+        return len(piece.messages) + len(piece.tools) + len(piece.variables) + _TEMPLATES
+    return most_tokens(piece)
+
+
 async def fitted(gateway: Gateway, prompt: RequestPrompt) -> tuple[RequestPrompt, bool]:
     """The same prompt with `max_tokens` that fit into the context behind it, and whether these are
     fewer: some clients always name the most that their own service allows. Its tokens are asked for
     only where they may matter.
     """
     context, most = gateway.info.context_len, prompt.sampling.max_tokens
-    if most is None or most <= context // 2:
+    if most is None or most + sum(map(_longest, prompt.pieces)) <= context:
         return prompt, False
     (known,) = await as_tokens(gateway, (prompt,), None)
     left = max(1, context - len(ids_of(known)))

@@ -367,6 +367,27 @@ def messages_of(given: str | Sequence[ResponseItem]) -> list[ChatMessage]:
     return made
 
 
+def items_of(message: ChatMessage) -> Iterator[Json]:
+    """The items of a message, without ids; calls of any tool as those of functions."""
+    text = message.content or ""
+    if message.role == "tool":
+        yield {
+            "type": "function_call_output",
+            "call_id": message.tool_call_id,
+            "output": text,
+            "status": "completed",
+        }
+        return
+    if text or not message.tool_calls:
+        kind = "output_text" if message.role == "assistant" else "input_text"
+        part = {"type": kind, "text": text, **({"annotations": []} if kind[0] == "o" else {})}
+        said = {"role": message.role, "status": "completed", "content": [part]}
+        yield {"type": "message", **said}
+    for call in message.tool_calls or ():
+        function = {"name": call.function.name, "arguments": call.function.arguments}
+        yield {"type": "function_call", "call_id": call.id, **function, "status": "completed"}
+
+
 def _earlier_call(item: ResponseItem, at: str) -> CalledTool:
     """A call in the input, as the function that the model saw."""
     if item.type == "local_shell_call":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,13 +30,14 @@ from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatCompletions, understood
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
-from lmprog.server.openai.running_request import running, warned
+from lmprog.server.openai.running_request import RequestPrompt, counted, running, warned
 from lmprog.server.responses.response_events import Writer
 from lmprog.server.responses.responses_body import (
     SILENT,
     ResponsesBody,
     ServedTools,
     chat_of,
+    items_of,
     messages_of,
     renamed,
 )
@@ -76,8 +77,14 @@ class Kept:
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """The conversation, of one that is written."""
-        return _conversation.decode(self._messages)
+        """The conversation so far; of one that is written its answer is the last message."""
+        return _conversation.decode(self._messages) if self._live is None else self._live[1]
+
+    def input_items(self) -> list[dict[str, Any]]:
+        """What it answers, with the conversation before."""
+        asked = self.messages[:-1] if self.status in ("completed", "incomplete") else self.messages
+        found = [item for message in asked for item in items_of(message)]
+        return [{"id": f"item_{self.name}_{at}", **item} for at, item in enumerate(found)]
 
     def seal(self, state: dict[str, Any], messages: list[ChatMessage]) -> None:
         """It is written, and changes no more; the values that made it are held no longer."""
@@ -190,6 +197,10 @@ class Responding:
     @property
     def warnings(self) -> tuple[str, ...]:
         return self._chat.warnings
+
+    @property
+    def prompt(self) -> RequestPrompt:
+        return self._chat.prompt
 
     @property
     def json(self) -> bytes:
@@ -367,7 +378,51 @@ def router(gateway: Gateway) -> GatewayRouter:
             await asyncio.wait({kept.task})
         return _json(kept.json)
 
+    _add_inputs(router, gateway, store)
     return router
+
+
+def _add_inputs(router: GatewayRouter, gateway: Gateway, store: Store) -> None:
+    """What responses answer: its items, and how many tokens they are."""
+
+    @router.get(
+        "/v1/responses/{response}/input_items",
+        dependencies=[router.guards.user],
+        summary="What a stored response answers, as items.",
+    )
+    async def input_items(request: Request, response: str) -> Response:
+        kept = _found(store, request.state.caller, response, "response_id", 404)
+        asked = request.query_params
+        sizes, ways = map(str, range(1, 101)), {"asc": 1, "desc": -1}
+        limit = int(_one_of(sizes, asked.get("limit", "20"), "limit", "a number from 1 to 100"))
+        order = _one_of(ways, asked.get("order", "desc"), "order", "asc or desc")
+        items = kept.input_items()[:: ways[order]]
+        places = (at for at, one in enumerate(items, 1) if one["id"] == asked.get("after"))
+        begin = next(places, 0)
+        page = items[begin : begin + limit]
+        ends = [page[at]["id"] if page else None for at in (0, -1)]
+        more = {"first_id": ends[0], "last_id": ends[1], "has_more": begin + limit < len(items)}
+        return _json(msgspec.json.encode({"object": "list", "data": page, **more}))
+
+    @router.post(
+        "/v1/responses/input_tokens",
+        dependencies=[router.guards.user],
+        summary="How many tokens an input has.",
+        responses=described(),
+    )
+    async def input_tokens(request: Request, given: Given[ResponsesBody]) -> Response:
+        read = await given.read(gateway.settings, SILENT)
+        asked = Responding(gateway, request, read.body, store)
+        found = await until_gone(request, counted(gateway, asked.prompt))
+        said = {"object": "response.input_tokens", "input_tokens": found}
+        return _json(msgspec.json.encode(said))
+
+
+def _one_of(values: Iterable[str], given: str, name: str, words: str) -> str:
+    """Raises HttpError for another one."""
+    if given not in values:
+        raise refused(f"{name} is {given[:60]!r}; it must be {words}.", name, "invalid_value")
+    return given
 
 
 def _check(body: ResponsesBody) -> None:
