@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lmprog import wire
-from lmprog.backends.blackbox.http_transport import JsonBody
+from lmprog.backends.blackbox.api import JsonBody
 from lmprog.errors import NotSupported, UnsupportedSchema, ValidationFailed
 
 Reader: TypeAlias = Callable[[Any], Any]
