@@ -140,6 +140,9 @@ class ServiceDouble:
                 told = service.told(self.path, body, headers)
             except ServiceRefusal as refused:
                 self.send(refused.fault.status, service.error(refused.fault, refused.param))
+            except (LookupError, TypeError, AttributeError, ValueError) as error:
+                wrong = ServiceFailure(400, f"Invalid request: {error!r}")
+                self.send(400, service.error(wrong))
             else:
                 if isinstance(told, Iterator):
                     self.stream(told, fault)

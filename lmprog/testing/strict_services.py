@@ -85,7 +85,8 @@ class StrictOpenAI(StrictDouble):
         ]
         stops = body.get("stop") or ()
         stops = [stops] if isinstance(stops, str) else stops
-        choices = [_openai_choice(at, one, stops, is_chat) for at, one in enumerate(made)]
+        number = len(self.requests)
+        choices = [_openai_choice((number, at), one, stops, is_chat) for at, one in enumerate(made)]
         prompt, generated = num_words(body.get("messages"), body.get("prompt")), num_words(*made)
         usage = {"prompt_tokens": prompt, "completion_tokens": generated}
         usage["total_tokens"] = prompt + generated
@@ -96,7 +97,11 @@ class StrictOpenAI(StrictDouble):
         return {**whole, "choices": choices, "usage": usage}
 
 
-def _openai_choice(at: int, made: Calls, stops: Sequence[str], is_chat: bool) -> JsonBody:
+def _openai_choice(
+    place: tuple[int, int], made: Calls, stops: Sequence[str], is_chat: bool
+) -> JsonBody:
+    """The result at a place: the number of the request, and of the result in it."""
+    number, at = place
     text, _ = cut_at(made.text, stops)
     if not is_chat:
         return {"index": at, "text": text, "finish_reason": "stop", "logprobs": None}
@@ -104,11 +109,11 @@ def _openai_choice(at: int, made: Calls, stops: Sequence[str], is_chat: bool) ->
     if made.calls:
         message["tool_calls"] = [
             {
-                "id": f"call_{at}_{place}_{abs(hash((name, json.dumps(arguments)))) % 10**12}",
+                "id": f"call_{number}_{at}_{nth}",
                 "type": "function",
                 "function": {"name": name, "arguments": json.dumps(arguments)},
             }
-            for place, (name, arguments) in enumerate(made.calls)
+            for nth, (name, arguments) in enumerate(made.calls)
         ]
     reason = "tool_calls" if made.calls else "stop"
     return {"index": at, "message": message, "finish_reason": reason, "logprobs": None}
