@@ -34,11 +34,11 @@ from typing import Annotated, Any
 
 from benchmarks import runner
 from benchmarks.chat_admission import MODEL_WORDS, Case
-from benchmarks.memory_pressure import PAGE, chats, pages_for
 from benchmarks.models import prepared
 from benchmarks.runner import percentile
 from benchmarks.step_length import BAR_MS, LEAST_PART
 from benchmarks.step_length import prompts as long_prompts
+from benchmarks.virtual_time import PAGE, chats, pages_for
 from lmprog.runtime.engine.model.locate import locate
 from lmprog.runtime.text.tokenizer import load_tokenizer
 

@@ -1,7 +1,7 @@
 """Times one layer of attention over pages: our kernels, torch after gathering the pages, and the
 reference.
 
-    python -m benchmarks.attention [--threads N] [--path NAME] [--only TEXT] [--json FILE]
+    python -m benchmarks.attention [--threads N] [--path NAME] [--only TEXT]
     python -m benchmarks.attention --cold [--path NAME]
 
 Figures are milliseconds of processor time of the whole process (the best of some repetitions), so
@@ -15,18 +15,17 @@ them, in each type they are kept in, beside plain reading and copying of memory 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 
-from benchmarks import runner
+from benchmarks import batches, runner
+from benchmarks.batches import PAGE
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
@@ -36,7 +35,6 @@ from lmprog.runtime.engine.attention import (
 )
 from lmprog.runtime.scheduling.batch import Batch
 
-PAGE = 16
 HEADS = {"S": (12, 4, 64), "M": (14, 2, 64), "8B": (32, 8, 128)}
 """Query heads, kv heads, head_dim: small and middle test models, and the layer of a checkpoint of 8
 billion weights.
@@ -86,31 +84,11 @@ CASES = [
 
 
 def batch_of(case: Case) -> tuple[Batch, int]:
-    """The batch and the number of pages its rows stand on."""
-    shared = case.prefix // PAGE
-    per_row = -(-case.length // PAGE)
-    num_pages = shared + case.rows * (per_row - shared)
-    order = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
-    own = order[shared:].reshape(case.rows, per_row - shared)
-    tables = np.concatenate([np.tile(order[:shared], (case.rows, 1)), own], axis=1)
-    positions = np.tile(np.arange(case.length - case.count, case.length, dtype=np.int32), case.rows)
-    rows = np.repeat(np.arange(case.rows), case.count)
-    total = case.rows * case.count
-    slots = tables[rows, positions // PAGE] * PAGE + positions % PAGE
-    batch = Batch(
-        tokens=np.zeros(total, np.int32),
-        positions=positions,
-        row_starts=np.arange(0, total + 1, case.count, dtype=np.int32),
-        kv_lens=np.full(case.rows, case.length, np.int32),
-        page_starts=np.arange(0, case.rows * per_row + 1, per_row, dtype=np.int32),
-        pages=np.ascontiguousarray(tables.reshape(-1)),
-        write_tokens=np.arange(total, dtype=np.int32),
-        write_slots=slots.astype(np.int32),
-        copies=np.zeros((0, 2), np.int32),
-        logit_tokens=np.zeros(0, np.int32),
-        page_size=PAGE,
-    )
-    return batch, num_pages
+    """The batch and the number of pages its rows stand on, which lie anywhere."""
+    made = batches.batch(case.rows, case.count, case.length - case.count, case.prefix)
+    order = np.random.default_rng(0).permutation(batches.num_pages(made)).astype(np.int32)
+    slots = order[made.write_slots // PAGE] * PAGE + made.write_slots % PAGE
+    return replace(made, pages=order[made.pages], write_slots=slots), len(order)
 
 
 class TorchAttention:
@@ -232,7 +210,6 @@ def main(
     path: Annotated[str | None, "instruction set of the kernels (default: the best)"] = None,
     only: Annotated[str, "cases whose name contains this"] = "",
     cold: Annotated[bool, "one row that no cache holds, GB/s"] = False,
-    json_: Annotated[Path | None, "also write the figures here"] = None,
 ) -> None:
     torch.set_num_threads(threads)
     if cold:
@@ -240,13 +217,8 @@ def main(
             found = cold_rows(heads, path)
             print(heads, ", ".join(f"{name} {speed:.1f}" for name, speed in found.items()))
         return
-    results: dict[str, dict[str, float]] = {}
-    print(f"{'ms, one layer':52}{'native':>10}{'no sharing':>12}{'torch':>10}{'reference':>11}")
+    runner.head("ms, one layer", "native", "no sharing", "torch", "reference")
     for case in CASES:
         if only in case.name:
-            figures = results[case.name] = run_case(case, threads, path)
-            n, s, t, r = figures.values()
-            print(f"{case.name:52}{n:10.2f}{s:12.2f}{t:10.1f}{r:11.1f}", flush=True)
-    if json_:
-        found = {"threads": threads, "path": path, "ms": results}
-        json_.write_text(json.dumps(found, indent=1) + "\n")
+            figures = run_case(case, threads, path).values()
+            runner.say(case.name, *(f"{figure:.2f}" for figure in figures))

@@ -9,12 +9,11 @@ in this thread and its clock is the processor's time; where it only waits, time 
 work. `memory for all` is the same runtime with memory for all programs: nothing can do with less.
 Columns: percent of possible hits / tokens computed over the lower bound / steps / seconds to
 the last answer / seconds of processor time. Sides take turns; with `--repeat` the best times count.
+Beside them stand the same chats in virtual time (`virtual_time pressure`), and which bars are met.
 
 The bars, for programs that fit: 95 % of possible hits and 1.1 times the lower bound without pauses,
 and 0.7 of unlimited admission's processor time; with pauses 0.8 of its processor time, and its time
 to the last answer times 1.05.
-
-`python -m benchmarks.programs --pauses 0,10,100` prints the same as a table, beside the simulator.
 """
 
 from __future__ import annotations
@@ -28,12 +27,13 @@ from itertools import product
 from typing import Annotated, Any
 
 from benchmarks import runner
-from benchmarks.memory_pressure import PAGE, Chat, Outcome, chats, outcome, pages_for
 from benchmarks.models import prepared
 from benchmarks.own_loop import OwnLoop
+from benchmarks.virtual_time import PAGE, Chat, Outcome, chats, outcome, pages_for
 from lmprog import wire
 
 UNLIMITED, FITS, FOR_ALL = "unlimited", "programs that fit", "memory for all"
+TIERED = "with the second tier"
 WAIT = 0.001
 """Seconds that the runtime's loop waits where it keeps the place of a program that thinks."""
 MODEL_WORDS = 2000
@@ -127,7 +127,7 @@ def measured(case: Case, repeat: int, tier: bool) -> dict[str, Outcome]:
     sides: dict[str, Callable[[], Outcome]] = {
         UNLIMITED: lambda: ChatRun(case, admission="unlimited").run(),
         FITS: lambda: ChatRun(case, admission="programs").run(),
-        **({"with the second tier": with_tier} if tier else {}),
+        **({TIERED: with_tier} if tier else {}),
         FOR_ALL: lambda: ChatRun(roomy, admission="unlimited").run(),
     }
     found = runner.in_turn(sides, repeat)
@@ -154,7 +154,6 @@ def bars(case: Case, found: dict[str, Outcome]) -> str:
     return ", ".join(f"{what}: {runner.verdict(is_met)}" for what, is_met in told)
 
 
-SIDES = (UNLIMITED, FITS, FOR_ALL)
 POLICIES = ("unlimited, lpm", "programs that fit")
 """The simulator's names for the first two sides."""
 
@@ -169,6 +168,7 @@ class Pressure:
     memory: Sequence[float]
     scale: float
     repeat: int = 1
+    has_tier: bool = False
 
     def cases(self) -> Iterator[Case]:
         for memory, answer, pause in product(self.memory, self.answers, self.pauses):
@@ -177,12 +177,13 @@ class Pressure:
 
 def table(asked: Pressure) -> Iterator[str]:
     """The runtime beside the simulator: its lines, each as soon as it is known."""
-    columns = [*SIDES, *(f"simulated: {name}" for name in POLICIES), "bars"]
+    sides = [UNLIMITED, FITS, *([TIERED] if asked.has_tier else []), FOR_ALL]
+    columns = [*sides, *(f"simulated: {name}" for name in POLICIES), "bars"]
     yield runner.row("memory", "answer, pause", *columns)
     yield "|-|-|" + "-|" * len(columns)
     for case in asked.cases():
-        found = measured(case, asked.repeat, tier=False)
-        cells = [_cell(found[name], 2) for name in SIDES]
+        found = measured(case, asked.repeat, asked.has_tier)
+        cells = [_cell(found[name], 2) for name in sides]
         for name in POLICIES:
             fields = (case.answer, case.think, case.memory, case.scale)
             cells.append(_cell(outcome(name, 1, *fields), 1))
@@ -207,10 +208,5 @@ def main(
     tier: Annotated[bool, "also with a file of evicted pages"] = False,
 ) -> None:
     with prepared(model) as (name, _):
-        for case in Pressure(name, answers, thinks, memory, scale).cases():
-            found = measured(case, repeat, tier)
-            print(f"\nmemory {case.memory:.0%}, answer {case.answer}, think {case.think:g}")
-            for side, one in found.items():
-                times = f"{one.wall:.2f} s | {one.busy:.2f} s"
-                print(f"  {side} | {one.hits:.0%} | {one.computed:.2f} | {one.steps:.0f} | {times}")
-            print(f"  {bars(case, found)}", flush=True)
+        for line in table(Pressure(name, answers, thinks, memory, scale, repeat, tier)):
+            print(line, flush=True)

@@ -4,11 +4,10 @@ counted.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
 import time
 from collections.abc import Sequence
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from lmprog import wire
@@ -28,11 +27,9 @@ class DelayedChannel:
         self.sent = 0  # messages to the runtime
         self._inner = inner
         self._one_way = round_trip / 2
-        self._turn = itertools.count()
-        self._changed = threading.Condition()
-        self._outbox: list[tuple[float, int, Sequence[wire.Op]]] = []
-        self._inbox: list[tuple[float, int, list[wire.Reply] | LmprogError]] = []
-        self._closed = False
+        self._outbox: SimpleQueue[tuple[float, Sequence[wire.Op] | None]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[float, list[wire.Reply] | LmprogError]] = SimpleQueue()
+        self._is_closed = False
         self._threads = [
             threading.Thread(target=body, daemon=True) for body in (self._carry_out, self._carry_in)
         ]
@@ -40,32 +37,24 @@ class DelayedChannel:
             thread.start()
 
     def send(self, ops: Sequence[wire.Op]) -> None:
-        with self._changed:
-            self.sent += 1
-            heapq.heappush(self._outbox, (time.monotonic() + self._one_way, next(self._turn), ops))
-            self._changed.notify_all()
+        self.sent += 1
+        self._outbox.put((time.monotonic() + self._one_way, ops))
 
     def receive(self, timeout: float) -> list[wire.Reply]:
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while True:
-                now = time.monotonic()
-                if self._inbox and self._inbox[0][0] <= now:
-                    came = self._inbox[0][2]
-                    if isinstance(came, LmprogError):
-                        raise came
-                    heapq.heappop(self._inbox)
-                    return came
-                if now >= deadline:
-                    return []
-                self._changed.wait(
-                    min(deadline, self._inbox[0][0] if self._inbox else deadline) - now
-                )
+        """What is under way when the time is over is waited for."""
+        try:
+            due, came = self._inbox.get(timeout=max(0.0, timeout))
+        except Empty:
+            return []
+        wait_until(due)
+        if isinstance(came, LmprogError):
+            self._inbox.put((due, came))  # whoever asks again is told again
+            raise came
+        return came
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._is_closed = True
+        self._outbox.put((0.0, None))
         self._inner.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -74,33 +63,28 @@ class DelayedChannel:
     def _carry_out(self) -> None:
         """Body of the thread that sends what is due."""
         while True:
-            with self._changed:
-                while not self._closed and not (
-                    self._outbox and self._outbox[0][0] <= time.monotonic()
-                ):
-                    self._changed.wait(
-                        self._outbox[0][0] - time.monotonic() if self._outbox else None
-                    )
-                if self._closed:
-                    return
-                ops = heapq.heappop(self._outbox)[2]
+            due, ops = self._outbox.get()
+            if ops is None:
+                return
+            wait_until(due)
             try:
                 self._inner.send(ops)
             except LmprogError as error:
-                self._put(error)
+                self._inbox.put((time.monotonic() + self._one_way, error))
 
     def _carry_in(self) -> None:
         """Body of the thread that takes what comes."""
-        while not self._closed:
+        while not self._is_closed:
+            came: list[wire.Reply] | LmprogError
             try:
-                replies = self._inner.receive(0.2)
+                came = self._inner.receive(0.2)
             except LmprogError as error:
-                self._put(error)
+                came = error
+            if came:
+                self._inbox.put((time.monotonic() + self._one_way, came))
+            if isinstance(came, LmprogError):
                 return
-            if replies:
-                self._put(replies)
 
-    def _put(self, came: list[wire.Reply] | LmprogError) -> None:
-        with self._changed:
-            heapq.heappush(self._inbox, (time.monotonic() + self._one_way, next(self._turn), came))
-            self._changed.notify_all()
+
+def wait_until(due: float) -> None:
+    time.sleep(max(0.0, due - time.monotonic()))

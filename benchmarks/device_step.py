@@ -1,7 +1,7 @@
 """Processor time that a step costs on a device, and how much of it the device waits for. The driver
 is none: it takes a given time for a step and computes nothing, so no GPU is needed.
 
-    python -m benchmarks.device_step [--rows 16 64] [--step-ms 0.6 3.5] [--steps 300] [--profile]
+    python -m benchmarks.device_step [--rows 16 64] [--step-ms 0.6 3.5] [--steps 300]
     python -m benchmarks.device_step --mixed
 
 `--mixed`: beside the rows one long prompt after another is read, in chunks of 256 tokens. The driver's clock is the processor time of this thread, and the time that the host waits for the
@@ -200,7 +200,6 @@ def step_times(
     step_ms: float,
     num_steps: int,
     is_ahead: bool = True,
-    profiled: runner.Profiled = runner.UNPROFILED,
     is_mixed: bool = False,
 ) -> StepTimes:
     """Of steps in which `num_rows` streamed gens decode one token each, and if it `is_mixed` beside
@@ -220,11 +219,10 @@ def step_times(
     (driver,) = drivers
     host: list[float] = []
     began, steps_before = driver.now(), driver.num_steps
-    with profiled:
-        for _ in range(num_steps):
-            if prompts is not None:
-                prompts.keep_reading()
-            host.append(1e3 * runner.seconds(loop.step, 1, time.thread_time))
+    for _ in range(num_steps):
+        if prompts is not None:
+            prompts.keep_reading()
+        host.append(1e3 * runner.seconds(loop.step, 1, time.thread_time))
     whole = 1e3 * (driver.now() - began) / (driver.num_steps - steps_before)
     return StepTimes(statistics.median(host), whole - step_ms)
 
@@ -235,15 +233,13 @@ def main(
     rows: Sequence[int] = (16, 64, 256),
     step_ms: Sequence[float] = (0.0, 0.6, 3.5),
     steps: int = 300,
-    profile: Annotated[bool, "where the time goes"] = False,
     mixed: Annotated[bool, "beside chunks of prompts"] = False,
 ) -> None:
     columns = "device, ms a step; host, ms; exposed, one ahead; exposed, one after the other"
     runner.head("rows", *columns.split("; "))
     for num_rows in rows:
         for ms in step_ms:
-            with runner.profiled(profile, 35) as measured:
-                ahead = step_times(num_rows, ms, steps, True, measured, mixed)
+            ahead = step_times(num_rows, ms, steps, is_mixed=mixed)
             plain = step_times(num_rows, ms, steps, is_ahead=False, is_mixed=mixed)
             figures = (ahead.host, ahead.exposed, plain.exposed)
             runner.say(num_rows, ms, *(f"{figure:.3f}" for figure in figures))

@@ -13,6 +13,7 @@ weights and a vocabulary of 512. The tokens are this file's text, or random ones
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,13 +23,12 @@ import transformers
 from numpy.typing import NDArray
 
 from benchmarks import runner
+from benchmarks.batches import PAGE, batch, num_pages
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model.locate import NANO
-from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
-PAGE = 16
 _MADE_VOCABULARY = 512
 _SIZES: dict[str, Any] = {
     "vocab_size": _MADE_VOCABULARY,
@@ -87,26 +87,13 @@ def computed(model: str, tokens: list[int], **config: Any) -> NDArray[np.float64
     """By the native engine, the whole prompt in one step; with keys and values as fp8 by torch,
     which computes here what a device would. # [tokens, vocab]
     """
-    num_pages = -(-len(tokens) // PAGE)
+    every, step = np.arange(len(tokens), dtype=np.int32), batch(1, len(tokens), 0)
+    step = replace(step, tokens=np.array(tokens, np.int32), logit_tokens=every)
     is_fp8 = config.get("kv_dtype") == "fp8"
     config |= {"attention": "reference"} if is_fp8 else {"engine": "native"}
-    config |= {"scheduler": SchedulerConfig(page_size=PAGE, num_pages=num_pages)}
+    config |= {"scheduler": SchedulerConfig(page_size=PAGE, num_pages=num_pages(step))}
     engine = load_engine(RuntimeConfig(model=model, threads=1, **config), keep=False)
-    every = np.arange(len(tokens), dtype=np.int32)
-    batch = Batch(
-        tokens=np.array(tokens, np.int32),
-        positions=every,
-        row_starts=np.array([0, len(tokens)], np.int32),
-        kv_lens=np.array([len(tokens)], np.int32),
-        page_starts=np.array([0, num_pages], np.int32),
-        pages=np.arange(num_pages, dtype=np.int32),
-        write_tokens=every,
-        write_slots=every,
-        copies=np.zeros((0, 2), np.int32),
-        logit_tokens=every,
-        page_size=PAGE,
-    )
-    logits = np.asarray(engine.forward(batch), np.float64)
+    logits = np.asarray(engine.forward(step), np.float64)
     logits -= logits.max(-1, keepdims=True)
     found: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     return found

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks import runner
+from benchmarks.endurance import ONE_THREAD, served
 from benchmarks.models import make_comparable
-from benchmarks.served_loads import ONE_THREAD, served
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.text.tokenizer import load_tokenizer
 

@@ -1,7 +1,7 @@
 """Processor time that a step costs outside of the model: messages, plan, batch, requests, commit,
 text, replies. The engine computes nothing, and every sampled token is the same.
 
-    python -m benchmarks.host_step [--rows 16 64 256] [--steps 300] [--profile | --plan]
+    python -m benchmarks.host_step [--rows 16 64 256] [--steps 300] [--plan]
 """
 
 from __future__ import annotations
@@ -113,11 +113,10 @@ def decoding_loop(
     return loop
 
 
-def milliseconds_per_step(num_rows: int, num_steps: int, profiled: runner.Profiled) -> float:
+def milliseconds_per_step(num_rows: int, num_steps: int) -> float:
     """The median over steps in which `num_rows` streamed gens decode one token each."""
     loop = decoding_loop(num_rows, 2 * num_steps)
-    with profiled:
-        times = [runner.seconds(loop.step, 1, time.thread_time) for _ in range(num_steps)]
+    times = [runner.seconds(loop.step, 1, time.thread_time) for _ in range(num_steps)]
     return 1e3 * median(times)
 
 
@@ -159,7 +158,6 @@ def main(
     *,
     rows: Items[int] = (1, 16, 64, 256),
     steps: int = 300,
-    profile: Annotated[bool, "where the time goes"] = False,
     plan: Annotated[bool, "a GPU's plan of attention instead"] = False,
 ) -> None:
     if plan:
@@ -171,6 +169,5 @@ def main(
         return
     runner.head("rows", "processor ms a step", "us a row")
     for num_rows in rows:
-        with runner.profiled(profile, 18) as measured:
-            cost = milliseconds_per_step(num_rows, steps, measured)
+        cost = milliseconds_per_step(num_rows, steps)
         runner.say(num_rows, f"{cost:.3f}", f"{1e3 * cost / num_rows:.1f}")

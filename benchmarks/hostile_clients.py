@@ -21,8 +21,7 @@ from benchmarks.own_loop import OwnLoop
 from lmprog import wire
 from lmprog.simulation.world import SimChannel
 from lmprog.transport import ClientId, Received
-from lmprog.transport.admission import Admission
-from lmprog.transport.channel import MAX_OPS, replies_frames
+from lmprog.transport.channel import MAX_OPS, Admission, replies_frames
 
 FRAMES_A_TURN, BYTES_A_TURN, OPS_A_TURN = 64, 4 << 20, MAX_OPS
 LONG = "the little house by the water was found again " * 40

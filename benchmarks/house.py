@@ -12,9 +12,11 @@ import importlib.util
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks import runner
 
 LONG_LINE = 100
 LONG_FUNCTION = 50
@@ -184,18 +186,13 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return len([one for one in named if one.arg not in ("self", "cls")])
 
 
-def main(names: list[str]) -> None:
-    """Prints the table, as Markdown."""
-    packages = [package_at(name) for name in names or ["lmprog"]]
+@runner.command
+def main(names: Sequence[str] = ("lmprog",)) -> None:
+    packages = [package_at(name) for name in names]
     columns = [figures(package) for package in packages]
-    print("| | " + " | ".join(package.name for package in packages) + " |")
-    print("|-" * (len(packages) + 1) + "|")
+    runner.head("", *(package.name for package in packages), texts=len(packages) + 1)
     for row in columns[0]:
-        print(f"| {row} | " + " | ".join(column[row] for column in columns) + " |")
+        runner.say(row, *(column[row] for column in columns))
     for package in packages:
         for group in cycles(package):
             print(f"\ncycle in {package.name}: {', '.join(group)}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -16,8 +16,7 @@ import zmq
 
 from benchmarks import runner
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.kv_events.block_record import BlockRecord
-from lmprog.runtime.kv_events.kv_messages import encoded
+from lmprog.runtime.kv_events.block_record import BlockRecord, encoded
 from lmprog.transport import EventSocket
 
 PAGE, PAGES, INSERTS, ROUNDS = 16, 4000, 400, 7

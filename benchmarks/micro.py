@@ -7,18 +7,17 @@ collector of cyclic garbage stays on.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Annotated
 
 from benchmarks import runner
-from benchmarks.virtual_steps import commit, submit
+from benchmarks.virtual_time import commit, submit
 from lmprog.config import PolicyName, SchedulerConfig
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.batch import build_batch
@@ -39,10 +38,10 @@ class Figure:
     def passes(self) -> bool | None:
         return None if self.bar is None else self.value <= self.bar
 
-    def __str__(self) -> str:
-        passed, failed = f"pass (<= {self.bar or 0:g})", f"FAIL (> {self.bar})"
-        verdict = {None: "", True: passed if self.bar else "", False: failed}[self.passes]
-        return f"{self.section:10} {self.name:52} {self.value:9.2f} {self.unit:3} {verdict}"
+    def cells(self) -> tuple[str, ...]:
+        verdict = {None: "", True: "pass", False: "FAIL"}[self.passes]
+        bar = "" if self.bar is None else f"{self.bar:g}"
+        return self.section, self.name, self.unit, f"{self.value:.2f}", bar, verdict
 
 
 def median_us(action: Callable[[], object], repetitions: int) -> float:
@@ -254,16 +253,13 @@ def main(
     sections: Annotated[Sequence[str], f"of {', '.join(SECTIONS)}; all if none is named"] = (),
     *,
     repetitions: Annotated[int, "of each operation"] = 2000,
-    json_: Annotated[bool, "print one JSON array instead of a table"] = False,
 ) -> int:
     if unknown := sorted(set(sections) - set(SECTIONS)):
         raise runner.WrongOptions(f"no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    runner.head("section", "what", "unit", "value", "at most", "verdict", texts=3)
     figures = []
     for name in sections or SECTIONS:
         for figure in SECTIONS[name](repetitions):
             figures.append(figure)
-            if not json_:
-                print(figure, flush=True)
-    if json_:
-        print(json.dumps([asdict(one) | {"passes": one.passes} for one in figures], indent=1))
+            runner.say(*figure.cells())
     return 1 if any(figure.passes is False for figure in figures) else 0

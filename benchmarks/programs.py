@@ -4,7 +4,6 @@ benchmarks.programs`.
     python -m benchmarks.programs [--model FOLDER|nano|random:HxL|dummy:HxL] [--scale S] [--count C] [--only NAMES]
                                   [--cache on|off|both] [--peer transformers] [--threads N] [--repeat R]
                                   [--set FIELD=VALUE] [--json FILE] [--seed N]
-    python -m benchmarks.programs --pauses 0,10,100 [--model ...] [--scale S] [--memory PARTS] [--answers TOKENS]
 
 The shapes are those that prefix-sharing systems have been measured on; the texts are seeded random
 words of the right token counts, generations are greedy and of forced length. `--scale` multiplies
@@ -12,15 +11,10 @@ all sizes in tokens, `--count` all numbers of programs, questions, events. Every
 runtime. Ratios of one run are worth something, seconds are not: they depend on the machine and on
 what else it does. `cpu` is processor time of all processes of a side, which other load disturbs
 less than the wall clock.
-
-With `--pauses` only the chats run, with pauses of so many steps in the mean between two turns, in a
-memory for a part of them: on the runtime and in the offline simulator, as one table
-(`chat_admission`).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -30,10 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from benchmarks import runner
-from benchmarks.chat_admission import Pressure, table
 from benchmarks.measure import Bench, Measured
 from benchmarks.models import prepared
-from benchmarks.report import Line, as_json, time_table, work_table
+from benchmarks.report import Line, time_table, work_table
 from benchmarks.workloads import ALL
 from benchmarks.workloads.shape import Workload
 from benchmarks.workloads.text import Pieces, Writer
@@ -41,20 +34,6 @@ from lmprog.runtime.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from benchmarks.peers.transformers import TransformersPeer
-
-OF_CHATS: dict[str, Any] = {"memory": (0.5, 0.25), "answers": (8.0, 384.0)}
-"""Options that only chats with pauses have ..."""
-OF_PROGRAMS: dict[str, Any] = {
-    "count": 0.1,
-    "only": "",
-    "cache": "both",
-    "peer": None,
-    "threads": 1,
-    "set_": [],
-    "json_": None,
-    "seed": 1,
-}
-"""... and options that they do not have; with what they are if they are not given."""
 
 
 def on_peer(workload: Workload, peer: TransformersPeer) -> Measured:
@@ -96,15 +75,6 @@ def chosen(names: str) -> list[type[Workload]]:
     return found
 
 
-def check_together(options: dict[str, Any], has_pauses: bool) -> None:
-    others, what = OF_CHATS, "goes with --pauses only"
-    if has_pauses:
-        others, what = OF_PROGRAMS, "does not go with --pauses"
-    for name, usual in others.items():
-        if options[name] != usual:
-            raise runner.WrongOptions(f"--{name.removesuffix('_')} {what}")
-
-
 def _field(text: str) -> tuple[str, object]:
     name, _, value = text.partition("=")
     return name, int(value) if value.isdigit() else value
@@ -132,12 +102,13 @@ def programs(model: str, folder: Path | None, options: dict[str, Any]) -> None:
         workload = kind(Writer(pieces, f"{options['seed']} {kind.name}", *sizes))
         lines.append(measure(bench, workload, peer, options["cache"], options["repeat"]))
         print(f"{kind.name}: done", file=sys.stderr, flush=True)
-    about = {name.removesuffix("_"): value for name, value in options.items() if name != "json_"}
-    about |= {"load": os.getloadavg()[0], "cpus": os.cpu_count()}
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
-    print(f"\nThe work\n\n{work_table(lines)}\n\nThe time\n\n{time_table(lines)}")
-    if options["json_"]:
-        options["json_"].write_text(json.dumps(as_json(lines, about), indent=1) + "\n")
+    about = options | {"load": os.getloadavg()[0], "cpus": os.cpu_count()}
+    print(", ".join(f"{name.removesuffix('_')} {value}" for name, value in about.items()))
+    for title, rows in (("The work", work_table(lines)), ("The time", time_table(lines))):
+        print(f"\n{title}\n")
+        runner.head(*rows[0])
+        for row in rows:
+            runner.say(*row.values())
 
 
 @runner.command
@@ -154,18 +125,8 @@ def main(
     threads: Annotated[int, "of each side"] = 1,
     repeat: Annotated[int, "runs of each side; the best times count"] = 1,
     set_: Annotated[Fields, "of the runtime's configuration"] = (),
-    pauses: Annotated[runner.Floats, "of chats, in steps in the mean: 0,10,100"] = (),
-    memory: Annotated[runner.Floats, "of these chats"] = (0.5, 0.25),
-    answers: Annotated[runner.Floats, "of these chats"] = (8.0, 384.0),
-    json_: Annotated[Path | None, "also write everything here"] = None,
     seed: int = 1,
 ) -> None:
     options = dict(locals())
-    check_together(options, bool(pauses))
     with prepared(model) as (name, folder):
-        if not pauses:
-            programs(name, folder, options)
-            return
-        print(f"{options}, load {os.getloadavg()[0]:.0f}\n", flush=True)
-        for line in table(Pressure(name, answers, pauses, memory, scale, repeat)):
-            print(line, flush=True)
+        programs(name, folder, options)

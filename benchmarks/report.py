@@ -1,12 +1,9 @@
-"""Measured workloads as tables of text (Markdown) and as JSON. Knows measurements; starts
-nothing.
-"""
+"""Measured workloads as rows of tables. Knows measurements; starts nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from benchmarks.ledger import Account
 from benchmarks.measure import Measured
@@ -49,7 +46,7 @@ PRESSURE = {"evicted": "evicted_pages", "preempted": "preemptions", "peak pages"
 """Columns of the runtime's own counters."""
 
 
-def work_table(lines: Sequence[Line]) -> str:
+def work_table(lines: Sequence[Line]) -> list[dict[str, str]]:
     """What was computed, and the least that could be. Counts are those of the run with the cache
     on.
     """
@@ -76,10 +73,10 @@ def work_table(lines: Sequence[Line]) -> str:
             "optimal": line.hit_rate(booked.unique),
         }
         rows.append(cells)
-    return _table(rows)
+    return rows
 
 
-def time_table(lines: Sequence[Line]) -> str:
+def time_table(lines: Sequence[Line]) -> list[dict[str, str]]:
     """Times of the run with the cache on, and the others as multiples of it."""
     rows = []
     for line in lines:
@@ -98,29 +95,7 @@ def time_table(lines: Sequence[Line]) -> str:
             share = equal_share(on, other)
             cells[f"equal on = {name}"] = "" if share is None else f"{share:.1%}"
         rows.append(cells)
-    return _table(rows)
-
-
-def as_json(lines: Sequence[Line], about: dict[str, Any]) -> dict[str, Any]:
-    """Everything, but the texts."""
-
-    def plain(measured: Measured | None) -> dict[str, Any] | None:
-        if measured is None:
-            return None
-        return {"wall": measured.wall, "cpu": measured.cpu, "work": measured.work}
-
-    workloads = [
-        {
-            "name": line.name,
-            "about": line.about,
-            "account": asdict(line.account),
-            **{side: plain(getattr(line, side)) for side in ("on", "off", "peer")},
-            "equal_off": equal_share(line.on, line.off),
-            "equal_peer": equal_share(line.on, line.peer),
-        }
-        for line in lines
-    ]
-    return {"about": about, "workloads": workloads}
+    return rows
 
 
 def equal_share(a: Measured | None, b: Measured | None) -> float | None:
@@ -132,16 +107,3 @@ def equal_share(a: Measured | None, b: Measured | None) -> float | None:
 
 def _count(measured: Measured | None, name: str) -> str:
     return "" if measured is None else f"{measured.work[name]:,.0f}"
-
-
-def _table(rows: Sequence[dict[str, str]]) -> str:
-    """Of the same columns in each row; all but the first are numbers."""
-    cells = [list(rows[0]), *(list(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for row in cells:
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        lines.append(f"| {' | '.join(padded)} |")
-    first, *others = ("-" * (width + 1) for width in widths)
-    rule = "|".join([first + "-", *(f"{other}:" for other in others)])
-    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])

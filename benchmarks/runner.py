@@ -1,5 +1,7 @@
 """What every benchmark needs: options, tables, sides in turn, processor time and processes.
 
+Every command takes `--json FILE`, for its options and tables, and `--profile`.
+
 A command is a function, its parameters are its options (`run`), and the docstring of its module is
 its help. Knows nothing of what is measured.
 """
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -44,6 +46,10 @@ Floats = Annotated[Sequence[float], _by_commas(float)]
 """Several in one argument, with commas between them."""
 
 
+_JSON, _PROFILE = "_json", "_profile"
+"""What every command has beside its own options."""
+
+
 class WrongOptions(Exception):
     """What a command raises where its options do not go together."""
 
@@ -55,22 +61,62 @@ def command(main: Command) -> Command:
     return main
 
 
+Commands = Mapping[str, Callable[..., int | None]]
+
+
+def commands(*mains: Callable[..., int | None]) -> Commands:
+    """The last line of a module with several commands, each of its function's name; the first one
+    needs no name. Runs one where that module is the program."""
+    named = {one.__name__.rstrip("_").replace("_", "-"): one for one in mains}
+    if mains[0].__module__ == "__main__":
+        main, arguments = chosen(named, sys.argv[1:])
+        sys.exit(run(main, arguments))
+    return named
+
+
+def chosen(
+    named: Commands, words: Sequence[str]
+) -> tuple[Callable[..., int | None], Sequence[str]]:
+    """The command that the first word names, and the words behind it."""
+    if words and words[0] in named:
+        return named[words[0]], words[1:]
+    return next(iter(named.values())), words
+
+
 def run(command: Callable[..., int | None], arguments: Sequence[str] | None = None) -> int:
     """Calls `command` with what the command line says; its exit status."""
+    parser = parser_of(command)
+    given = vars(parser.parse_args(arguments))
+    target, is_profiled = given.pop(_JSON, None), given.pop(_PROFILE, False)
+    _TABLES.clear()
+    try:
+        with profiled() if is_profiled else nullcontext():
+            status = command(**given) or 0
+    except WrongOptions as error:
+        parser.error(str(error))
+    if target is not None:
+        about = {"arguments": given, "load": os.getloadavg()[0], "cpus": os.cpu_count()}
+        target.write_text(json.dumps({**about, "tables": _TABLES}, indent=1, default=str) + "\n")
+    return status
+
+
+def parser_of(command: Callable[..., int | None]) -> argparse.ArgumentParser:
     module = inspect.getmodule(command)
     name = module.__spec__.name if module and module.__spec__ else command.__name__
+    told = [command.__globals__["__doc__"], command.__doc__ and inspect.cleandoc(command.__doc__)]
     parser = argparse.ArgumentParser(
         prog=f"python -m {name.removesuffix('.__main__')}",
-        description=command.__globals__["__doc__"],
+        description="\n\n".join(filter(None, told)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     hints = get_type_hints(command, include_extras=True)
     for one in inspect.signature(command).parameters.values():
         _add(parser, one, hints[one.name])
-    try:
-        return command(**vars(parser.parse_args(arguments))) or 0
-    except WrongOptions as error:
-        parser.error(str(error))
+    if "json_" not in hints:
+        told = "also write options and tables here"
+        parser.add_argument("--json", dest=_JSON, type=Path, help=told)
+    parser.add_argument("--profile", dest=_PROFILE, action="store_true", help="where time goes")
+    return parser
 
 
 def _add(parser: argparse.ArgumentParser, one: inspect.Parameter, hint: Any) -> None:
@@ -103,17 +149,39 @@ def _add(parser: argparse.ArgumentParser, one: inspect.Parameter, hint: Any) -> 
 # -- tables
 
 
+_TABLES: list[list[Sequence[object]]] = []
+"""What the command under way has printed: columns first."""
+
+
 def head(*columns: object, texts: int = 1) -> None:
     """Begins a table; the first columns are texts, the others numbers."""
-    print(row(*columns) + "\n|" + "-|" * texts + "-:|" * (len(columns) - texts), flush=True)
+    _TABLES.append([columns])
+    print(table(columns, (), texts), flush=True)
+
+
+def table(columns: Sequence[object], rows: Iterable[Sequence[object]], texts: int = 1) -> str:
+    """A whole one, as Markdown."""
+    rule = "|" + "-|" * texts + "-:|" * (len(columns) - texts)
+    return "\n".join([row(*columns), rule, *(row(*cells) for cells in rows)])
+
+
+def between(page: str, marks: tuple[str, str], text: str) -> str:
+    """The page with that text between its two marks. Raises ValueError where it has none."""
+    before, begin, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
+    if not end:
+        raise ValueError(f"the page has no {marks[0].strip()} ... {marks[1]}")
+    return before + begin + text + end + after
 
 
 def row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+    return "|" + "".join(f" {cell} |" if cell != "" else " |" for cell in cells)
 
 
 def say(*cells: object) -> None:
     """A row of a table."""
+    if _TABLES:
+        _TABLES[-1].append(cells)
     print(row(*cells), flush=True)
 
 
@@ -154,24 +222,22 @@ def percentile(values: Iterable[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
 
+def middle_and_p99(values: Iterable[float]) -> tuple[float, float]:
+    each = list(values)
+    return percentile(each, 0.5), percentile(each, 0.99)
+
+
 def processor_time(*pids: int) -> float:
     """Seconds that all threads of these processes have computed, those that ended too."""
     return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
-Profiled = AbstractContextManager[Any]
-UNPROFILED: Profiled = nullcontext()
-
-
 @contextmanager
-def profiled(is_asked: bool, most: int) -> Iterator[Profiled]:
-    """What to run under the profiler, of which the costliest functions are printed in the end."""
-    if not is_asked:
-        yield UNPROFILED
-        return
-    profile = cProfile.Profile()
-    yield profile
-    pstats.Stats(profile).sort_stats("tottime").print_stats(most)
+def profiled() -> Iterator[None]:
+    """Prints the costliest functions in the end."""
+    with cProfile.Profile() as profile:
+        yield
+    pstats.Stats(profile).sort_stats("tottime").print_stats(35)
 
 
 # -- processes

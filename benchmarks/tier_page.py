@@ -20,7 +20,7 @@ from benchmarks.own_loop import OwnLoop
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.tier.page_file import PageFile
+from lmprog.runtime.tier.disk_store import PageFile
 from lmprog.runtime.tier.page_store import PageKey
 
 ROUNDS, PAGES = 5, 128

@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 import lmprog
+from benchmarks import runner
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.launch import Connection, greet
@@ -176,8 +177,8 @@ def walked_chat() -> Walk:
     return walk
 
 
-def main() -> None:
-    kind = sys.argv[1] if len(sys.argv) > 1 else "gen"
+@runner.command
+def main(kind: Annotated[str, {"choices": [*PROGRAMS, "chat"]}] = "gen") -> None:
     walk = walked_chat() if kind == "chat" else walked(PROGRAMS[kind])
     print(f"{len(walk.calls)} files, {sum(walk.calls.values()):,} calls")
     for file, count in walk.calls.most_common():
@@ -185,7 +186,3 @@ def main() -> None:
     print(f"{len(walk.values)} value classes")
     for name, module in sorted(walk.values.items(), key=lambda item: item[1]):
         print(f"       {module}.{name}")
-
-
-if __name__ == "__main__":
-    main()

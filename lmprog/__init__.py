@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from lmprog.lang.runs.results import Results as Results
     from lmprog.lang.runs.results import Run as Run
     from lmprog.lang.runs.run_replay import replay as replay
-    from lmprog.lang.runs.run_tracing import tracing as tracing
+    from lmprog.lang.runs.trace_file import tracing as tracing
     from lmprog.lang.service_calls import flush_cache as flush_cache
     from lmprog.lang.service_calls import get_server_info as get_server_info
     from lmprog.lang.sglang_engine import Engine as Engine
@@ -136,7 +136,7 @@ _HOMES = {
     "Selected": "lmprog.lang.ops.meta",
     "replay": "lmprog.lang.runs.run_replay",
     **dict.fromkeys(("aresume", "resume"), "lmprog.lang.resuming"),
-    "tracing": "lmprog.lang.runs.run_tracing",
+    "tracing": "lmprog.lang.runs.trace_file",
     "TraceEvent": "lmprog.lang.streaming.trace_events",
     "set_default_backend": "lmprog.backends.connecting.default",
     **dict.fromkeys(("race", "vote"), "lmprog.lang.branches.vote"),

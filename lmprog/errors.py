@@ -33,7 +33,8 @@ module knows nothing of messages, sockets or models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -85,6 +86,29 @@ def not_allowed(name: str, value: object, allowed: str, why: str = "") -> Invali
     message = f"{name}={value!r} is not allowed; give {allowed}{because}"
     shown: Detail = value if isinstance(value, str | int | float | bool | None) else repr(value)
     return InvalidParameter(message, name=name, value=shown, allowed=allowed)
+
+
+def check_text(text: str) -> None:
+    """Raises `InvalidParameter` for text that no file and no request can have."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(
+            f"{text[error.start]!r} at place {error.start} of {text[:40]!r} is half of a character "
+            "(a lone surrogate); decode what you read with errors='replace', or join both halves: "
+            "text.encode('utf-16', 'surrogatepass').decode('utf-16')",
+            name="text",
+            allowed="text without lone surrogates",
+        ) from None
+
+
+def hint(name: str, valid: Iterable[str]) -> str:
+    """What follows the complaint about an unknown name: the nearest valid one, or all of them."""
+    known = sorted(valid)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; valid: {', '.join(known)}"
 
 
 class ContextOverflow(RequestRejected):

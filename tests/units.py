@@ -21,27 +21,30 @@ UNITS = {
     "errors": Unit("lmprog.errors"),
     "config": Unit("lmprog.config lmprog.config_check", "errors"),
     "wire": Unit("lmprog.wire"),
+    "journal": Unit("lmprog.journal", "errors wire"),
     "native": Unit("lmprog.native"),
     "weight_cache": Unit("lmprog.weight_cache", "native"),
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
-    "fleet": Unit("lmprog.fleet", "errors config wire transport launch"),
+    "fleet": Unit("lmprog.fleet", "errors config wire journal transport launch"),
     "ray": Unit("lmprog.ray", "errors transport launch fleet options supervision server"),
     "tool_calls": Unit("lmprog.tool_calls", "errors wire"),
     # the client's side: no tokens, no tensors, no sockets
     "backends": Unit(
-        "lmprog.backends lmprog.testing", "errors config wire transport launch fleet ray tool_calls"
+        "lmprog.backends lmprog.testing",
+        "errors config wire journal transport launch fleet ray tool_calls",
     ),
     "threads": Unit("lmprog.lang.ops.threads"),
     "ops": Unit("lmprog.lang.ops", "errors wire tool_calls threads"),
     "streaming": Unit("lmprog.lang.streaming", "errors wire tool_calls backends ops"),
-    "checkpoints": Unit("lmprog.lang.checkpoints", "errors wire"),
+    "checkpoints": Unit("lmprog.lang.checkpoints", "errors wire journal"),
     "branches": Unit(
-        "lmprog.lang.branches", "errors wire tool_calls backends threads ops streaming checkpoints"
+        "lmprog.lang.branches",
+        "errors wire journal tool_calls backends threads ops streaming checkpoints",
     ),
     "runs": Unit(
         "lmprog.lang.runs",
-        "errors wire tool_calls backends threads ops streaming checkpoints branches",
+        "errors wire journal tool_calls backends threads ops streaming checkpoints branches",
     ),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends threads ops branches runs"),
     "lang": Unit(
@@ -79,7 +82,7 @@ UNITS = {
     "kv_events": Unit("lmprog.runtime.kv_events", "errors config wire transport radix"),
     "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
     "process": Unit(
-        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime.fingerprint lmprog.runtime",
+        "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
         "errors config wire tool_calls transport launch documents text scheduling programs loop engine ranks "
         "kv_events",
     ),
@@ -106,7 +109,7 @@ UNITS = {
     ),
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
-        "lmprog.server.programs",
+        "lmprog.server.programs lmprog.server.local",
         "errors config wire tool_calls options http link gateway operations",
     ),
     "server": Unit(
@@ -128,17 +131,17 @@ _MODEL_LIBRARIES = ("safetensors", "huggingface_hub", "transformers")
 _API_LIBRARIES = ("openai", "anthropic", "litellm", "httpx2", "jsonschema")
 DOORS = {
     "zmq": "lmprog.transport",
-    "msgspec": "lmprog.wire lmprog.fleet lmprog.cli.run lmprog.launch.parent_pipe "
-    "lmprog.lang.ops.sampling lmprog.runtime.kv_events "
+    "msgspec": "lmprog.wire lmprog.journal lmprog.fleet lmprog.cli.run lmprog.launch.parent_pipe "
+    "lmprog.lang.ops.sampling lmprog.lang.checkpoints lmprog.runtime.kv_events "
     "lmprog.backends.blackbox lmprog.backends.caching lmprog.server",
     **dict.fromkeys(_HTTP_LIBRARIES, "lmprog.server"),
     "fastapi": "lmprog.server lmprog.ray.serve_gateway",
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
     "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
-    "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.logit_edits",
+    "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.sampling_requests",
     "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.quoting",
-    "jinja2": "lmprog.runtime.text.sandbox",
+    "jinja2": "lmprog.runtime.text.chat_template",
     **dict.fromkeys(
         _MODEL_LIBRARIES, "lmprog.runtime.engine.model lmprog.runtime.engine.torch_engine"
     ),
@@ -148,7 +151,7 @@ DOORS = {
     "outlines": "lmprog.lang.ops.outlines_terms",
     "outlines_core": "lmprog.lang.ops.schema_regex",
     "yaml": "lmprog.server.options.configuration",
-    "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.run_tracing",
+    "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.trace_file",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
     "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",
     "rich": "lmprog.cli",

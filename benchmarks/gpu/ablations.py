@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import runner
 from benchmarks.models import make_comparable
 from benchmarks.workloads.text import Pieces, Writer
 from lmprog import wire
@@ -206,13 +207,12 @@ def _tried(
 
 
 def table(found: list[Ablation]) -> str:
-    lines = ["| left out or changed | tokens a second | default | ratio | same tokens |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    rows: list[tuple[str, ...]] = []
     for one in found:
         if one.missing:
-            lines.append(f"| {one.name} | {one.missing} | | | |")
+            rows.append((one.name, one.missing, "", "", ""))
             continue
-        ratio = one.rate / one.default_rate
-        figures = f"{one.rate:.1f} | {one.default_rate:.1f} | {ratio:.2f} | {one.same:.0%}"
-        lines.append(f"| {one.name} | {figures} |")
-    return "\n".join(lines)
+        rates = (f"{one.rate:.1f}", f"{one.default_rate:.1f}", f"{one.rate / one.default_rate:.2f}")
+        rows.append((one.name, *rates, f"{one.same:.0%}"))
+    columns = ("left out or changed", "tokens a second", "default", "ratio", "same tokens")
+    return runner.table(columns, rows)

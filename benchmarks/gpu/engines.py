@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import runner
 from benchmarks.models import make_comparable
 from benchmarks.peers.compare import Side
 from benchmarks.peers.side_loop import Case
@@ -107,6 +108,14 @@ class EngineTimes:
     same: list[float] = field(default_factory=list)
     """Shares of outputs that are those of the first side."""
 
+    def cells(self, workload: Workload) -> tuple[str, str, str]:
+        asked, whole = workload.requests**workload.levels, statistics.median(self.whole)
+        first = f"{statistics.median(self.first):.3f}" if self.first else "-"
+        rate = f"{asked * workload.out / whole:.0f}"
+        if workload.options:
+            rate = f"{asked / whole:.1f} choices"
+        return first, rate, f"{statistics.mean(self.same):.0%}"
+
 
 @dataclass(frozen=True, slots=True)
 class EnginesFound:
@@ -120,24 +129,16 @@ class EnginesFound:
 
     def table(self) -> str:
         """Markdown, a workload and a side a line."""
-        lines = ["| workload | side | first tokens, s | tokens a second | same outputs |"]
-        lines.append("|---|---|---:|---:|---:|")
-        for name, workload in self.workloads.items():
-            asked = workload.requests**workload.levels
-            for side, times in self.rows.items():
-                if name not in times:
-                    continue
-                one = times[name]
-                whole = statistics.median(one.whole)
-                first = f"{statistics.median(one.first):.3f}" if one.first else "-"
-                rate = f"{asked * workload.out / whole:.0f}"
-                if workload.options:
-                    rate = f"{asked / whole:.1f} choices"
-                same = f"{statistics.mean(one.same):.0%}"
-                lines.append(f"| {name} | {side} | {first} | {rate} | {same} |")
+        rows = [
+            (name, side, *times[name].cells(workload))
+            for name, workload in self.workloads.items()
+            for side, times in self.rows.items()
+            if name in times
+        ]
+        columns = ("workload", "side", "first tokens, s", "tokens a second", "same outputs")
         left_out = [f"- {side}: left out, {why}" for side, why in self.missing.items()]
         about = [f"- {name}: {workload.about}" for name, workload in self.workloads.items()]
-        return "\n".join([*lines, "", *about, *left_out])
+        return "\n".join([runner.table(columns, rows, texts=2), "", *about, *left_out])
 
 
 def sides(folder: Path, device: str, missing: dict[str, str]) -> list[Side]:

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.gpu.model import SHAPES, Hardware, Shape, fork, step
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.attention.float8 import Float8Scales
+from lmprog.runtime.engine.attention.backend import Float8Scales
 from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName, page_reader
 from lmprog.runtime.engine.device.driver import Driver, ModuleKey
 from lmprog.runtime.engine.device.flashinfer_reader import is_installed

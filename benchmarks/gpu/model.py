@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks import runner
+from benchmarks.batches import batch
 from lmprog.runtime.engine.device.items import AttentionItems, Tiling, plan_items
 from lmprog.runtime.scheduling.batch import Batch
-
-PAGE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +84,15 @@ class Step:
 
 def fork(branches: int, prefix: int, own: int) -> Batch:
     """A decode step of `branches` on one prefix, each with `own` tokens more."""
-    shared, more = prefix // PAGE, -(-own // PAGE)
-    table = np.empty((branches, shared + more), np.int32)
-    table[:, :shared] = np.arange(shared)
-    table[:, shared:] = shared + np.arange(branches * more).reshape(branches, more)
-    each = np.arange(branches, dtype=np.int32)
-    length = np.full(branches, prefix + own, np.int32)
-    starts = np.arange(branches + 1, dtype=np.int32)
-    return Batch(
-        tokens=each,
-        positions=length - 1,
-        row_starts=starts,
-        kv_lens=length,
-        page_starts=starts * (shared + more),
-        pages=table.reshape(-1),
-        write_tokens=each,
-        write_slots=each,
-        copies=np.zeros((0, 2), np.int32),
-        logit_tokens=each,
-        page_size=PAGE,
-    )
+    return batch(branches, 1, prefix + own - 1, prefix)
 
 
-def step(batch: Batch, shape: Shape, hardware: Hardware) -> Step:
-    """The seconds of `batch`."""
-    items = plan_items(batch, Tiling(shape.heads // shape.kv_heads))
-    lengths = batch.kv_lens.astype(np.int64)
+def step(made: Batch, shape: Shape, hardware: Hardware) -> Step:
+    """The seconds of a batch."""
+    items = plan_items(made, Tiling(shape.heads // shape.kv_heads))
+    lengths = made.kv_lens.astype(np.int64)
     paged = int(lengths.sum()) * shape.position_bytes
-    once = _distinct(batch) * shape.position_bytes
+    once = _distinct(made) * shape.position_bytes
     # Every query meets every position of its own once, however positions are shared.
     operations = int(lengths.sum()) * shape.heads * shape.dim * 4
     computing = operations / hardware.operations_per_second
@@ -149,13 +130,13 @@ def _tree(items: AttentionItems, once: int, shape: Shape, hardware: Hardware) ->
     )
 
 
-def _distinct(batch: Batch) -> int:
+def _distinct(made: Batch) -> int:
     """Positions that are read at all, each once."""
-    lengths = np.diff(batch.page_starts)
+    lengths = np.diff(made.page_starts)
     index = np.concatenate([np.arange(length) for length in lengths.tolist()])
-    ends = np.repeat(batch.kv_lens, lengths) - index * batch.page_size
-    filled = np.minimum(ends, batch.page_size)
-    _, first = np.unique(batch.pages, return_index=True)
+    ends = np.repeat(made.kv_lens, lengths) - index * made.page_size
+    filled = np.minimum(ends, made.page_size)
+    _, first = np.unique(made.pages, return_index=True)
     return int(filled[first].sum())
 
 
@@ -211,6 +192,21 @@ CACHES = (5.5e12, 8.0e12)
 where a prefix has more branches than a tile has rows."""
 
 
+def print_attention(shape: Shape) -> None:
+    slow, fast = (Hardware(cache_bytes_per_second=cache) for cache in CACHES)
+    print("branches prefix  own | paged ms  once ms  items ms   of limit | step ms paged -> items")
+    for branches, prefix, own in [*SHAPES, *UNSHARED]:
+        made = fork(branches, prefix, own)
+        low, high = step(made, shape, slow), step(made, shape, fast)
+        print(
+            f"{branches:8} {prefix:6} {own:4} | {low.paged * 1e3:8.2f} {low.once * 1e3:8.2f} "
+            f"{low.tree * 1e3:5.2f}-{high.tree * 1e3:.2f} "
+            f"{low.of_limit:5.0%}-{high.of_limit:.0%} | "
+            f"{(low.paged + low.rest) * 1e3:.2f} -> {(low.tree + low.rest) * 1e3:.2f}"
+        )
+
+
+@runner.command
 def main() -> None:
     for kept_bytes in (2, 1):
         print(f"keys and values of {8 * kept_bytes} bits")
@@ -226,21 +222,3 @@ def main() -> None:
             for kind in WEIGHTS
         ]
         print(f"{tokens:6} | " + " ".join(f"{low:6.2f}-{high:.2f} " for low, high in found))
-
-
-def print_attention(shape: Shape) -> None:
-    slow, fast = (Hardware(cache_bytes_per_second=cache) for cache in CACHES)
-    print("branches prefix  own | paged ms  once ms  items ms   of limit | step ms paged -> items")
-    for branches, prefix, own in [*SHAPES, *UNSHARED]:
-        batch = fork(branches, prefix, own)
-        low, high = step(batch, shape, slow), step(batch, shape, fast)
-        print(
-            f"{branches:8} {prefix:6} {own:4} | {low.paged * 1e3:8.2f} {low.once * 1e3:8.2f} "
-            f"{low.tree * 1e3:5.2f}-{high.tree * 1e3:.2f} "
-            f"{low.of_limit:5.0%}-{high.of_limit:.0%} | "
-            f"{(low.paged + low.rest) * 1e3:.2f} -> {(low.tree + low.rest) * 1e3:.2f}"
-        )
-
-
-if __name__ == "__main__":
-    main()

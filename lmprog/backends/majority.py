@@ -20,11 +20,11 @@ def majority(keys: Mapping[int, Hashable], left: int) -> int | None:
     return max(groups.values(), key=len)[0]
 
 
-def kept_first(keep: wire.Keep, texts: Sequence[str]) -> list[int]:
-    """The indices of `n` results, the kept one first."""
+def kept_first(op: wire.Generate, texts: Sequence[str]) -> list[int]:
+    """The indices of the `n` results of a call, the kept one first."""
     winner = (
-        majority({index: text.strip() for index, text in enumerate(texts)}, 0)
-        if keep == "majority"
+        majority({at: wire.compared(text, op.constraint) for at, text in enumerate(texts)}, 0)
+        if op.keep == "majority"
         else 0
     )
     return sorted(range(len(texts)), key=lambda index: (index != winner, index))

@@ -179,7 +179,7 @@ def _chosen(op: wire.Select, scores: Sequence[float], num_words: int) -> wire.Ch
 
 
 def _done(op: wire.Generate, given: Sequence[str], num_words: int) -> wire.CallDone:
-    texts = [given[place] for place in kept_first(op.keep, given)]
+    texts = [given[place] for place in kept_first(op, given)]
     if op.sampling.max_tokens == 0:
         texts = [""] * len(texts)
     generated = sum(len(text.split()) for text in texts)

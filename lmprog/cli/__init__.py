@@ -17,6 +17,8 @@ from lmprog.cli.arguments import parser
 from lmprog.errors import LmprogError, RequestRejected
 
 WRONG_USE = 2
+_EXTRAS = {"ray": "ray", "torch": "torch", "transformers": "hub"}
+"""Which extra brings a package that a plain install leaves out."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has closed our output; nothing more can be printed
         return 1
+    except (OSError, ModuleNotFoundError) as error:
+        said = None if given.debug or given.command == "run" else _said(error)
+        if said is None:  # ours, or of the user's own program
+            raise
+        print(f"lmprog: {said}", file=sys.stderr)
+        return WRONG_USE
+
+
+def _said(error: OSError | ModuleNotFoundError) -> str | None:
+    """What a user can do about a file that cannot be used, or a package that is not there; None
+    where nobody knows."""
+    if isinstance(error, OSError):
+        return None if error.filename is None else f"{error.filename}: {error.strerror}"
+    package = (error.name or "").partition(".")[0]
+    extra = _EXTRAS.get(package)
+    if extra is None:
+        return None
+    return f"this needs {package}, which is not installed: pip install 'lmprog[{extra}]'"
 
 
 def _leaves(errors: BaseExceptionGroup[LmprogError]) -> Iterator[BaseException]:

@@ -25,6 +25,9 @@ _WHAT = {
     SchedulerConfig: "its scheduler",
 }
 
+_KINDS = {str: "TEXT", int: "N", float: "X"}
+"""How help writes what an option takes."""
+
 
 class _Parser(argparse.ArgumentParser):
     """Reports an error in one sentence, without the whole usage."""
@@ -200,7 +203,7 @@ def _add_constraint(commands: _Commands) -> None:
         "constraint", help="what a regex or a JSON schema means, without a model"
     )
     explain = constraint.add_subparsers(dest="verb", metavar="VERB", required=True).add_parser(
-        "explain"
+        "explain", help="its states, what of it is forced, and an example; or draw it"
     )
     explain.add_argument(
         "what", metavar="REGEX|SCHEMA.json", help="a regex, a schema's file, or its text"
@@ -267,7 +270,7 @@ def _fields() -> list[dataclasses.Field[Any]]:
 
 
 def _add_configuration(to: argparse.ArgumentParser) -> None:
-    groups = {of: to.add_argument_group(of.__name__, _WHAT[of]) for of in _WHAT}
+    groups = {of: to.add_argument_group(f"options of {_WHAT[of]}") for of in _WHAT}
     for option in options():
         group, kind = groups[option.of], option.kind
         if kind is bool:
@@ -279,9 +282,7 @@ def _add_configuration(to: argparse.ArgumentParser) -> None:
         elif typing.get_origin(kind) is tuple:
             group.add_argument(option.flag, action="append", metavar="TEXT", help=option.help)
         else:
-            group.add_argument(
-                option.flag, type=kind, metavar=kind.__name__.upper(), help=option.help
-            )
+            group.add_argument(option.flag, type=kind, metavar=_KINDS[kind], help=option.help)
 
 
 def _positive(text: str) -> int:

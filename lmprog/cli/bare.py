@@ -18,7 +18,7 @@ from types import FrameType
 
 from lmprog.cli.arguments import options_of
 from lmprog.launch import RuntimeProcess
-from lmprog.launch.other_rank import become_other_rank
+from lmprog.launch.child_process import become_other_rank
 from lmprog.launch.runtime_process import configured
 
 STOP_GRACE = 30.0

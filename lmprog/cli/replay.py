@@ -22,10 +22,10 @@ def run(given: argparse.Namespace) -> int:
     with (
         connect(given.address)
         if given.address
-        else Runtime(recording.model if given.model is None else given.model) as backend
+        else Runtime(recording.origin.model if given.model is None else given.model) as backend
     ):
         replayed = recording.replay(backend)
-    print(f"{replayed.num_calls} calls, {replayed.num_tokens} tokens, seed {recording.seed}")
+    print(f"{replayed.num_calls} calls, {replayed.num_tokens} tokens, seed {recording.origin.seed}")
     if replayed.num_contests:
         print(f"contests (votes, races) with a winner: {replayed.num_contests}")
     if replayed.num_skipped:

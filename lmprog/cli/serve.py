@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lmprog.cli.arguments import given_options
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
-from lmprog.launch.other_rank import become_other_rank
+from lmprog.launch.child_process import become_other_rank
 from lmprog.launch.runtime_process import configured
 from lmprog.server.options.option_table import options
 from lmprog.server.options.server_settings import ServerSettings

@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits, too_large
 from lmprog.constraints.leaves import UNREACHABLE
-from lmprog.constraints.net import ALT, LEAF, NO_LIMIT, ONCE, REPEAT, SEQ, TABLE
-from lmprog.constraints.net_arrays import Net
+from lmprog.constraints.net import ALT, LEAF, NO_LIMIT, ONCE, REPEAT, SEQ, TABLE, Net
 from lmprog.constraints.once import BEGUN, READING, once_nodes
 from lmprog.constraints.text_table import TextTable
 

@@ -2,21 +2,56 @@
 
 Knows Unicode code points and UTF-8. Does not know patterns, automata or JSON. Surrogates (U+D800 to
 U+DFFF) are never members: no UTF-8 text contains them.
+
+Tables of code points that are slow to make and depend only on this Python's Unicode version are
+kept on disk.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import re
+import sys
+import tempfile
 import unicodedata
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.constraints import tables
+from lmprog.native import cache_folder
+
+log = logging.getLogger("lmprog")
+
+Made = Callable[[], NDArray[np.int32]]
+
+
+def kept_table(name: str, make: Made) -> NDArray[np.int32]:
+    """The flat table called `name`, read from the cache folder or computed and stored there."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    path = cache_folder() / "unicode" / f"{name}-{python}-{unicodedata.unidata_version}.npy"
+    if path.exists():
+        try:
+            found = np.load(path)
+            if found.dtype == np.int32 and found.ndim == 1:
+                return np.ascontiguousarray(found)
+            log.warning("the table %s is not one; it is made anew", path.name)
+        except (OSError, ValueError, EOFError) as error:
+            log.warning("the table %s cannot be read (%s); it is made anew", path.name, error)
+    made = np.ascontiguousarray(make().ravel(), np.int32)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npy", delete=False) as out:
+            np.save(out, made)
+        os.replace(out.name, path)  # atomic: other processes see a complete file or none
+    except OSError as error:
+        log.warning("the table %s could not be written to %s: %s", name, path.parent, error)
+    return made
+
 
 CharSet: TypeAlias = tuple[tuple[int, int], ...]
 ByteRanges: TypeAlias = tuple[tuple[int, int], ...]
@@ -112,7 +147,7 @@ def python_class(letter: str) -> CharSet:
         )
         return np.array(charset((_code(first), _code(last)) for first, last in spans), np.int32)
 
-    pairs: list[list[int]] = tables.kept(f"class-{letter}", make).reshape(-1, 2).tolist()
+    pairs: list[list[int]] = kept_table(f"class-{letter}", make).reshape(-1, 2).tolist()
     return tuple((low, high) for low, high in pairs)
 
 
@@ -156,7 +191,7 @@ def _cased_characters() -> str:
         partners = {p for c in cased for p in (c.lower(), c.upper()) if len(p) == 1}
         return np.array(sorted(map(ord, cased | partners)), np.int32)
 
-    return "".join(map(chr, tables.kept("cased", make).tolist()))
+    return "".join(map(chr, kept_table("cased", make).tolist()))
 
 
 @functools.lru_cache(maxsize=4096)

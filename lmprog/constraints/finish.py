@@ -30,19 +30,22 @@ from lmprog.constraints.constraint import Check
 from lmprog.constraints.exclusion import all_but_leaf, any_text
 from lmprog.constraints.leaves import UNREACHABLE, AllBut, Leaf, LeafSource, leaf, text_leaf
 from lmprog.constraints.net import (
+    ALL_BYTES,
     ALT,
     LEAF,
+    LONGEST_COVER,
     NO_NODE,
     ONCE,
     PART,
     REPEAT,
     SEQ,
     TABLE,
+    Alphabet,
+    Net,
     NetBuilder,
     NetPart,
     Node,
 )
-from lmprog.constraints.net_arrays import ALL_BYTES, LONGEST_COVER, Alphabet, Net
 from lmprog.constraints.text_table import TextTable, finished_table, moved_table
 from lmprog.errors import UnsatisfiableConstraint
 

@@ -20,7 +20,7 @@ from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, too_la
 from lmprog.constraints.exclusion import any_text
 from lmprog.constraints.leaves import UNREACHABLE, Leaf
 from lmprog.constraints.lower import any_json_character
-from lmprog.constraints.net_arrays import Net
+from lmprog.constraints.net import Net
 from lmprog.constraints.vocabulary import NUM_GROUPS, Vocabulary, group_bytes
 from lmprog.constraints.walk import RawMask
 

@@ -2,7 +2,7 @@
 
 Both objects are immutable and shared by the sequences of a call, each of which keeps its own
 progress. Knows bytes, ids and constraints; token healing is explained in
-`lmprog.runtime.programs.healing`.
+`lmprog.runtime.programs.call_builder`.
 """
 
 from __future__ import annotations

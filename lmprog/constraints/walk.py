@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from lmprog.constraints.automaton import DEAD, LazyAutomaton
 from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, bit_row
 from lmprog.constraints.leaves import UNREACHABLE
-from lmprog.constraints.net_arrays import Net
-from lmprog.constraints.trie import Trie
-from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.constraints.net import Net
+from lmprog.constraints.vocabulary import Trie, Vocabulary
 
 
 class RawMask(NamedTuple):

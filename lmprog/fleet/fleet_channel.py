@@ -22,7 +22,7 @@ from lmprog.fleet.members import Member, Members
 from lmprog.fleet.replica_link import ReplicaLink, ReplicaState
 from lmprog.fleet.router import Router
 from lmprog.launch import Connection
-from lmprog.launch.progress_watch import HangTimeouts
+from lmprog.launch.restarts import HangTimeouts
 from lmprog.transport import ReplyReader
 from lmprog.transport.channel import ops_frames
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from lmprog.errors import LmprogError
 from lmprog.fleet.members import Member
 from lmprog.launch import RuntimeProcess
-from lmprog.launch.restart_delays import DelayLimits, RestartDelays
+from lmprog.launch.restarts import DelayLimits, RestartDelays
 
 log = logging.getLogger("lmprog")
 

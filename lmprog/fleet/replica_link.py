@@ -12,7 +12,7 @@ from lmprog import wire
 from lmprog.errors import RuntimeGone
 from lmprog.fleet.members import Member
 from lmprog.launch import Connection
-from lmprog.launch.progress_watch import HangTimeouts, ProgressWatch
+from lmprog.launch.restarts import HangTimeouts, ProgressWatch
 
 ASK_SECONDS = 0.5
 """Between two questions for figures."""

@@ -19,14 +19,9 @@ import msgspec
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
 from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, choose_for_session, keys_of, mark_of
-from lmprog.fleet.program_log import (
-    Diverged,
-    ProgramCall,
-    ProgramLog,
-    ProgramReply,
-    first_text,
-)
+from lmprog.fleet.program_log import Diverged, ProgramLog, first_text
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
+from lmprog.journal import ProgramCall, ProgramReply
 
 CHARACTERS_PER_TOKEN = 4
 """How many blocks a replica's pages hold is only guessed at."""
@@ -156,12 +151,11 @@ class Router:
         """Ops of the client, in order."""
         frames: Frames = {}
         for op in ops:
-            if isinstance(op, EveryReplica | AnyReplica):
-                self._ask([op])
-                continue
             program = self._program_of(op)
             if program is not None:
                 self._take(program, op, frames)
+            elif isinstance(op, EveryReplica | AnyReplica):
+                self._ask([op])
             elif isinstance(op, ProgramCall):
                 self._fail_call(op.call, UnknownName(f"there is no branch {op.branch}"))
         self.outgoing.extend(frames.items())
@@ -183,27 +177,33 @@ class Router:
 
     def _take(self, program: RoutedProgram, op: wire.Op, frames: Frames) -> None:
         """One op of a program: now, or when the results that it refers to are known."""
-        if isinstance(op, wire.Fork):
+        is_early = False
+        if isinstance(op, wire.Append):
+            is_early = self._is_early(program, op)
+        elif isinstance(op, wire.Fork):
             self._branches.update(dict.fromkeys(op.children, program))
             program.branches.update(op.children)
         elif isinstance(op, ProgramCall):
             self._calls[op.call] = program
             program.calls.add(op.call)
-        if program.held or self._is_early(program, op):
+        if program.held or is_early:
             program.held.append(op)
             self._holding[id(program)] = program
         else:
             self._accept(program, op, frames)
 
     def _accept(self, program: RoutedProgram, op: wire.Op, frames: Frames) -> None:
-        failure = program.failure or program.log.cause_of(op)
-        if failure is not None and isinstance(op, ProgramCall):
-            self._fail_call(op.call, failure)
-            return
-        op = self._resolved(program, _seeded(op, self._draw))
+        if isinstance(op, wire.Append):
+            op = self._resolved(program, op)
+        elif isinstance(op, ProgramCall):
+            failure = program.failure or program.log.cause_of(op)
+            if failure is not None:
+                self._fail_call(op.call, failure)
+                return
+            op = _seeded(op, self._draw)
         program.log.take(op)
         if program.home is not None:
-            sent = program.log.known(op) if isinstance(op, wire.Append) else op
+            sent = program.log.journal.without_unknown(op) if isinstance(op, wire.Append) else op
             frames.setdefault(program.home.name, []).append(sent)
         elif isinstance(op, ProgramCall) and program.homeless_since is None:
             self._place(program)
@@ -217,28 +217,24 @@ class Router:
         other = self._calls.get(piece.call)
         return None if other is program else other
 
-    def _is_early(self, program: RoutedProgram, op: wire.Op) -> bool:
+    def _is_early(self, program: RoutedProgram, op: wire.Append) -> bool:
         """Whether it refers to a result of another program that is not known yet."""
-        if not isinstance(op, wire.Append):
-            return False
         for piece in op.pieces:
             other = self._elsewhere(program, piece)
             if other is None or other.failure is not None:
                 continue
             assert isinstance(piece, wire.Ref)
-            if piece.call not in other.log.replies:
+            if piece.call not in other.log.journal.replies:
                 return True
         return False
 
-    def _resolved(self, program: RoutedProgram, op: wire.Op) -> wire.Op:
+    def _resolved(self, program: RoutedProgram, op: wire.Append) -> wire.Append:
         """The op with the texts of other programs' results in place of references to them."""
-        if not isinstance(op, wire.Append):
-            return op
         others = [self._elsewhere(program, piece) for piece in op.pieces]
         if not any(others):
             return op
         pieces = tuple(
-            other.log.text_of(piece) if other and isinstance(piece, wire.Ref) else piece
+            other.log.journal.text_of(piece) if other and isinstance(piece, wire.Ref) else piece
             for other, piece in zip(others, op.pieces, strict=True)
         )
         return wire.Append(op.branch, pieces)
@@ -312,7 +308,10 @@ class Router:
         """Ops that waited for a result go on, each program's in order."""
         for program in list(self._holding.values()):
             frames: Frames = {}
-            while program.held and not self._is_early(program, program.held[0]):
+            while program.held:
+                op = program.held[0]
+                if isinstance(op, wire.Append) and self._is_early(program, op):
+                    break
                 self._accept(program, program.held.popleft(), frames)
             if not program.held:
                 self._holding.pop(id(program), None)
@@ -332,7 +331,7 @@ class Router:
                 program.homeless_since = self._clock()
             self._homeless.append(program)
             return
-        text = first_text(program.log.ops)
+        text = first_text(program.log.journal.ops)
         keys = keys_of(text, program.salt)
         if program.session:
             home = replicas[choose_for_session(program.session, [one.name for one in replicas])]
@@ -350,7 +349,7 @@ class Router:
         self._memory.remember(home.number, keys)
         home.load += 1
         program.home, program.homeless_since = home, None
-        ops = program.log.rebuilt() if program.was_sent else list(program.log.ops)
+        ops = program.log.rebuilt() if program.was_sent else list(program.log.journal.ops)
         program.was_sent = True
         told = [wire.SharePrefix(tuple(keys[: wire.MAX_PREFIX_KEYS]))] if keys else []
         self.outgoing.append((home.name, [*told, *ops]))
@@ -398,8 +397,8 @@ class Router:
             self._homeless.remove(program)
 
 
-def _seeded(op: wire.Op, draw: random.Random) -> wire.Op:
-    """The op with a seed where it has none, so that it can be done again on another replica."""
+def _seeded(op: ProgramCall, draw: random.Random) -> ProgramCall:
+    """The call with a seed where it has none, so that it can be done again on another replica."""
     if isinstance(op, wire.Generate) and op.sampling.seed is None:
         sampling = msgspec.structs.replace(op.sampling, seed=draw.getrandbits(63))
         return msgspec.structs.replace(op, sampling=sampling)

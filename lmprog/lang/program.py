@@ -40,11 +40,12 @@ from typing import (
 from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.connecting.default import backend_at
-from lmprog.errors import InvalidParameter, ProgramError, not_allowed
+from lmprog.errors import InvalidParameter, ProgramError, hint, not_allowed
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.scope import RunSettings
 from lmprog.lang.ops import threads
 from lmprog.lang.ops.sampling import (
+    ALIASES,
     Sampling,
     SamplingOptions,
     check_lora,
@@ -116,7 +117,9 @@ class Program(Generic[P, R]):
         """The same program with some of its own arguments given, by name."""
         unknown = set(arguments) - self._names
         if unknown and not self._takes_any:
-            raise TypeError(f"{self.function.__name__} has no parameter {sorted(unknown)[0]!r}")
+            name = sorted(unknown)[0]
+            said = f"{self.function.__name__} has no parameter {name!r}{hint(name, self._names)}"
+            raise TypeError(said)
         return self._variant(self.settings, {**self.bound, **arguments})
 
     def using(self, **options: Unpack[RunOptions]) -> Program[P, R]:
@@ -143,12 +146,10 @@ class Program(Generic[P, R]):
         try:  # a wrong call fails here, before a run
             inspect.signature(self.function).bind(None, *job.args, **job.kwargs)
         except TypeError as error:
-            hint = (
-                "; nor is it a setting of a run (see lmprog.Sampling)"
-                if "unexpected keyword" in str(error)
-                else ""
-            )
-            raise TypeError(f"{self.function.__name__}(): {error}{hint}") from None
+            settings = {*RunOptions.__annotations__, *ALIASES}
+            unknown = [name for name in own if name not in self._names and not self._takes_any]
+            said = f", and no setting of a run{hint(unknown[0], settings)}" if unknown else ""
+            raise TypeError(f"{self.function.__name__}(): {error}{said}") from None
         return job, self._with(options)
 
     # --- before running
@@ -329,6 +330,14 @@ class Program(Generic[P, R]):
     ) -> ProgramBatch:
         from lmprog.lang.runs.run_batch import ProgramBatch
 
+        own = next((name for name in options if name in self._names), None)
+        if own is not None and not is_setting(own):
+            raise InvalidParameter(
+                f"{own!r} is an argument of {self.function.__name__}, and no setting of its runs; "
+                f"give it to all of them by bind: {self.function.__name__}.bind({own}=...)",
+                name=own,
+                allowed="settings of a run",
+            )
         settings = self._with(options)
         jobs = [self._job(args, kwargs)[0] for args, kwargs in calls]
         return ProgramBatch(jobs, settings, concurrency, on_error)

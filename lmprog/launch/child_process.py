@@ -1,7 +1,8 @@
 """A child process with its two pipes, its folder and its log: started, waited for, ended; and how
-the signals that end the parent are seen meanwhile.
+the signals that end the parent are seen meanwhile. A command that runs on every machine becomes
+another rank of the model here, where it is not the first.
 
-Knows processes. Knows neither channels nor configurations: it is given the command.
+Knows processes and what they are called. Knows neither channels nor what other ranks do.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lmprog.config import RuntimeConfig
 from lmprog.errors import Detail, LmprogError, RuntimeGone, from_wire
-from lmprog.launch.parent_pipe import FOLDER_VARIABLE
+from lmprog.launch.parent_pipe import FOLDER_VARIABLE, config_to_json
 
 _WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 """Environment variables that set how OpenMP threads wait for each other."""
@@ -293,3 +295,18 @@ class SignalWatch:
             return False
         masks = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
         return any(int(mask, 16) & self._bit for mask in masks)
+
+
+_MODULE = "lmprog.runtime.ranks.rank_main"
+
+
+def become_other_rank(config: RuntimeConfig) -> None:
+    """Replaces this process by the rank that it is to be; returns where it is rank 0, or where
+    ranks are not started from outside.
+    """
+    if config.tp_ranks != "torchrun" or os.environ.get("RANK", "0") == "0":
+        return
+    rank = os.environ["RANK"]
+    sys.stderr.write(f"lmprog: rank {rank} of {config.model}; rank 0 serves it\n")
+    command = [*python(_MODULE), "--config-json", config_to_json(config)]
+    os.execve(command[0], command, environment_of_children())

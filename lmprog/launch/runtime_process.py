@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
-from lmprog.errors import InvalidParameter, RuntimeGone, UnknownName
+from lmprog.errors import InvalidParameter, RuntimeGone, UnknownName, hint
 from lmprog.launch.child_process import Child, python
 from lmprog.launch.connection import Connection, greet
 from lmprog.launch.parent_pipe import config_to_json
@@ -179,8 +179,8 @@ def configured(model: str | RuntimeConfig, options: dict[str, Any]) -> RuntimeCo
     scheduling = {field.name for field in fields(SchedulerConfig)}
     for name in options:
         if name not in own | scheduling:
-            known = ", ".join(sorted(own | scheduling))
-            raise UnknownName(f"unknown runtime option {name!r}; valid: {known}", name=name)
+            said = f"unknown runtime option {name!r}{hint(name, {'model'} | own | scheduling)}"
+            raise UnknownName(said, name=name)
     given = {name: value for name, value in options.items() if name in own}
     if isinstance(given.get("lora"), Mapping):
         given["lora"] = tuple(f"{name}={folder}" for name, folder in given["lora"].items())

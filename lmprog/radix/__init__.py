@@ -4,9 +4,8 @@ Integers only: it knows tokens and page numbers, and neither tensors, text, bran
 """
 
 from lmprog.radix.node import Node, Tokens
-from lmprog.radix.pages import PageAllocator
-from lmprog.radix.tree import RadixTree
-from lmprog.radix.tree_results import Inserted, Match, Tail
+from lmprog.radix.references import PageAllocator
+from lmprog.radix.tree import Inserted, Match, RadixTree, Tail
 from lmprog.radix.tree_view import TreeView, pages_of, path, view_tree
 
 __all__ = ["Inserted", "Match", "Node", "PageAllocator", "RadixTree", "Tail", "Tokens", "TreeView"]

@@ -1,4 +1,5 @@
-"""Locks and pins: reference counts along paths, and what they mean for the pages of a tree.
+"""Who holds the pages of a tree: locks and pins as reference counts along paths, the order in which
+unlocked nodes are evicted, and the pages that nobody holds.
 
 Keeps the counters, the eviction order, the roots in use, and the number of pages of the tree. Does
 not know the tokens of a node, and never changes the shape of the tree.
@@ -10,13 +11,213 @@ to what is left of the path, so every lock and pin can be given back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 from weakref import WeakValueDictionary
 
-from lmprog.radix.eviction import EvictionOrder
 from lmprog.radix.node import Node
-from lmprog.radix.pages import PageAllocator
-from lmprog.radix.tree_watcher import TreeWatcher
+
+
+class PageAllocator:
+    """The pages `0 .. num_pages` of the KV pool, as numbers. Allocating and freeing `n` pages costs
+    O(n). A page belongs to whoever allocated it until it is freed; freeing one twice is a bug.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        assert num_pages >= 0, f"a pool of {num_pages} pages"
+        self.num_pages = num_pages
+        self._free = list(
+            range(num_pages - 1, -1, -1)
+        )  # a stack: the page freed last is allocated first
+        self._allocated: set[int] = set()
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def free_pages(self) -> list[int]:
+        """Their numbers, in ascending order."""
+        return sorted(self._free)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` pages; None, and nothing is allocated, when fewer are free."""
+        assert count >= 0, f"{count} pages requested"
+        if count > len(self._free):
+            return None
+        rest = len(self._free) - count
+        pages = self._free[rest:]
+        pages.reverse()
+        del self._free[rest:]
+        self._allocated.update(pages)
+        return pages
+
+    def free(self, pages: Iterable[int]) -> None:
+        """`pages` are free again."""
+        back = list(pages)
+        rest = len(self._allocated) - len(back)
+        self._allocated.difference_update(back)
+        assert len(self._allocated) == rest, f"a page was freed twice: {back}"
+        self._free.extend(reversed(back))
+
+    def prefer_low(self) -> None:
+        """The lowest free pages are allocated first, so that those in use lie close together."""
+        self._free.sort(reverse=True)
+
+    def keep_only(self, held: Iterable[int]) -> None:
+        """Every page but those `held`, which are allocated, is free."""
+        kept = set(held)
+        assert kept <= self._allocated, "a page is held though it is free"
+        self.free(sorted(self._allocated - kept))
+
+    def check(self, held: Iterable[int]) -> None:
+        """`held` are the pages of all owners: with the free ones they must be all pages, each
+        once.
+        """
+        owned = list(held)
+        twice = len(owned) - len(set(owned))
+        assert not twice, f"{twice} pages have two owners"
+        assert set(owned) == self._allocated, (
+            f"leaked, or owned though free: {sorted(set(owned) ^ self._allocated)[:16]}"
+        )
+        free = set(self._free)
+        assert len(free) == len(self._free), "a page is free twice"
+        assert not free & self._allocated, "a page is free and taken"
+        assert free | self._allocated == set(range(self.num_pages)), "a page is lost"
+
+
+class EvictionOrder:
+    """All unlocked nodes of a tree, not only leaves, in two LRU queues: unpinned ones go before
+    pinned ones. Callers must remove a node before its pins change between none and some, and add it
+    again afterwards.
+
+    When a path is used, its nodes are touched from the lower end upwards. So a node is always
+    behind its descendants in its queue, the head of a queue is always a leaf, and the next victim
+    is found without a search.
+
+    The queues are linked through the nodes themselves (`older`, `newer`), which matters when a tree
+    is far larger than the processor's cache.
+    """
+
+    def __init__(self) -> None:
+        self._plain = _queue()
+        self._pinned = _queue()
+        self.num_pages = 0  # of all nodes here
+        self.num_pinned = 0  # of the pinned ones
+        self.now = 0.0  # written to `Node.used`; the order itself never reads it
+
+    def add(self, node: Node) -> None:
+        """`node` is unlocked, and was used just now."""
+        count = len(node.pages)
+        node.used = self.now
+        self.num_pages += count
+        if node.pins:
+            self.num_pinned += count
+            _append(self._pinned, node)
+        else:
+            _append(self._plain, node)
+
+    def remove(self, node: Node) -> None:
+        count = len(node.pages)
+        self.num_pages -= count
+        if node.pins:
+            self.num_pinned -= count
+        older, newer = node.older, node.newer
+        older.newer, newer.older = newer, older
+        del node.older, node.newer
+
+    def resized(self, node: Node, by: int) -> None:
+        """`node`, which is queued, owns `by` pages more than before."""
+        self.num_pages += by
+        if node.pins:
+            self.num_pinned += by
+
+    def touch(self, node: Node) -> None:
+        """The path from the root to `node` was used just now. Locked nodes and roots are not
+        queued.
+        """
+        plain, pinned, now = self._plain, self._pinned, self.now
+        while (parent := node.parent) is not None:
+            if not node.locks:
+                older, newer = node.older, node.newer
+                older.newer, newer.older = newer, older
+                node.used = now
+                _append(pinned if node.pins else plain, node)
+            node = parent
+
+    def next_victim(self) -> Node | None:
+        """The leaf to evict next; it stays queued. None when every node is locked."""
+        for end in (self._plain, self._pinned):
+            if end.newer is not end:
+                return end.newer
+        return None
+
+    def oldest_first(self) -> Iterator[Node]:
+        """All nodes as they will be evicted; the order must not change meanwhile."""
+        yield from _oldest_first(self._plain)
+        yield from _oldest_first(self._pinned)
+
+    def newest_first(self) -> Iterator[Node]:
+        """All nodes, pinned ones before the others; the order must not change meanwhile."""
+        for end in (self._pinned, self._plain):
+            node = end.older
+            while node is not end:
+                yield node
+                node = node.older
+
+    def check(self, nodes: list[Node]) -> None:
+        """`nodes` are all nodes of the tree, roots left out."""
+        pinned = {node for node in nodes if node.pins and not node.locks}
+        plain = {node for node in nodes if not node.pins and not node.locks}
+        assert self.num_pinned == sum(len(node.pages) for node in pinned)
+        assert self.num_pages == self.num_pinned + sum(len(node.pages) for node in plain)
+        for end, expected in ((self._plain, plain), (self._pinned, pinned)):
+            seen: set[Node] = set()
+            for node in _oldest_first(end):
+                assert node.parent not in seen, f"{node} would be evicted after its parent"
+                assert node.newer.older is node
+                seen.add(node)
+            assert seen == expected, "the queues hold the unlocked nodes"
+
+
+def _queue() -> Node:
+    """An empty queue: a ring of one sentinel node. The least recently used is its `newer`."""
+    end = Node(None, "", 0, b"", [])
+    end.older = end.newer = end
+    return end
+
+
+def _append(end: Node, node: Node) -> None:
+    newest = end.older
+    node.older, node.newer = newest, end
+    newest.newer = end.older = node
+
+
+def _oldest_first(end: Node) -> Iterator[Node]:
+    node = end.newer
+    while node is not end:
+        yield node
+        node = node.newer
+
+
+class TreeWatcher(Protocol):
+    """Told after each change of which tokens can be matched. It must not change the tree."""
+
+    def added(self, leaf: Node) -> None:
+        """The tree has the tokens of this new leaf."""
+        ...
+
+    def was_split(self, upper: Node, lower: Node) -> None:
+        """`lower` has lost its first tokens to the new node `upper` above it."""
+        ...
+
+    def shortened(self, node: Node) -> None:
+        """The node has lost its last tokens."""
+        ...
+
+    def removed(self, node: Node) -> None:
+        """Nothing of this node, which was in the tree, can be matched any more. Its children are
+        removed, too, before or after it."""
+        ...
 
 
 class References:

@@ -20,7 +20,7 @@ from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.fleet.members import Member
 from lmprog.fleet.replica_link import ReplicaLink
 from lmprog.launch import RuntimeProcess
-from lmprog.launch.progress_watch import HangTimeouts
+from lmprog.launch.restarts import HangTimeouts
 from lmprog.ray import directory
 from lmprog.ray.autoscaling import BUSY
 

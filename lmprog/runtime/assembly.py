@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
-from lmprog.errors import InvalidParameter, LmprogError
+from lmprog.errors import InvalidParameter, LmprogError, ModelError
+from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
 from lmprog.runtime.programs.call_constraints import CallConstraints
@@ -30,7 +31,6 @@ from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.steps import StepEngine
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
-from lmprog.runtime.text.generation_config import suggested_sampling
 from lmprog.runtime.text.special_tokens import infill_texts
 from lmprog.runtime.text.tokenizer import PieceTokenizer, first_difference, load_tokenizer
 from lmprog.runtime.text.tool_call_derivation import tool_support
@@ -63,7 +63,7 @@ def assemble(
     from lmprog.runtime.engine.draft_model import without_draft_memory
     from lmprog.runtime.engine.engine import select_engine
     from lmprog.runtime.engine.kept_pages import open_store, page_release
-    from lmprog.runtime.fingerprint import ModelIdentity
+    from lmprog.runtime.engine.model.checkpoint_digests import ModelIdentity
 
     stage("loads the model")
     identity = ModelIdentity(config.model)
@@ -81,10 +81,8 @@ def assemble(
         scheduler.drafting.model = draft_model
     # loaded when it is first asked for: a model without a template serves plain text all the same
     chat_template = functools.cache(lambda: load_template(engine.location))
-    tools = _tool_support(chat_template, tokenizer)
-    prefixes = [
-        public_prefix(Path(name), tokenizer, chat_template) for name in config.public_prefix
-    ]
+    tools, variables = _template_facts(chat_template, tokenizer)
+    prefixes = [public_prefix(Path(at), tokenizer, chat_template) for at in config.public_prefix]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
     channel = _publishing(config, channel, scheduler, namespaces, fingerprint)
     limits = CallLimits(
@@ -111,6 +109,7 @@ def assemble(
         infill=infill_texts(tokenizer),
         adapters=selected.adapters,
         fingerprint=fingerprint,
+        template_variables=variables,
     )
     interpreter = Interpreter(scheduler, calls, chat_template, welcome, clock, channel.counters)
     stepping: StepEngine[Any] = engine
@@ -170,10 +169,12 @@ def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | N
     if config.tp == 1:
         check_options(config)
         return None
+    from lmprog.runtime.engine.machine.resources import require_torch
     from lmprog.runtime.engine.model.locate import locate
     from lmprog.runtime.engine.sharded.shard import check_ranks, shardable_shape
 
     check_ranks(config)
+    require_torch("a model that several processes compute together (tp)")
     shardable_shape(config, locate(config.model))  # raises before anything is started
     from lmprog.runtime.ranks.leading import lead
 
@@ -181,17 +182,36 @@ def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | N
     return lead(config)
 
 
-def _tool_support(
+def _template_facts(
     chat_template: Callable[[], ChatTemplate], tokenizer: PieceTokenizer
-) -> wire.ToolSupport:
-    """How the model calls tools; the special tokens of its calls become part of texts. Without a
-    template that can be read nothing is known: whoever opens a role is told.
+) -> tuple[wire.ToolSupport, tuple[str, ...]]:
+    """How the model calls tools, and the further names that its template uses; the special tokens
+    of its calls become part of texts. Without a template that can be read nothing is known: whoever
+    opens a role is told.
     """
     try:
         template = chat_template()
     except LmprogError:
-        return wire.ToolSupport()
+        return wire.ToolSupport(), ()
     ends = [tokenizer.token_text(token) for token in tokenizer.eos_ids]
     found = tool_support(template, ends)
     tokenizer.show(shown_marks(found.form))
-    return found.with_tags(tokenizer.shown.values())
+    return found.with_tags(tokenizer.shown.values()), template.variables
+
+
+def suggested_sampling(folder: Path | None) -> wire.SuggestedSampling:
+    """The defaults of a checkpoint, from its `generation_config.json`: clients get them with the
+    `Welcome`, and decide whether to use them. `do_sample` is ignored, as in vLLM and SGLang.
+
+    Empty for a model without that file. Raises ModelError where it cannot be read."""
+    if folder is None:
+        return wire.SuggestedSampling()
+    found = json_document(folder, "generation_config.json")
+    if found is None:
+        return wire.SuggestedSampling()
+    try:
+        return wire.suggested(found)
+    except ValueError as error:
+        raise ModelError(
+            f"{folder.name}/generation_config.json cannot be read: {error}. Correct the file."
+        ) from error

@@ -24,11 +24,12 @@ from lmprog.server.gateway.routes import GatewayRouter, Guard
 from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, Problem, response_of
 from lmprog.server.http.middleware import RequestMiddleware, request_id_headers
+from lmprog.server.local import llama_cpp, ollama
 from lmprog.server.openai import chat_completions, completions, models
 from lmprog.server.operations import api_docs, operator_routes
 from lmprog.server.programs import running_program
 from lmprog.server.responses import responses_routes
-from lmprog.server.sglang import generate, server_info, tokenize
+from lmprog.server.sglang import generate, server_info
 
 
 class RouteModule(Protocol):
@@ -47,7 +48,8 @@ def route_modules() -> tuple[RouteModule, ...]:
         generate,
         models,
         server_info,
-        tokenize,
+        ollama,
+        llama_cpp,
     )
     return (*dialects, running_program, operator_routes, api_docs, page)
 

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute
 
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
-from lmprog.launch.progress_watch import HangTimeouts
+from lmprog.launch.restarts import HangTimeouts
 from lmprog.server.app import build_app
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import Guard

@@ -1,15 +1,19 @@
-"""A fake model whose keys and values are rolling hashes, read through the page tables.
+"""A fake model whose keys and values are rolling hashes, read through the page tables; computed at
+once, or as a device computes; with drafts of what it would say next, and a store for its pages.
 
 The contents of the slot of position i are a hash of all tokens up to i, and the logits of a
-position come from a sum over *all* slots that the position may read. So any wrongly shared or stale
-page, any slot written twice and any late copy changes the text. `reference_logits` computes the
-same from the token list alone: no pages, no batch, no cache. Each adapter hashes tokens in its own
-way. Integers and numpy only.
+position come from a sum over *all* slots that the position may read. So any wrongly shared or
+stale page, any slot written twice and any late copy changes the text. `reference_logits`
+computes the same from the token list alone: no pages, no batch, no cache. Each adapter hashes
+tokens in its own way. Integers and numpy only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import random
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from typing import NamedTuple
@@ -18,6 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.drafting import Guess
+from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
+from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
+from lmprog.simulation.plain_sampler import PlainSampler
 
 _MASK = 2**64 - 1
 _MIX, _STEP, _SEED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 7
@@ -212,3 +220,232 @@ def _logits(totals: list[int], vocab_size: int) -> Floats:
 @cache
 def _columns(vocab_size: int) -> NDArray[np.uint64]:
     return np.arange(vocab_size, dtype=np.uint64) * _UINT_MIX
+
+
+MOST = 5
+
+
+class GuessingSource:
+    """A `DraftSource`. `right` is the chance that a token is what the model finds likeliest.
+
+    With mistakes. The fake model never repeats itself, so that nothing could be looked up.
+    """
+
+    def __init__(self, vocab_size: int, dice: random.Random, right: float) -> None:
+        self._vocab_size = vocab_size
+        self._dice = dice
+        self._right = right
+
+    def __call__(self, tokens: array[int], most: int, evidence: int) -> Guess:
+        dice, reference = self._dice, Reference(tokens, self._vocab_size)
+        guessed: list[int] = []
+        for _ in range(min(most, dice.randint(0, MOST))):
+            token = dice.randrange(self._vocab_size)
+            if dice.random() < self._right:
+                token = int(reference.logits().argmax())
+            guessed.append(token)
+            reference.append(token)
+        return Guess(guessed)
+
+
+HANGS = 1000
+"""Turns of a load that the tier abandons before it ends."""
+
+
+@dataclass(slots=True)
+class KeptPage:
+    """What a handle has. `contents` is None where they were damaged or never arrived."""
+
+    key: PageKey
+    contents: PageContents | None
+    age: int
+
+
+@dataclass(slots=True)
+class PendingLoad:
+    ticket: int
+    turns_left: int
+    pages: list[int]
+    contents: list[PageContents]
+
+
+class FakeStore:
+    """See `PageStore`. `faults` is the chance that a page is refused, lost or damaged.
+
+    Slow, full and torn. It keeps contents in a dictionary and gives them back some turns later. A
+    stored page may be refused, or be lost or damaged without a word; like a file with checksums,
+    it then gives nothing back rather than something wrong.
+    """
+
+    def __init__(
+        self, engine: FakeEngine, num_handles: int, rng: random.Random, faults: float
+    ) -> None:
+        self._engine = engine
+        self._rng = rng
+        self._faults = faults
+        self.num_handles = num_handles
+        seconds = rng.choice([0.0, 0.01, 1.0])
+        self.costs = PageCosts(seconds / 2, seconds / 2)
+        self.kept: dict[int, KeptPage] = {}
+        self._pending: list[PendingLoad] = []
+        self._num_loads = self._num_stored = 0
+        self.most_staged: int | None = None
+        """Pages that it takes between two turns; None: any number."""
+        self._num_staged = 0
+
+    def known(self) -> list[KnownPage]:
+        return [
+            KnownPage(handle, one.key, one.age)
+            for handle, one in self.kept.items()
+            if one.contents is not None or self._rng.random() < 0.5
+        ]
+
+    def store(self, handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
+        if self._num_staged == self.most_staged or self._rng.random() < self._faults:
+            return False
+        self._num_staged += 1
+        lost = self._rng.random() < self._faults
+        self._num_stored += 1
+        contents = None if lost else self._engine.read_page(page)
+        self.kept[handle] = KeptPage(key, contents, self._num_stored)
+        return True
+
+    def load(self, handles: Sequence[int], pages: Sequence[int], keys: Sequence[PageKey]) -> int:
+        self._num_loads += 1
+        found: list[PageContents] = []
+        for handle, key in zip(handles, keys, strict=True):
+            one = self.kept.get(handle)
+            if one is None or one.contents is None or not key.is_served_by(one.key):
+                break
+            found.append(one.contents)
+        turns = self._rng.choice([0, 0, 1, 5, HANGS if self._rng.random() < self._faults else 0])
+        self._pending.append(PendingLoad(self._num_loads, turns, list(pages), found))
+        return self._num_loads
+
+    def finished(self) -> list[LoadEnd]:
+        self._num_staged = 0
+        if not self._pending:
+            return []
+        for one in self._pending:
+            for page in one.pages:
+                self._engine.spoil_page(page)  # whoever reads it before the load has ended shows
+        ended = [one for one in self._pending if not one.turns_left]
+        self._pending = [one for one in self._pending if one.turns_left]
+        for one in self._pending:
+            one.turns_left -= 1
+        for one in ended:
+            for page, contents in zip(one.pages, one.contents, strict=False):
+                self._engine.write_page(page, contents)
+        return [LoadEnd(one.ticket, len(one.contents)) for one in ended]
+
+    def abandon(self, ticket: int) -> None:
+        for one in self._pending:
+            if one.ticket == ticket:
+                one.pages.clear()
+
+    def forget(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            self.kept.pop(handle, None)
+
+    def close(self) -> None:
+        """Everything is written at once."""
+
+
+class FakeResults:
+    """See `AwaitedResults`."""
+
+    def __init__(self, device: FakeDevice, number: int) -> None:
+        self._device = device
+        self._number = number
+        self.found: StepResults | None = None
+
+    def wait(self) -> StepResults:
+        self._device.run_upto(self._number)
+        assert self.found is not None, "what was begun before it ended in a fault"
+        return self.found
+
+
+class FakeDevice:
+    """See `AheadEngine` and `AheadSampler`. `dice` decide how far it is ahead of who waits.
+
+    What is begun is done later, in order, when its results are awaited, or any time before. There
+    is one place for logits and one for sampled tokens, as on a device, so whatever is begun in
+    the wrong order reads what it should not. A fault ends all that was begun.
+    """
+
+    def __init__(
+        self, forward: Callable[[Batch], Floats], sampler: PlainSampler, dice: random.Random
+    ) -> None:
+        self._forward = forward
+        self._dice = dice
+        self._sampler = sampler
+        self._logits = np.zeros((0, 0), np.float32)
+        self._chosen: list[int] = []
+        self._todo: list[Callable[[], None]] = []
+        self._num_done = 0
+        self._fault: Exception | None = None
+        self.num_fed = 0
+        """Tokens that went from one step to the next."""
+
+    def forward(self, batch: Batch) -> None:
+        self._todo.append(lambda: self._run(batch))
+
+    def forward_after(self, batch: Batch, before: FakeResults, picks: Sequence[int]) -> None:
+        def run() -> None:
+            tokens = batch.tokens.copy()
+            for start, pick in zip(batch.row_starts.tolist(), picks, strict=False):
+                if pick >= 0:
+                    tokens[start] = self._chosen[pick]
+                    self.num_fed += 1
+            self._run(replace(batch, tokens=tokens))
+
+        self._todo.append(run)
+
+    def sample(
+        self, logits: None, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> StepResults:
+        return self.begin(logits, picks, scores).wait()
+
+    def begin(
+        self, logits: None, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> FakeResults:
+        results = FakeResults(self, self._num_done + len(self._todo) + 1)
+
+        def run() -> None:
+            found = self._sampler.sample(self._logits, picks, scores)
+            self._chosen = [0 if one is None else one.token for one in found.samples]
+            results.found = found
+
+        self._todo.append(run)
+        return results
+
+    def run_upto(self, number: int) -> None:
+        """Does so many pieces of work since the beginning, or all."""
+        if self._dice.random() < 0.5:
+            number = self._num_done + len(self._todo)
+        while self._num_done < number and self._todo and self._fault is None:
+            self._num_done += 1
+            try:
+                self._todo.pop(0)()
+            except Exception as error:  # noqa: BLE001 - raised where somebody waits
+                self._fault = error
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            self._num_done += len(self._todo)
+            self._todo.clear()
+            raise fault
+
+    @property
+    def has_untold_fault(self) -> bool:
+        """Whether there was a fault that nobody has been told of yet."""
+        return self._fault is not None
+
+    def drain(self) -> None:
+        """Does all; a fault is told to whoever waits next."""
+        try:
+            self.run_upto(self._num_done + len(self._todo))
+        except Exception as error:  # noqa: BLE001 - raised where somebody waits
+            self._fault = error
+
+    def _run(self, batch: Batch) -> None:
+        self._logits = self._forward(batch)

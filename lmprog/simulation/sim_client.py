@@ -10,8 +10,7 @@ from typing import Literal
 
 from lmprog import wire
 from lmprog.simulation import oracle
-from lmprog.simulation.branch_mirror import BranchMirror, IssuedCall
-from lmprog.simulation.reply_checks import ReplyChecks
+from lmprog.simulation.reply_checks import BranchMirror, IssuedCall, ReplyChecks
 
 _WEIGHTS = {
     "append": 10,

@@ -25,10 +25,7 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.simulation.fake_device import FakeDevice
-from lmprog.simulation.fake_engine import FakeEngine, Floats
-from lmprog.simulation.fake_store import FakeStore
-from lmprog.simulation.guessing import GuessingSource
+from lmprog.simulation.fake_engine import FakeDevice, FakeEngine, FakeStore, Floats, GuessingSource
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.simulation.reply_checks import ReplyChecks, check_running

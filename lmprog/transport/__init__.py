@@ -19,15 +19,15 @@ from lmprog.transport.channel import (
     ClientId,
     Gone,
     GreetedChannel,
+    LocalClientChannel,
+    LocalRuntimeChannel,
     Received,
     ReplyReader,
     RuntimeChannel,
     Unreadable,
+    local_pair,
 )
-from lmprog.transport.client_channel import ZmqClientChannel
-from lmprog.transport.event_socket import EventSocket
-from lmprog.transport.local_channel import LocalClientChannel, LocalRuntimeChannel, local_pair
-from lmprog.transport.runtime_channel import ZmqRuntimeChannel
+from lmprog.transport.zmq_channel import EventSocket, ZmqClientChannel, ZmqRuntimeChannel
 
 __all__ = [
     "ClientChannel",

@@ -1,18 +1,21 @@
-"""The two ends of a channel as protocols, how lists of messages become frames, and the thread that
-reads replies.
+"""The two ends of a channel as protocols, how lists of messages become frames, which clients are
+admitted, the thread that reads replies, and both ends within one process.
 
 Knows the limits of frames. Knows no sockets, and not what messages mean.
 """
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, LmprogError, ProtocolError
+from lmprog.errors import InvalidParameter, LmprogError, ProtocolError, RuntimeGone
 
 UNDECODABLE = (wire.MalformedFrame, UnicodeDecodeError, RecursionError)
 """All that decoding foreign bytes raises; msgspec reports invalid UTF-8 by Python's own error."""
@@ -233,3 +236,268 @@ class ReplyReader:
                 self._lose(error)
         finally:
             self._channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a frame holds: messages to hand on, and at most one refusal to send back."""
+
+    messages: tuple[Received, ...] = ()
+    refusal: wire.Failed | None = None
+    num_ops: int = 0
+    """What reading it and answering it takes."""
+
+
+_NOTHING = Admitted()
+
+
+class Admission:
+    """Remembers every client that has sent a readable frame, until `forget`.
+
+    Frames of anybody in, ops of greeted clients out, for every runtime's end. Knows which clients
+    have sent `Hello` in our version, and counts what it drops; says what to hand on and what to
+    answer.
+    """
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {
+            "frames_received": 0,
+            "frames_malformed": 0,
+            "ops_received": 0,
+            "ops_refused": 0,
+            "clients_welcome": 0,
+            "clients_refused": 0,
+            "clients_gone": 0,
+            "clients_too_slow": 0,
+            "replies_dropped": 0,
+        }
+        self._welcome: set[ClientId] = set()
+        self._refused: set[ClientId] = set()
+
+    def known(self) -> list[ClientId]:
+        """All remembered clients, welcome or refused."""
+        return [*self._welcome, *self._refused]
+
+    def is_welcome(self, client: ClientId) -> bool:
+        return client in self._welcome
+
+    def admit(self, client: ClientId, frame: bytes) -> Admitted:
+        """Never raises, whatever the bytes are."""
+        self.counters["frames_received"] += 1
+        try:
+            ops = wire.decode_ops(frame)
+        except UNDECODABLE as error:
+            self.counters["frames_malformed"] += 1
+            if self.is_welcome(client):
+                return self._unreadable(frame, str(error))
+            return self._of_another_version(client, frame)
+        messages: list[Received] = []
+        refusal: wire.Failed | None = None
+        for op in ops:
+            if isinstance(op, wire.Hello) and op.version == wire.PROTOCOL_VERSION:
+                messages += self._greet(client)
+            elif client not in self._welcome or isinstance(op, wire.Hello):
+                self.counters["ops_refused"] += 1
+                refusal = refusal or self._refuse(client, op)
+                continue
+            self.counters["ops_received"] += 1
+            messages.append(op)
+        return Admitted(tuple(messages), refusal, len(ops))
+
+    def _of_another_version(self, client: ClientId, frame: bytes) -> Admitted:
+        """Whoever greets is told of its version, though its messages are not ours."""
+        try:
+            version = wire.version_in(frame)
+        except UNDECODABLE:
+            return _NOTHING
+        if version is None or version == wire.PROTOCOL_VERSION:
+            return _NOTHING
+        return Admitted(refusal=self._refuse(client, wire.Hello(version)))
+
+    def count_malformed(self) -> None:
+        """Counts a transport message that is not one frame."""
+        self.counters["frames_received"] += 1
+        self.counters["frames_malformed"] += 1
+
+    def _unreadable(self, frame: bytes, reason: str) -> Admitted:
+        """A greeted client learns of every frame that is not carried out."""
+        try:
+            calls, branches = wire.named_in(frame)
+        except UNDECODABLE:
+            message = f"A message could not be read: {reason}."
+            return Admitted(refusal=wire.Failed(call=None, code="protocol", message=message))
+        num_ops = len(calls) + len(branches)
+        return Admitted((Unreadable(calls, branches, reason),), num_ops=num_ops)
+
+    def forget(self, client: ClientId) -> bool:
+        """True where the client had been welcome, so that its `Gone` is due."""
+        self._refused.discard(client)
+        if client not in self._welcome:
+            return False
+        self._welcome.discard(client)
+        self.counters["clients_gone"] += 1
+        return True
+
+    def refuse_slow(self, limit: int) -> wire.Failed:
+        """The last reply to a client that does not read its replies; it may send `Hello` again."""
+        self.counters["clients_too_slow"] += 1
+        return wire.Failed(
+            call=None,
+            code="overloaded",
+            message=f"More than {limit} bytes of replies were waiting for this client to "
+            "read them, "
+            "so its branches were freed; read replies as they come, and connect again.",
+        )
+
+    def _greet(self, client: ClientId) -> list[Received]:
+        """A second greeting starts anew: what the client owned is freed first."""
+        renewed = self.forget(client)
+        self._welcome.add(client)
+        self.counters["clients_welcome"] += 1
+        return [Gone()] if renewed else []
+
+    def _refuse(self, client: ClientId, op: wire.Op) -> wire.Failed | None:
+        """Only once per client."""
+        if client in self._refused or client in self._welcome:
+            return None
+        self._refused.add(client)
+        self.counters["clients_refused"] += 1
+        ours = wire.PROTOCOL_VERSION
+        if isinstance(op, wire.Hello):
+            message = f"The client speaks protocol version {op.version}, this runtime version "
+            message += f"{ours}; use the same lmprog."
+        else:
+            message = f"The first message must be Hello with protocol version {ours}, "
+            message += f"not {type(op).__name__}."
+        return wire.Failed(call=None, code="protocol", message=message)
+
+
+T = TypeVar("T")
+
+_END = b""  # in place of a frame: this side has closed
+_LONGEST_SLEEP = 3600.0  # seconds; so that an infinite timeout can be waited for
+
+
+class LocalRuntimeChannel:
+    """The runtime's end. `connect()` makes any number of clients, from any thread.
+
+    For tests, offline use, and runtimes in a thread. Messages are encoded, and clients admitted,
+    as over ZeroMQ.
+    """
+
+    def __init__(self) -> None:
+        self._admission = Admission()
+        self.counters = self._admission.counters
+        self._inbox: queue.SimpleQueue[tuple[ClientId, bytes]] = queue.SimpleQueue()
+        self._clients: dict[ClientId, LocalClientChannel] = {}
+        self._numbers = itertools.count(1)
+        self._closed = False
+
+    def connect(self) -> LocalClientChannel:
+        if self._closed:
+            raise RuntimeGone("The runtime in this process was closed.")
+        client = b"local-%d" % next(self._numbers)
+        channel = LocalClientChannel(client, self._inbox)
+        self._clients[client] = channel
+        return channel
+
+    def receive(self, wait: float) -> list[tuple[ClientId, Received]]:
+        """See `RuntimeChannel`."""
+        deadline = time.monotonic() + wait
+        messages: list[tuple[ClientId, Received]] = []
+        while not messages:
+            item = _take(self._inbox, deadline)
+            if item is None:
+                break
+            while item is not None:
+                messages += self._admit(*item)
+                is_full = len(messages) > MAX_OPS
+                item = None if is_full else _take(self._inbox, 0.0)
+        return messages
+
+    def send(self, replies: Sequence[tuple[ClientId, wire.Reply]]) -> None:
+        """See `RuntimeChannel`."""
+        grouped: dict[ClientId, list[wire.Reply]] = {}
+        for client, reply in replies:
+            grouped.setdefault(client, []).append(reply)
+        for client, own in grouped.items():
+            if client not in self._clients or not self._admission.is_welcome(client):
+                self.counters["replies_dropped"] += len(own)
+                continue
+            for frame in replies_frames(own):
+                self._clients[client].deliver(frame)
+
+    def close(self) -> None:
+        self._closed = True
+        for channel in list(self._clients.values()):
+            channel.deliver(_END)
+        self._clients.clear()
+
+    def _admit(self, client: ClientId, frame: bytes) -> list[tuple[ClientId, Received]]:
+        if frame == _END:
+            self._clients.pop(client, None)
+            return [(client, Gone())] if self._admission.forget(client) else []
+        admitted = self._admission.admit(client, frame)
+        if admitted.refusal and client in self._clients:
+            self._clients[client].deliver(wire.encode((admitted.refusal,)))
+        return [(client, message) for message in admitted.messages]
+
+
+class LocalClientChannel:
+    """A client's end; made by `LocalRuntimeChannel.connect`."""
+
+    def __init__(
+        self, client: ClientId, runtime: queue.SimpleQueue[tuple[ClientId, bytes]]
+    ) -> None:
+        self._client = client
+        self._runtime = runtime
+        self._frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._end: str | None = None
+
+    def send(self, ops: Sequence[wire.Op]) -> None:
+        """See `ClientChannel`."""
+        frames = ops_frames(ops)
+        if self._end is not None:
+            raise RuntimeGone(self._end)
+        for frame in frames:
+            self._runtime.put((self._client, frame))
+
+    def receive(self, timeout: float) -> list[wire.Reply]:
+        """See `ClientChannel`."""
+        replies: list[wire.Reply] = []
+        item = _take(self._frames, time.monotonic() + timeout)
+        while item is not None and item != _END:
+            replies += replies_of(item)
+            item = _take(self._frames, 0.0)
+        if item is None:
+            return replies
+        self._end = self._end or "The runtime in this process was closed."
+        self._frames.put(_END)  # every later call finds the end as well
+        if replies:
+            return replies
+        raise RuntimeGone(self._end)
+
+    def close(self) -> None:
+        if self._end is None:
+            self._end = "This channel was closed."
+            self._runtime.put((self._client, _END))
+        self._frames.put(_END)
+
+    def deliver(self, frame: bytes) -> None:
+        """For the runtime's end: one more frame."""
+        self._frames.put(frame)
+
+
+def _take(waiting: queue.SimpleQueue[T], deadline: float) -> T | None:
+    """The next item; None where none comes until `deadline`, which may be past."""
+    left = min(deadline - time.monotonic(), _LONGEST_SLEEP)
+    try:
+        return waiting.get(timeout=left) if left > 0 else waiting.get_nowait()
+    except queue.Empty:
+        return None
+
+
+def local_pair() -> tuple[LocalRuntimeChannel, LocalClientChannel]:
+    """A runtime's end and one client's end."""
+    runtime = LocalRuntimeChannel()
+    return runtime, runtime.connect()

@@ -36,6 +36,7 @@ from lmprog.wire.constraints import (
     JsonSchema,
     Regex,
     Repeated,
+    compared,
 )
 from lmprog.wire.frames import (
     MAX_FRAME_BYTES,
@@ -244,6 +245,7 @@ __all__ = [
     "Welcome",
     "Whitespace",
     "choice_pieces",
+    "compared",
     "count_logprobs",
     "decode_ops",
     "decode_replies",

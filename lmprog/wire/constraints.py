@@ -8,6 +8,7 @@ these. How kinds are compiled is in `constraints.compiling`. Knows no branches a
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, ClassVar, Self, TypeAlias
 
@@ -39,6 +40,10 @@ class ConstraintKind(Message, frozen=True):
         """The same as a context-free grammar."""
         return None
 
+    def compared(self, text: str) -> str:
+        """What a text has in common with others that say the same; votes are counted by it."""
+        return text.strip()
+
     @property
     def is_portable(self) -> bool:
         """Whether it is any of these: the services that confine texts know nothing else."""
@@ -57,6 +62,11 @@ class Regex(ConstraintKind, frozen=True):
         return self.pattern
 
 
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 class JsonSchema(ConstraintKind, frozen=True):
     """`schema` is JSON text, so that the order of its properties is kept. `whitespace_pattern`: a
     regular expression of what stands wherever JSON may have white space, instead of `whitespace`.
@@ -72,6 +82,16 @@ class JsonSchema(ConstraintKind, frozen=True):
 
     def as_schema(self) -> JsonSchema:
         return self
+
+    def compared(self, text: str) -> str:
+        """As the same value: white space, escapes, the order of properties and 2.0 for 2 do not
+        count.
+        """
+        try:
+            value = json.loads(text, parse_float=_number)
+        except (ValueError, RecursionError):
+            return text.strip()  # it is cut, say
+        return json.dumps(value, sort_keys=True)
 
     @property
     def has_layout(self) -> bool:
@@ -136,3 +156,8 @@ class FreeText(ConstraintKind, frozen=True):
 Constraint: TypeAlias = (
     Regex | JsonSchema | Choices | Grammar | InOrder | AnyOf | Repeated | FreeText
 )
+
+
+def compared(text: str, constraint: Constraint | None) -> str:
+    """What a text has in common with others of its constraint that say the same."""
+    return text.strip() if constraint is None else constraint.compared(text)

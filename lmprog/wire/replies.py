@@ -72,6 +72,8 @@ class Welcome(Message, frozen=True, dict=True, gc=True):  # `dict` keeps the dig
     adapters: dict[str, str] = msgspec.field(default_factory=dict)
     """The LoRA adapters that branches may name, each with a digest of its content."""
     fingerprint: Fingerprint = Fingerprint()
+    template_variables: tuple[str, ...] = ()
+    """The names that its chat template uses besides the conversation (`enable_thinking`, say)."""
 
     @property
     def parts(self) -> dict[str, str | int]:

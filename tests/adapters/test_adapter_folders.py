@@ -18,8 +18,12 @@ from safetensors.torch import load_file, save_file
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, ModelError
 from lmprog.launch.runtime_process import configured
-from lmprog.runtime.engine.adapters.adapter_folder import Adapter, read_adapter, read_adapter_config
-from lmprog.runtime.engine.adapters.adapter_list import adapter_folders
+from lmprog.runtime.engine.adapters.adapter_folder import (
+    Adapter,
+    adapter_folders,
+    read_adapter,
+    read_adapter_config,
+)
 from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.model.families import read_native_shape
 from lmprog.runtime.engine.model.locate import NANO

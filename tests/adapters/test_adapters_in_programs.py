@@ -11,7 +11,7 @@ import lmprog
 from lmprog import wire
 from lmprog.backends.runtime_backend import flush
 from lmprog.errors import CheckpointMismatch, InvalidParameter, NotSupported, UnknownName
-from lmprog.lang.branches.checkpointed_calls import Posted, needed
+from lmprog.journal import needed
 from lmprog.runtime.engine.model.locate import NANO
 from tests.adapters.conftest import Adapted, runtime
 from tests.backends.programs import on
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_resumed_only_where_its_adapter_is(
 
 
 def test_a_resumed_run_forks_with_the_adapters_of_before() -> None:
-    ops: list[Posted] = [
+    ops: list[wire.Op] = [
         wire.Open(1, "salt", lora="one"),
         wire.Fork(1, (2, 3), "two"),
         wire.Fork(1, (4,)),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lmprog.errors import InvalidParameter
-from lmprog.runtime.engine.attention.kv_pool import KvPool
-from lmprog.runtime.engine.machine.region import ALIGNMENT, aligned, pages_that_fit
+from lmprog.runtime.engine.attention.backend import KvPool
+from lmprog.runtime.engine.machine.resources import ALIGNMENT, aligned, pages_that_fit
 
 
 def test_only_whole_pages_fit() -> None:

@@ -26,7 +26,7 @@ from lmprog.backends.blackbox.call_answers import CallAnswers
 from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Prompt
-from lmprog.backends.caching.caching_backend import CachingBackend
+from lmprog.backends.caching import CachingBackend
 from lmprog.backends.client import Client, ClientCall
 from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import InvalidParameter, LmprogError

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import programs
 from benchmarks.chat_admission import Case, ChatRun, Pressure, table, verdicts
-from benchmarks.memory_pressure import Outcome, outcome
-from benchmarks.runner import run
+from benchmarks.virtual_time import Outcome, outcome
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -44,18 +42,3 @@ def test_the_table_has_the_runtime_and_the_simulator_side_by_side() -> None:
         assert all(cell.startswith("100% / 1.00 / ") for cell in line[2:5]), "all is in memory"
         assert all(len(cell.split(" / ")) == 5 for cell in line[5:7])
         assert "met" in line[7] or "missed" in line[7]
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("--pauses 0 --peer transformers", "--peer does not go with --pauses"),
-        ("--memory 0.5", "--memory goes with --pauses only"),
-    ],
-)
-def test_options_that_would_do_nothing_are_refused(
-    given: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        run(programs.main, given.split())
-    assert said in capsys.readouterr().err

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.constraint_bombs import NUM_BOMBS, TOO_LARGE, Bench, bombs
+from benchmarks.constrained import NUM_BOMBS, TOO_LARGE, Bench, hard_ones
 from lmprog import wire
 
 STEPS = 200
@@ -19,7 +19,7 @@ def test_fifty_hard_constraints_are_answered_and_cost_others_little() -> None:
     bench.rest()
     alone, _ = bench.gaps([], STEPS)
     assert not bench.refused
-    asked = bombs()
+    asked = hard_ones()
     beside, _ = bench.gaps(asked, STEPS)
     assert len(bench.ended) == bench.num_calls == 1 + 4 + 4 + NUM_BOMBS
     too_large = sum(isinstance(bomb, wire.Regex) and TOO_LARGE in bomb.pattern for bomb in asked)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from benchmarks.demo_session import DEMO, ROWS, picture
-from benchmarks.page_charts import CHART, PAGE, Workload, chart, workloads
+from benchmarks.pictures import CHART, DEMO, PAGE, ROWS, Workload, chart, scrolled, workloads
 
 
 def test_the_chart_of_the_page_is_made_of_its_table() -> None:
@@ -30,7 +29,7 @@ def test_bars_are_as_long_as_their_shares() -> None:
 def test_a_session_is_drawn_line_by_line_and_stops_at_its_headings() -> None:
     lines = ["title ───", *(f"line <{at}>" for at in range(60))]
     lines[20] = "\x1b[1mpart\x1b[0m ───"
-    drawn = ElementTree.fromstring(picture("\n".join(lines)))
+    drawn = ElementTree.fromstring(scrolled("\n".join(lines)))
     texts = ["".join(node.itertext()) for node in drawn.iter() if node.tag.endswith("}text")]
     assert texts[1] == "line <0>"
     assert len(texts) == 61

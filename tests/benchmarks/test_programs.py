@@ -47,8 +47,9 @@ def test_the_cache_saves_work_and_changes_no_output(kind: type[Workload]) -> Non
     assert off.work["cached_tokens"] == 0
     assert on.work["calls"] == on.account.calls
     line = Line(workload.name, workload.about, on, off, None)
-    assert workload.name in work_table([line])
-    assert "100.0%" in time_table([line])
+    [work], [times] = work_table([line]), time_table([line])
+    assert work["workload"] == times["workload"] == workload.name
+    assert times["equal on = off"] == "100.0%"
 
 
 def test_the_peer_gives_the_same_texts() -> None:

@@ -4,10 +4,12 @@ command that is named somewhere is there.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import os
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,14 +105,51 @@ def test_processor_time_is_that_of_the_process() -> None:
     assert before <= runner.processor_time(os.getpid()) <= time.process_time()
 
 
-def named_commands() -> set[str]:
+def pages() -> str:
     places = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "kernels" / "README.md"]
     places += [ROOT / "Makefile", *ROOT.glob(".github/workflows/*.yml")]
-    text = "\n".join(place.read_text("utf-8") for place in places)
-    return set(re.findall(r"-m\s+(benchmarks\.[a-z_.]*[a-z_])", text))
+    return "\n".join(place.read_text("utf-8") for place in places)
+
+
+def named_commands() -> set[str]:
+    return set(re.findall(r"-m\s+(benchmarks\.[a-z_.]*[a-z_])", pages()))
 
 
 def test_every_command_that_is_named_is_there() -> None:
     commands = named_commands()
-    assert len(commands) > 40
+    assert len(commands) > 25
     assert [name for name in sorted(commands) if importlib.util.find_spec(name) is None] == []
+
+
+def test_the_first_word_names_one_of_several_commands_and_the_first_one_needs_none() -> None:
+    named = runner.commands(measures, pages)
+    assert list(named) == ["measures", "pages"]
+    assert runner.chosen(named, ["pages", "nano"]) == (pages, ["nano"])
+    assert runner.chosen(named, ["nano"]) == (measures, ["nano"])
+    assert runner.chosen(named, []) == (measures, [])
+
+
+def spelled_commands() -> set[tuple[str, str]]:
+    """Modules with the words behind them: those of a quotation, or of a line of code. What is spelled
+    as a pattern, with a name in capitals for a choice, is none."""
+    command = r"python -m\s+(benchmarks\.[a-z_.]*[a-z_])"
+    found = re.findall(rf"`{command}([^`]*)`", pages())
+    found += re.findall(rf"^(?:    |\s+- ){command}(.*?)(?:  .*)?$", pages(), re.MULTILINE)
+    whole = {(name, " ".join(words.split())) for name, words in found}
+    return {one for one in whole if not re.search(r"[\[|<>$]|\.\.\.|TRIAL", one[1])}
+
+
+@pytest.mark.parametrize(("name", "words"), sorted(spelled_commands()))
+def test_every_command_takes_the_options_that_are_named(name: str, words: str) -> None:
+    package = importlib.util.find_spec(name)
+    assert package is not None
+    if package.submodule_search_locations:
+        name += ".__main__"
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        pytest.skip(f"needs more than is installed: {error}")
+    named = vars(module).get("COMMANDS") or {"main": module.main}
+    command, options = runner.chosen(named, shlex.split(words))
+    if options or len(named) > 1:
+        runner.parser_of(command).parse_args(options)

@@ -19,6 +19,7 @@ from lmprog.native import library
 
 ROOT = Path(lmprog.__file__).parents[1]
 ABSENT = ["torch", "transformers", "safetensors", "uvloop", "openai", "anthropic", "llguidance"]
+ABSENT += ["ray"]
 PROGRAM = """
 import sys
 import lmprog
@@ -97,7 +98,16 @@ def test_what_needs_torch_says_so(light: dict[str, str], options: str) -> None:
     assert "needs torch, which is not installed: pip install 'lmprog[torch]'" in done.stderr
 
 
-@pytest.mark.parametrize(("command", "extra"), [(["doctor", "--gpu"], "cuda")])
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (["doctor", "--gpu"], "cuda"),
+        (["serve", "nano", "--port", "0", "--ray"], "ray"),
+        (["serve", "--port", "0", "--join", "ray:stories"], "ray"),
+        (["serve", "nano", "--port", "0", "--tp", "2"], "torch"),
+        (["serve", "nano", "--port", "0", "--engine", "torch"], "torch"),
+    ],
+)
 def test_a_command_that_needs_more_says_what_to_install(
     light: dict[str, str], command: list[str], extra: str
 ) -> None:
@@ -105,3 +115,34 @@ def test_a_command_that_needs_more_says_what_to_install(
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     assert f"pip install 'lmprog[{extra}]'" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_a_sentence(light: dict[str, str], tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent" / "worlds.jsonl")
+    done = ran(
+        light, "-m", "lmprog.cli", "sim", "--worlds", "1", "--steps", "5", "--record", absent
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1] == f"lmprog: {absent}: No such file or directory"
+
+
+@pytest.mark.parametrize("command", ["constraint", "cache", "fleet"])
+def test_help_of_a_command_with_verbs_says_what_each_does(
+    light: dict[str, str], command: str
+) -> None:
+    said = ran(light, "-m", "lmprog.cli", command, "--help").stdout
+    verbs = {"constraint": ["explain"], "cache": ["list", "clear"], "fleet": ["keys", "drain"]}
+    for verb in verbs[command]:
+        assert any(line.split()[:1] == [verb] and line.split()[1:] for line in said.splitlines())
+
+
+def test_the_license_and_what_an_index_shows_are_told() -> None:
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert described["license"] == "Apache-2.0"
+    assert described["license-files"] == ["LICENSE"]
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert described["authors"]
+    assert {one.partition(" :: ")[0] for one in described["classifiers"]} >= {
+        "Operating System",
+        "Topic",
+    }

@@ -19,7 +19,7 @@ from lmprog.errors import GrammarError, RequestRejected
 from lmprog.runtime.programs import call_constraints, compile_pool
 from lmprog.runtime.programs.call_constraints import CallConstraints, SearchCache
 from lmprog.runtime.programs.compile_pool import CompilePool
-from lmprog.runtime.text.stops import stop_search
+from lmprog.runtime.text.stream import stop_search
 from lmprog.transport import Gone
 from tests.constrained.writer import ME, Writer, byte_tokenizer
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import jsonschema
 
-from benchmarks.constraint_corpus import BOMBS, CASES, COSTLY
-from benchmarks.schema_generator import generated
+from benchmarks.constraint_cases import BOMBS, CASES, COSTLY, generated
 from lmprog import wire
 from lmprog.constraints.schema.keywords import ASSERTIONS
 from tests.constraints.random_grammars import random_grammar

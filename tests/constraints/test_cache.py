@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiling import cache as cache_module
-from lmprog.constraints.compiling.cache import ConstraintCache
+from lmprog.constraints.compiling import compiler as cache_module
+from lmprog.constraints.compiling.compiler import ConstraintCache
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from tests.constraints.conftest import EOS

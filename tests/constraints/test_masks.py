@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from lmprog import native, wire
-from lmprog.constraints.compiling.cache import ConstraintCache
-from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import ConstraintCache, compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, Constraint
 from lmprog.constraints.native_masks import NativeMaskEngine, native_engine
 from lmprog.constraints.regular import RegularConstraint

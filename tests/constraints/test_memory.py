@@ -10,7 +10,7 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 
-from benchmarks.constraint_endurance import endure, sentences
+from benchmarks.constrained import endure, sentences
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, Constraint, State

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.schema_generator import generated
+from benchmarks.constraint_cases import generated
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong

@@ -12,19 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.schema_generator import generated
+from benchmarks.constraint_cases import generated
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.exclusion import all_but
 from lmprog.constraints.finish import native_net, plain_net
 from lmprog.constraints.inspect import accepts
-from lmprog.constraints.net import EMPTY, NetBuilder, NetPart, Node
-from lmprog.constraints.net_arrays import EVERY_BYTE, Alphabet, Net
+from lmprog.constraints.net import EMPTY, EVERY_BYTE, Alphabet, Net, NetBuilder, NetPart, Node
 from lmprog.constraints.schema.build import SchemaBuilder
 from lmprog.constraints.schema.entry import schema_node
+from lmprog.constraints.schema.frequent import SharedParts
 from lmprog.constraints.schema.schema_document import Document
-from lmprog.constraints.schema.shared_parts import SharedParts
 from lmprog.constraints.text_table import UnfinishedTable
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsatisfiableConstraint

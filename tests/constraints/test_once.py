@@ -18,8 +18,7 @@ from lmprog.constraints.constraint import CompileLimits, State
 from lmprog.constraints.finish import finish
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.native_masks import native_engine
-from lmprog.constraints.net import FAIL, EachOnce, NetBuilder, Node
-from lmprog.constraints.net_arrays import Net
+from lmprog.constraints.net import FAIL, EachOnce, Net, NetBuilder, Node
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.constraints.walk import PlainEngine

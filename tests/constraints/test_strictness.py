@@ -17,7 +17,7 @@ from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong, never_stop
 from lmprog.constraints.inspect import accepts, byte_vocabulary, example
-from lmprog.constraints.schema.contradiction import why_nothing_fits
+from lmprog.constraints.schema.entry import why_nothing_fits
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import InvalidParameter, RequestRejected, UnsupportedSchema
 from tests.constrained.writer import Writer, byte_tokenizer

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from lmprog import wire
+from lmprog.constraints.compiling import llguidance_engine as trial
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, Constraint
-from lmprog.constraints.grammar import trial
 from lmprog.constraints.grammar.lark import read_lark
 from lmprog.constraints.grammar.rules import (
     NeedsLlguidance,

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from lmprog.constraints import tables
+from lmprog.constraints import charset
 from lmprog.constraints import vocabulary as module
 from lmprog.constraints.charset import contains, union
 from lmprog.constraints.constraint import bit_row
 from lmprog.constraints.pieces import Pieces
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
-from lmprog.constraints.trie import Trie, build_trie
-from lmprog.constraints.vocabulary import Bucket, Vocabulary, groups
+from lmprog.constraints.vocabulary import Bucket, Trie, Vocabulary, build_trie, groups
 from lmprog.errors import ModelError
 
 
@@ -210,12 +209,12 @@ def test_tables_of_unicode_are_read_back_or_made_anew(
 ) -> None:
     monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
     table = np.array([[1, 2], [3, 4]], np.int32)
-    assert tables.kept("x", lambda: table).tolist() == [1, 2, 3, 4]
-    assert tables.kept("x", lambda: pytest.fail("made twice")).tolist() == [1, 2, 3, 4]
+    assert charset.kept_table("x", lambda: table).tolist() == [1, 2, 3, 4]
+    assert charset.kept_table("x", lambda: pytest.fail("made twice")).tolist() == [1, 2, 3, 4]
     (path,) = (tmp_path / "unicode").iterdir()
     for damaged in (b"no array", b""):
         path.write_bytes(damaged)
-        assert tables.kept("x", lambda: table).tolist() == [1, 2, 3, 4]
+        assert charset.kept_table("x", lambda: table).tolist() == [1, 2, 3, 4]
 
 
 def test_every_character_that_is_not_special_in_json_is_of_one_group() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from lmprog.runtime.engine.attention import LayerAttention
-from lmprog.runtime.engine.attention.float8 import e4m3
+from lmprog.runtime.engine.attention.backend import e4m3
 from lmprog.runtime.engine.attention.reference import attend
 from lmprog.runtime.engine.device.driver import Driver
 from lmprog.runtime.engine.device.items import AttentionItems, Tiling, plan_items

@@ -20,10 +20,10 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.device import loading
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
+from lmprog.runtime.engine.device.device_weights import TransferredWeights, WeightTransfer
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 from lmprog.runtime.engine.device.loading import StepSizes, largest_steps
-from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
 from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
 from lmprog.runtime.engine.model.shape import ModelShape, read_config, read_shape

@@ -13,7 +13,7 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.attention.float8 import Float8Scales, e4m3, in_float8
+from lmprog.runtime.engine.attention.backend import Float8Scales, e4m3, in_float8
 from lmprog.runtime.engine.device import loading
 from lmprog.runtime.engine.device.attention_choice import page_reader
 from lmprog.runtime.engine.device.device_engine import DeviceEngine

@@ -4,7 +4,6 @@ not installed is named; figures of no GPU never come into the documentation.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as gpu_benchmark
-from benchmarks.gpu import ablations, engines, gpu_tables
+from benchmarks.gpu import ablations, engines
 from benchmarks.gpu.engines import Texts, Workload
 from benchmarks.models import make_comparable
 from benchmarks.peers.compare import Side
+from benchmarks.runner import run
 from lmprog.native import compiler
 from lmprog.runtime.engine.model.locate import NANO
 
@@ -41,7 +41,7 @@ def fake(name: str, most: int = 99, sleep: float = 0.0) -> Side:
 def test_engines_are_compared_on_the_same_tokens(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     asked = ["--device", "emulated", "--parts", "engines", "--rounds", "1"]
-    assert gpu_benchmark.main([*asked, "--json", str(tmp_path / "out.json")]) == 0
+    assert run(gpu_benchmark.main, [*asked, "--json", str(tmp_path / "out.json")]) == 0
     found = json.loads((tmp_path / "out.json").read_text())["engines"]
     assert list(found["rows"]) == ["lmprog tree", "transformers continuous batching"]
     ours, theirs = found["rows"].values()
@@ -129,11 +129,11 @@ def test_a_part_that_fails_is_said_and_the_others_go_on(
     def fails(*_: object) -> tuple[str, Any]:
         raise RuntimeError("this shape does not fit")
 
-    def works(device: str, _: argparse.Namespace, __: float) -> tuple[str, Any]:
-        return f"a table of {device}", []
+    def works(asked: gpu_benchmark.Asked, _: float) -> tuple[str, Any]:
+        return f"a table of {asked.device}", []
 
     monkeypatch.setattr(gpu_benchmark, "MEASURES", {"kernels": fails, "engines": works})
-    assert gpu_benchmark.main(["--device", "emulated", "--parts", "kernels,engines"]) == 1
+    assert run(gpu_benchmark.main, ["--device", "emulated", "--parts", "kernels,engines"]) == 1
     said = capsys.readouterr().out
     assert "kernels: failed: this shape does not fit" in said
     assert "a table of emulated" in said
@@ -142,24 +142,26 @@ def test_a_part_that_fails_is_said_and_the_others_go_on(
 def test_figures_of_no_gpu_never_come_into_the_documentation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = gpu_tables.PAGE.read_text()
+    before = gpu_benchmark.PAGE.read_text()
     with pytest.raises(SystemExit):
-        gpu_benchmark.main(["--device", "emulated", "--docs"])
+        run(gpu_benchmark.main, ["--device", "emulated", "--docs"])
     assert "has figures of GPUs only" in capsys.readouterr().err
-    assert gpu_tables.PAGE.read_text() == before
+    assert gpu_benchmark.PAGE.read_text() == before
 
 
 def test_a_part_is_renewed_and_the_others_stay(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
-    page.write_text(gpu_tables.PAGE.read_text())
-    gpu_tables.write({"engines": gpu_tables.section("engines", "GPU A", "| one |")}, page)
-    gpu_tables.write({"kernels": gpu_tables.section("kernels", "GPU B", "| two |")}, page)
-    gpu_tables.write({"engines": gpu_tables.section("engines", "GPU C", "| three |")}, page)
+    page.write_text(gpu_benchmark.PAGE.read_text())
+    gpu_benchmark.write({"engines": gpu_benchmark.section("engines", "GPU A", "| one |")}, page)
+    gpu_benchmark.write({"kernels": gpu_benchmark.section("kernels", "GPU B", "| two |")}, page)
+    gpu_benchmark.write({"engines": gpu_benchmark.section("engines", "GPU C", "| three |")}, page)
     text = page.read_text()
     assert "GPU A" not in text
     assert "Nothing yet" not in text
     assert text.index("GPU B") < text.index("| two |") < text.index("GPU C")
     assert "| three |" in text
-    before, after = (gpu_tables.PAGE.read_text().partition(gpu_tables.BEGIN)[i] for i in (0, 2))
+    before, after = (
+        gpu_benchmark.PAGE.read_text().partition(gpu_benchmark.MARKS[0])[i] for i in (0, 2)
+    )
     assert text.startswith(before)
-    assert text.endswith(after.partition(gpu_tables.END)[2])
+    assert text.endswith(after.partition(gpu_benchmark.MARKS[1])[2])

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.gpu import __main__ as gpu_benchmark
 from benchmarks.gpu import model
 from benchmarks.gpu.compiled import RECORDED, TABLES, Compiled, compiled, resident
+from benchmarks.runner import run
 from lmprog.errors import NotSupported
 from lmprog.native import compiler as host_compiler
 from lmprog.runtime.engine.device import cuda_driver
@@ -97,14 +98,14 @@ def test_products_are_bounded_by_what_they_read() -> None:
 def test_the_benchmark_of_kernels_runs_on_the_emulator(tmp_path: Path) -> None:
     """Its figures mean nothing there; that it can be run on a GPU one day is what is shown."""
     asked = ["--device", "emulated", "--parts", "kernels", "--json", str(tmp_path / "out.json")]
-    assert gpu_benchmark.main(asked) == 0
+    assert run(gpu_benchmark.main, asked) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["kernels"]
     assert len(rows) == 6
     assert all(row["microseconds"] > 0 for row in rows[2:])  # behind two rates
 
 
 def test_the_benchmark_says_where_there_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_benchmark.main(["--device", "cuda:77"]) == 1
+    assert run(gpu_benchmark.main, ["--device", "cuda:77"]) == 1
     assert "device 'cuda:77' cannot be used" in capsys.readouterr().out
 
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmprog.runtime.engine.device.pick_arrays import pick_arrays
-from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
+from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler, pick_arrays
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,

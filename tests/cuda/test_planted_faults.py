@@ -22,7 +22,7 @@ import torch
 
 from lmprog.native import compiler, kernels_folder
 from lmprog.runtime.engine.attention import LayerAttention
-from lmprog.runtime.engine.attention.float8 import e4m3
+from lmprog.runtime.engine.attention.backend import e4m3
 from lmprog.runtime.engine.device import items
 from lmprog.runtime.engine.device.driver import KernelsKey, ModuleKey, ProductKey
 from lmprog.runtime.engine.device.emulated_driver import (

@@ -17,8 +17,9 @@ from lmprog.runtime.engine.device import kernels as declared
 from lmprog.runtime.engine.device.driver import ModuleKey, ProductKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 from lmprog.runtime.engine.device.kernels import WEIGHT_KINDS, Count, Kernels, kernel_shapes
-from lmprog.runtime.engine.device.products import ProductInputs, Products
-from lmprog.runtime.engine.device.quantized_weight import (
+from lmprog.runtime.engine.device.products import (
+    ProductInputs,
+    Products,
     QuantizedWeight,
     WeightKind,
     of_floats,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.native import compiler
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
-from lmprog.runtime.engine.device.quantized_weight import QuantizedWeight, rounded, unpacked
+from lmprog.runtime.engine.device.products import QuantizedWeight, rounded, unpacked
 from lmprog.runtime.engine.engine import load_engine, select_engine
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.text.tokenizer import load_tokenizer

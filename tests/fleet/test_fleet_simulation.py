@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.fleet_simulation import (
-    Fleet,
+from benchmarks.fleet import (
     Gateways,
     InTurns,
     Outcome,
     Placement,
     Policy,
+    SimulatedFleet,
     least_loaded,
     sessions,
     simulate,
 )
 
-SMALL = Fleet(busy=0.8, replicas=16)
+SMALL = SimulatedFleet(busy=0.8, replicas=16)
 TOLD = sessions(SMALL, 4000)
 
 

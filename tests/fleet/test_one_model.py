@@ -26,7 +26,7 @@ from lmprog.fleet.fleet_channel import FleetChannel
 from lmprog.fleet.local_members import LocalMembers
 from lmprog.fleet.members import Member
 from lmprog.launch import RuntimeProcess, greet
-from lmprog.launch.restart_delays import DelayLimits
+from lmprog.launch.restarts import DelayLimits
 from lmprog.native import compiler
 from lmprog.runtime.assembly import assemble
 from lmprog.transport import LocalRuntimeChannel

@@ -43,3 +43,16 @@ def test_the_tags_in_what_is_new_are_told_where_they_are_now() -> None:
 def test_another_text_than_before_the_move_is_not_believed(again: str) -> None:
     with pytest.raises(Diverged):
         moved_after("abc").hear_delta(delta(again))
+
+
+def test_a_branch_that_referred_to_a_failed_call_before_the_move_fails_for_its_reason() -> None:
+    log = ProgramLog()
+    failed = wire.Failed(5, "context_overflow", "too long", {})
+    for op in (wire.Open(1), wire.Fork(1, (2,)), wire.Generate(1, 5)):
+        log.take(op)
+    log.take(wire.Append(2, (wire.Ref(5),)))
+    assert log.hear_reply(failed) == failed
+    log.rebuilt()
+    cause = log.cause_of(wire.Generate(2, 6))
+    assert cause is not None
+    assert (cause.code, cause.message) == ("context_overflow", "too long")

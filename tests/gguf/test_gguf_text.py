@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 import lmprog
 from lmprog.errors import ModelError
-from lmprog.runtime.documents import gguf_documents
+from lmprog.runtime.documents import checkpoint_documents
 from lmprog.runtime.text.chat_template import load_template
 from lmprog.runtime.text.tokenizer import HfTokenizer, load_tokenizer
 from tests.gguf import writer
@@ -31,9 +31,9 @@ TEXTS = (
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 PATTERNS = {
-    "llama-bpe": gguf_documents._LLAMA3,
-    "qwen2": gguf_documents._QWEN2,
-    "gpt-4o": gguf_documents._GPT4O,
+    "llama-bpe": checkpoint_documents._LLAMA3,
+    "qwen2": checkpoint_documents._QWEN2,
+    "gpt-4o": checkpoint_documents._GPT4O,
 }
 
 
@@ -63,7 +63,7 @@ def byte_level(request: pytest.FixtureRequest) -> tuple[str, tokenizers.Tokenize
 
 
 def test_texts_of_gpt_4o_are_cut_before_capitals_and_behind_contractions() -> None:
-    cut = pre_tokenizers.Split(tokenizers.Regex(gguf_documents._GPT4O), "isolated")
+    cut = pre_tokenizers.Split(tokenizers.Regex(checkpoint_documents._GPT4O), "isolated")
     text = "HelloWorld don't SAY'll 12345 x//\n\n  y"
     wanted = ["Hello", "World", " don't", " SAY'll", " ", "123", "45", " x", "//\n\n", " ", " y"]
     assert [piece for piece, _ in cut.pre_tokenize_str(text)] == wanted

@@ -9,8 +9,7 @@ from array import array
 import pytest
 
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.kv_events.block_record import BlockRecord
-from lmprog.runtime.kv_events.kv_messages import encoded
+from lmprog.runtime.kv_events.block_record import BlockRecord, encoded
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.wire import SHARES_PUBLIC
 from tests.kv_events.mirror import Mirror, prefixes_of

@@ -299,3 +299,26 @@ def test_a_call_that_fails_is_not_asked_again() -> None:
     with pytest.raises(NotSupported, match="no such thing"):
         plain.using(backend=backend).run()
     assert len(backend.asked) == 1
+
+
+def test_a_typed_generation_that_nothing_reads_is_validated_all_the_same() -> None:
+    @lmprog.function
+    def unread(s: lmprog.Branch, tries: int = 1) -> str:
+        s += lmprog.gen("number", dtype=int, regex=None, check=even, tries=tries)
+        return "done"
+
+    @lmprog.function
+    def unread_in_a_fork(s: lmprog.Branch) -> None:
+        with s.fork(2) as branches:
+            for branch in branches:
+                branch.gen(int)
+
+    with pytest.raises(ValidationFailed, match="3 is odd"):
+        unread.using(backend=scripted("3")).run()
+    with pytest.raises(ValidationFailed, match="5 is odd"):
+        unread.using(backend=scripted("3", "5")).run(tries=2)
+    assert unread.using(backend=scripted("3", "4")).run(tries=2)["number"] == 4
+    with pytest.raises(ValidationFailed) as caught:
+        unread_in_a_fork.using(backend=scripted("3", "x")).run()
+    assert caught.traceback[-1].name == "unread_in_a_fork"
+    assert "nothing has read it" in caught.value.__notes__[0]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +181,31 @@ def test_a_file_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
         run.sync()
     with Scripted(["b"]) as scripted:
         assert program.using(backend=scripted).run().value == "ab"
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_a_file_is_free_before_it_is_told_that_its_run_has_ended(
+    tmp_path: Path, is_well: bool
+) -> None:
+    path, goes_on, freed = tmp_path / "run.jsonl", threading.Event(), list[bool]()
+
+    @lmprog.function
+    def waiting(s: lmprog.Branch) -> None:
+        s.gen()
+        goes_on.wait()
+        if not is_well:
+            raise ValueError("no")
+
+    def open_it(_: object) -> None:
+        checkpoint_file.CheckpointFile(path).close()
+        freed.append(True)
+
+    with Scripted(["a"]) as scripted:
+        run = waiting.using(backend=scripted, checkpoint=path).run(stream=True)
+        run.outcome.add_done_callback(open_it)
+        goes_on.set()
+        assert (run.failure is None) == is_well
+    assert freed == [True]
 
 
 def test_a_checkpoint_of_a_running_run_is_what_is_there(tmp_path: Path) -> None:
@@ -426,7 +452,10 @@ def test_what_a_program_rehearses_is_in_no_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_protocol_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(Path(__file__).with_name("checkpoint_0_1.jsonl").read_bytes())
-    with Scripted([]) as scripted, pytest.raises(ProtocolError, match="begin anew"):
+    with (
+        Scripted([]) as scripted,
+        pytest.raises(ProtocolError, match="begin anew with another file"),
+    ):
         lmprog.resume(path, backend=scripted)
 
 

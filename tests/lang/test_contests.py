@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pydantic
 import pytest
 
 import lmprog
 from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import Cancelled, ContextOverflow, InvalidParameter, ProgramError
+from lmprog.runtime.programs.result_selection import majority
 from lmprog.testing import Hold, Scripted
 from tests.lang.small_runtime import Small
 
@@ -199,3 +201,51 @@ def test_values_are_voted_on_as_before() -> None:
     assert lmprog.vote(["a", "B", "b"], key=str.lower) == "B"
     with pytest.raises(ProgramError):
         lmprog.vote([])
+
+
+def test_a_vote_on_values_without_a_hash_compares_what_they_hold() -> None:
+    one, two = (
+        pydantic.create_model("One", a=(int, ...)),
+        pydantic.create_model("Two", a=(int, ...)),
+    )
+    models = [one(a=1), one(a=2), two(a=2), one(a=2)]
+    assert lmprog.vote(models) is models[1]
+    assert lmprog.vote([[1], [2], [2]]) == [2]
+    assert lmprog.vote([{"a": 1, "b": 2}, {"b": 3}, {"b": 2, "a": 1}]) == {"a": 1, "b": 2}
+    with pytest.raises(ProgramError, match="give vote a key="):
+        lmprog.vote([[object()], [object()]])
+
+
+SPELLINGS = ["1", "2.0", "2"]
+
+
+@lmprog.function
+def voted_on_numbers(s: lmprog.Branch) -> float:
+    s.append("How much?")
+    with s.fork(3) as branches:
+        return lmprog.vote([branch.gen(float) for branch in branches]).value
+
+
+@lmprog.function
+def kept_number(s: lmprog.Branch) -> float:
+    s.append("How much?")
+    return s.gen(float, n=3, keep="majority").value
+
+
+def test_a_vote_on_typed_results_counts_values_and_not_spellings() -> None:
+    with Scripted(SPELLINGS) as scripted:
+        assert voted_on_numbers.run(backend=scripted).value == 2
+    with Scripted([SPELLINGS]) as scripted:
+        assert kept_number.run(backend=scripted).value == 2
+
+
+def test_the_runtime_counts_values_too() -> None:
+    number = wire.JsonSchema('{"type": "number"}')
+    texts = {at: wire.compared(text, number) for at, text in enumerate(SPELLINGS)}
+    assert majority(texts, 0) == 1
+    assert wire.compared('{"b": "\\u0061", "a": 1}', number) == wire.compared(
+        '{"a":1,"b":"a"}', number
+    )
+    assert wire.compared(" 2.0", None) != wire.compared("2", None)
+    cut = wire.compared('{"a": 1', number)
+    assert cut == '{"a": 1'

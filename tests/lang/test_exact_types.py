@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import enum
 import ipaddress
 import json
+import uuid
 from typing import Annotated, Any, Literal
 
+import attrs
 import pydantic
 import pytest
+import typing_extensions
 from annotated_types import Ge, Le
 
 import lmprog
 from lmprog.errors import UnsupportedSchema
 from lmprog.lang.ops.type_schemas import schema_of, value_of
+from lmprog.lang.ops.type_values import as_json_data, convert
+from lmprog.testing import Scripted
 
 Seconds = datetime.timedelta
 CHECKED: list[Any] = [
@@ -164,3 +170,86 @@ def test_an_integer_field_of_a_model_has_the_same_bound() -> None:
 
 def test_a_users_own_schema_keeps_integers_of_any_length() -> None:
     assert lmprog.constraint(schema=json.loads('{"type": "integer"}')).accepts("1" * 127)
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+@attrs.define
+class Parcel:
+    weight: int
+    _label: str = "none"
+
+
+class Sized(typing_extensions.TypedDict):
+    size: int
+    note: typing_extensions.NotRequired[str]
+
+
+@pytest.mark.parametrize(
+    ("tp", "text", "value"),
+    [
+        (Sized, '{"size": 3}', {"size": 3}),
+        (Parcel, '{"weight": 3, "label": "x"}', Parcel(3, "x")),
+        (Parcel, '{"weight": 3}', Parcel(3)),
+        (list[Literal[Size.SMALL, 3]], '["small", 3]', [Size.SMALL, 3]),
+        (dict[Size, int], '{"small": 3}', {Size.SMALL: 3}),
+        (ipaddress.IPv4Network, '"10.0.0.0/8"', ipaddress.IPv4Network("10.0.0.0/8")),
+        (ipaddress.IPv6Network, '"2001:db8::/32"', ipaddress.IPv6Network("2001:db8::/32")),
+        (ipaddress.IPv4Interface, '"10.0.0.1/8"', ipaddress.IPv4Interface("10.0.0.1/8")),
+    ],
+    ids=str,
+)
+def test_types_of_libraries_are_generated_and_read(tp: Any, text: str, value: object) -> None:
+    made = lmprog.constraint(type=tp)
+    assert made.accepts(text)
+    assert value_of(tp, text) == value
+    for seed in range(10):
+        value_of(tp, made.example(seed))
+
+
+def test_a_literal_of_members_of_an_enum_gives_members() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> Size:
+        s.append("Which?")
+        return s.gen(Literal[Size.LARGE]).value
+
+    with Scripted(["large"]) as scripted:
+        assert program.run(backend=scripted).value is Size.LARGE
+
+
+@pytest.mark.parametrize("tp", [dict[Literal["a", "b"], int], dict[Size, int]], ids=str)
+def test_a_dict_with_few_keys_has_each_of_them_once(tp: Any) -> None:
+    first, second = schema_of(tp)["properties"]
+    made = lmprog.constraint(type=tp)
+    assert made.accepts(f'{{"{first}": 1, "{second}": 2}}')
+    assert made.accepts(f'{{"{second}": 2}}')
+    assert not made.accepts(f'{{"{first}": 1, "{first}": 2}}')
+    assert not made.accepts('{"other": 1}')
+
+
+def test_a_dict_with_few_keys_in_a_model_has_each_of_them_once() -> None:
+    class Votes(pydantic.BaseModel):
+        by: dict[Literal["a", "b"], int]
+
+    made = lmprog.constraint(type=Votes)
+    assert made.accepts('{"by": {"a": 1, "b": 2}}')
+    assert not made.accepts('{"by": {"a": 1, "a": 2}}')
+
+
+@pytest.mark.parametrize(
+    ("tp", "value"),
+    [
+        (Parcel, Parcel(3, "x")),
+        (dict[Size, list[datetime.date]], {Size.LARGE: [datetime.date(2024, 2, 29)]}),
+        (datetime.timedelta, datetime.timedelta(days=-3, microseconds=7)),
+        (datetime.timedelta, datetime.timedelta(hours=30)),
+        (tuple[uuid.UUID, bytes], (uuid.UUID(int=7), "ü".encode())),
+        (decimal.Decimal, decimal.Decimal("0.10")),
+    ],
+    ids=str,
+)
+def test_a_value_as_json_data_is_read_as_that_value(tp: Any, value: object) -> None:
+    assert convert(tp, json.loads(json.dumps(as_json_data(value)))) == value

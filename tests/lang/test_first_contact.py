@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +17,7 @@ from lmprog.backends.connecting import default
 from lmprog.errors import (
     IncompleteValue,
     InvalidParameter,
+    LmprogError,
     NotSupported,
     ProgramError,
     TokenBudgetExceeded,
@@ -198,3 +203,118 @@ def test_a_typed_value_that_the_token_limit_ended_is_incomplete() -> None:
             program.run("raise")
         assert caught.value.text == "12"
         assert program.run("keep").value == 12
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda gen: gen.upper(), "is a pending result without 'upper'.*read its .value, or await"),
+        (lambda gen: gen + "x", "is a pending result.*read its .value, or await.*f-string"),
+        (lambda gen: "x" + gen, "is a pending result.*read its .value"),
+        (lambda gen: gen[0], "is a pending result.*read its .value"),
+        (lambda gen: len(gen), "is a pending result.*read its .value"),
+        (lambda gen: gen > 3, "is a pending result.*read its .value"),
+        (lambda gen: int(gen), "is a pending result.*read its .value"),
+        (lambda gen: "x" in gen, "is a pending result.*read its .value"),
+    ],
+)
+def test_whoever_computes_with_a_pending_result_is_told_to_read_it(
+    use: Callable[[Any], object], said: str
+) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        use(s.gen())
+
+    with (
+        Scripted(lambda prompt: "x") as scripted,
+        pytest.raises((TypeError, AttributeError), match=said),
+    ):
+        program.run(backend=scripted)
+
+
+def test_a_pending_result_can_be_copied() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> str:
+        return copy.copy(s.gen()).value
+
+    with Scripted(["x"]) as scripted:
+        assert program.run(backend=scripted).value == "x"
+
+
+@pytest.mark.parametrize(
+    ("op", "said"),
+    [
+        (lambda: lmprog.gen(int, regex="a+"), "give either <class 'int'> or the constraint"),  # type: ignore[call-overload]
+        (lambda: lmprog.gen("Write a poem"), "append it first"),
+        (lambda: lmprog.gen("Who?"), "append it first"),
+        (lambda: lmprog.gen(name=int), r"a type comes first: gen\(int"),  # type: ignore[call-overload]
+        (lambda: lmprog.gen("x", choices=[1, 2]), "1 is of type int"),  # type: ignore[list-item]
+        (lambda: lmprog.select(["a", "\ud800"]), "lone surrogate"),
+        (lambda: lmprog.Runtime(kv_memory=5), "did you mean 'kv_memory_mb'"),  # type: ignore[call-arg]
+        (lambda: lmprog.Runtime(modl="nano"), "did you mean 'model'"),  # type: ignore[call-arg]
+        (lambda: lmprog.OpenAI("m", api_kei="x"), "did you mean 'api_key'"),  # type: ignore[call-arg]
+    ],
+)
+def test_a_beginners_mistake_is_told_what_is_meant(op: Callable[[], object], said: str) -> None:
+    with pytest.raises(LmprogError, match=said) as caught:
+        op()
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda s: s.append("half: \ud83d"), "lone surrogate"),
+        (lambda s: s.assistant(None), r"s.assistant\(None\) says nothing"),
+        (lambda s: s.extend([{"content": "x"}]), "message 0 has no role"),
+        (lambda s: s.extend([{"role": "user", "content": [{"type": "image_url"}]}]), "image_url"),
+        (lambda s: s.extend([{"role": "assistant", "tool_calls": [{}]}]), "has tool_calls"),
+    ],
+)
+def test_what_cannot_be_written_is_told_why(write: Callable[[Any], object], said: str) -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch) -> None:
+        write(s)
+
+    with Scripted() as scripted, pytest.raises(LmprogError, match=said):
+        program.run(backend=scripted)
+
+
+def test_the_messages_of_a_chat_are_appended_by_one_verb() -> None:
+    history = [
+        {"role": "system", "content": "Be short."},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Who "}, {"type": "text", "text": "are you?"}],
+        },
+        {"role": "assistant", "content": "I."},
+    ]
+
+    @lmprog.function
+    def program(s: lmprog.Branch) -> list[dict[str, str]]:
+        s.extend(history)
+        return s.messages()
+
+    with Scripted() as scripted:
+        found = program.run(backend=scripted).value
+    assert [message["content"] for message in found] == ["Be short.", "Who are you?", "I."]
+
+
+def test_an_argument_in_the_place_of_a_setting_leads_to_bind() -> None:
+    @lmprog.function
+    def program(s: lmprog.Branch, item: int, doc: str) -> str:
+        return f"{item}{doc}"
+
+    with Scripted() as scripted:
+        with pytest.raises(InvalidParameter, match=r"program.bind\(doc=...\)"):
+            program.map([1], doc="x", backend=scripted)  # type: ignore[call-arg]
+        assert program.bind(doc="x").map([1], backend=scripted)[0] == "1x"
+        with pytest.raises(TypeError, match="no parameter 'dok'; did you mean 'doc'"):
+            program.bind(dok="x")
+        with pytest.raises(TypeError, match="no setting of a run; did you mean 'temperature'"):
+            program.run(1, "x", temprature=1)  # type: ignore[call-arg]
+
+
+def test_a_checkpoint_that_is_not_there_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        lmprog.resume(tmp_path / "none")

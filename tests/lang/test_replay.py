@@ -14,6 +14,14 @@ from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.cli import main
 from lmprog.errors import ContextOverflow, ModelError, ProtocolError, RequestRejected
+from lmprog.lang.checkpoints import checkpoint_file
+from lmprog.lang.checkpoints.checkpoint_file import (
+    KeptCall,
+    Line,
+    RunOrigin,
+    SavedContest,
+    SavedOp,
+)
 from lmprog.lang.runs.run_replay import Recording, replay
 from lmprog.launch import greet
 from lmprog.testing import Hold, Scripted
@@ -147,17 +155,13 @@ def test_a_difference_names_the_call_and_both_results(
 ) -> None:
     run = program.using(backend=backend, ignore_eos=True).run("the question ")
     recording = Recording.of(run.scope)
-    call, done = next(
-        (call, result)
-        for call, result in recording.results.items()
-        if isinstance(result, wire.CallDone)
-    )
+    call, kept = next(iter(recording.calls.items()))
+    done = kept.reply
+    assert isinstance(done, wire.CallDone)
     output = wire.Output("other", (1, 2), "stop")
-    wrong = {
-        **recording.results,
-        call: wire.CallDone(call, (output, *done.outputs[1:]), done.usage),
-    }
-    replayed = dataclasses.replace(recording, results=wrong).replay(backend)
+    other = wire.CallDone(call, (output, *done.outputs[1:]), done.usage)
+    wrong = {**recording.calls, call: dataclasses.replace(kept, reply=other)}
+    replayed = dataclasses.replace(recording, calls=wrong).replay(backend)
     assert not replayed.is_same
     [difference] = replayed.differences
     assert difference.label == "first"
@@ -219,7 +223,7 @@ def test_another_model_is_refused_with_both_names(backend: RuntimeBackend, tmp_p
     program.using(backend=backend, ignore_eos=True).run("the question ").save(tmp_path / "run.json")
     with (
         Scripted() as scripted,
-        pytest.raises(ModelError, match=r"made with model 'fake'.*this runtime has 'scripted'"),
+        pytest.raises(ModelError, match=r"made with model 'fake'.*this backend has 'scripted'"),
     ):
         replay(tmp_path / "run.json", scripted)
 
@@ -230,29 +234,57 @@ def test_files_that_are_no_saved_runs_are_refused(tmp_path: Path) -> None:
         lmprog.function(lambda s: s.append(lmprog.gen("x"))).using(backend=scripted).run().save(
             path
         )
-    about = json.loads(path.read_text())
-    assert about["calls"] == [{"call": about["calls"][0]["call"], "label": "x", "result": ["one"]}]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["format", "op", "op", "call"]
+    assert (lines[-1]["label"], lines[-1]["gave"]) == ("x", ["one"])
+    whole = path.read_text()
 
     with pytest.raises(RequestRejected, match="no saved run"):
         Recording.read(tmp_path / "absent.json")
-    for text in ("nonsense", "[]", "{}"):
+    for text in ("nonsense", "[]", "{}", "{}\n", whole.replace('"x"', '"y"', 1)):
         path.write_text(text)
         with pytest.raises(RequestRejected, match="no saved run"):
             Recording.read(path)
-    for name, value in (
-        ("ops", "%%%"),
-        ("ops", "AAAA"),
-        ("replies", "gA=="),
-        ("seed", None),
-        ("calls", [1]),
-        ("contests", [{"rule": "first", "calls": [1], "won": 2}]),
-    ):
-        path.write_text(json.dumps({**about, name: value}))
-        with pytest.raises(RequestRejected, match="damaged"):
-            Recording.read(path)
-    path.write_text(json.dumps({**about, "protocol": 999}))
-    with pytest.raises(ProtocolError, match="protocol 999"):
+    first, *others = whole.splitlines(keepends=True)
+    path.write_text(first + others[-1])
+    with pytest.raises(RequestRejected, match="damaged in line 2"):
         Recording.read(path)
+    path.write_text(whole.replace('"lmprog run 2"', '"lmprog run 3"'))
+    with pytest.raises(ProtocolError, match="run 3"):
+        Recording.read(path)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [SavedContest("first", (1, 2), 2)],
+        [SavedOp(wire.Generate(1, 2)), SavedContest("first", (2,), 2)],
+        [SavedOp(wire.Open(1)), KeptCall("2", "", "x", wire.Chosen(2, 0, (), wire.Usage()))],
+    ],
+)
+def test_a_saved_run_with_results_of_no_calls_is_refused(tmp_path: Path, lines: list[Line]) -> None:
+    path = tmp_path / "run"
+    checkpoint_file.write(path, RunOrigin("", {}, {}, "fake", 1, 1), lines, "saved run")
+    with pytest.raises(RequestRejected, match="results of no calls"):
+        Recording.read(path)
+
+
+def test_a_saved_run_of_the_first_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text('{\n "format": "lmprog run 1",\n "protocol": 7\n}\n')
+    with pytest.raises(ProtocolError, match="save the run again"):
+        Recording.read(path)
+
+
+def test_a_saved_run_is_not_resumed_and_a_checkpoint_not_replayed(tmp_path: Path) -> None:
+    with Scripted(["one"]) as scripted:
+        run = lmprog.function(lambda s: s.gen().value).using(backend=scripted).run()
+        run.save(tmp_path / "saved")
+        run.checkpoint(tmp_path / "kept")
+        with pytest.raises(RequestRejected, match=r"no checkpoint.*run\.checkpoint"):
+            lmprog.resume(tmp_path / "saved", backend=scripted)
+        with pytest.raises(RequestRejected, match=r"no saved run.*run\.save"):
+            replay(tmp_path / "kept", scripted)
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(

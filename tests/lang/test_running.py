@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -258,3 +259,26 @@ def test_a_plain_program_that_gives_a_coroutine_is_refused() -> None:
 
     with Scripted() as scripted, pytest.raises(ProgramError, match="outer gives a coroutine"):
         outer.using(backend=scripted).run()
+
+
+def test_a_returned_result_is_its_value_unless_a_pending_one_is_announced() -> None:
+    @lmprog.function
+    def unread(s):  # type: ignore[no-untyped-def]
+        s.append("x")
+        return {"all": [s.gen(int), (s.gen("b"),)], "n": s.gen(n=2)}
+
+    @lmprog.function
+    async def unread_async(s):  # type: ignore[no-untyped-def]
+        s.append("x")
+        return s.gen(int)
+
+    @lmprog.function
+    def announced(s: lmprog.Branch) -> lmprog.Gen[str]:
+        return s.gen()
+
+    with Scripted(["7", "b", ["c", "d"]]) as scripted:
+        found = unread.run(backend=scripted).value
+    assert json.dumps(found) == '{"all": [7, ["b"]], "n": ["c", "d"]}'
+    with Scripted(["7", "x"]) as scripted:
+        assert unread_async.run(backend=scripted).value == 7
+        assert announced.run(backend=scripted).value.meta.finish == "stop"

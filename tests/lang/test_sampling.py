@@ -125,11 +125,11 @@ def test_the_program_keeps_a_parameter_that_is_named_like_a_setting() -> None:
     assert _asked(scripted)[0].temperature == 1.0
 
 
-def test_a_mistyped_option_of_gen_is_told_the_nearest_and_every_valid_one() -> None:
+def test_a_mistyped_option_of_gen_is_told_the_nearest_and_carries_every_valid_one() -> None:
     with pytest.raises(InvalidParameter) as caught:
         lmprog.gen("x", shema={})  # type: ignore[call-overload]
     message = str(caught.value)
-    assert message.startswith("unknown option 'shema'; did you mean 'schema'? valid: ")
+    assert message == "unknown option 'shema'; did you mean 'schema'?"
     for name in (
         "schema",
         "regex",
@@ -140,7 +140,7 @@ def test_a_mistyped_option_of_gen_is_told_the_nearest_and_every_valid_one() -> N
         "reasoning",
         "max_tokens",
     ):
-        assert name in message.partition("valid: ")[2].split(", ")
+        assert name in str(caught.value.allowed).split(", ")
 
 
 def test_a_mistyped_option_of_select_is_told_the_nearest_one() -> None:

@@ -4,12 +4,14 @@ give.
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import pydantic
 import pytest
 
 import lmprog
@@ -21,6 +23,7 @@ from lmprog.errors import (
     ProgramError,
     StepLimitExceeded,
 )
+from lmprog.lang.ops.tool_calls import ToolCall, ToolResult
 from lmprog.lang.ops.tool_functions import Tool
 from lmprog.launch import greet
 from lmprog.testing import Scripted
@@ -416,3 +419,67 @@ def test_a_runtime_refuses_tools_beside_its_texts(real: Real) -> None:
         client.post(wire.Close(branch))
         client.flush()
     assert "takes no tools" in str(outcome)
+
+
+def test_of_a_parameter_the_model_is_told_what_is_said_of_it() -> None:
+    def forecast(
+        city: Annotated[str, pydantic.Field(description="the town")],
+        place: Annotated[Place, pydantic.Field(description="a place")],
+        day: datetime.date = datetime.date(2024, 2, 29),
+        hours: int = 3,
+    ) -> None:
+        """Tells the weather.
+
+        Args:
+            city: not shown, since the annotation describes it
+            day (date): whose weather
+                it is
+            hours: how many
+
+        Returns:
+            nothing
+        """
+
+    described = Tool.of(forecast).described["function"]
+    assert described["description"] == "Tells the weather.\n\nReturns:\n    nothing"
+    told = described["parameters"]["properties"]
+    assert {name: about.get("description") for name, about in told.items()} == {
+        "city": "the town",
+        "place": "a place",
+        "day": "whose weather it is",
+        "hours": "how many",
+    }
+    assert (told["day"]["default"], told["hours"]["default"]) == ("2024-02-29", 3)
+    assert "default" not in told["city"]
+    assert lmprog.constraint(schema=described["parameters"]).accepts(
+        '{"city": "Bonn", "place": {"city": "Bonn", "days": 1}, "hours": 2}'
+    )
+
+
+class Weather(pydantic.BaseModel):
+    day: datetime.date
+    rain: float
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Weather(day=datetime.date(2024, 2, 29), rain=0.5), '{"day": "2024-02-29", "rain": 0.5}'),
+        ([Place("Köln", 2)], '[{"city": "Köln", "days": 2}]'),
+        ({"at": datetime.datetime(2024, 2, 29, 12)}, '{"at": "2024-02-29T12:00:00"}'),
+        (datetime.date(2024, 2, 29), '"2024-02-29"'),
+        ({"a"}, '["a"]'),
+    ],
+    ids=str,
+)
+def test_what_a_tool_gives_is_shown_as_json(value: object, text: str) -> None:
+    assert ToolResult(ToolCall("tool", {}, None), value).text == text
+
+
+def test_every_call_that_is_none_is_answered_and_the_run_goes_on() -> None:
+    wrong = [("addd", "{}"), ("add", '{"a": 2'), ("add", "[]"), ("add", '{"a": "x", "b": 1}')]
+    answers = [call(*wrong[at % len(wrong)]) for at in range(100)]
+    run = asking.using(backend=Scripted([*answers, "Done."])).run(steps=101)
+    assert run.value.text == "Done."
+    assert len(run.value.results) == 100
+    assert all(result.text.startswith("Error: ") for result in run.value.results)

@@ -8,7 +8,7 @@ from ctypes import byref
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.engine.machine.region import Bytes, Region
+from lmprog.runtime.engine.machine.resources import Bytes, Region
 from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.packing import narrowed, widened

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.attention.float8 import kept_scales
+from lmprog.runtime.engine.attention.backend import kept_scales
 
 
 def checkpoint(folder: Path, **tensors: torch.Tensor) -> Path:

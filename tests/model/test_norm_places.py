@@ -16,7 +16,7 @@ from lmprog.runtime.engine.attention import make_attention
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape, Norms
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine
-from lmprog.runtime.engine.native.packed_loading import packed_random
+from lmprog.runtime.engine.native.packing import packed_random
 from lmprog.runtime.engine.torch_engine.decoder import Decoder
 from lmprog.runtime.engine.torch_engine.weights import random_weights
 from lmprog.runtime.scheduling.batch import Batch

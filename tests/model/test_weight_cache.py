@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import loading, models
+from benchmarks import engine, models
 from lmprog import native, weight_cache
 from lmprog.cli import main
 from lmprog.config import RuntimeConfig
@@ -25,7 +25,7 @@ from lmprog.runtime.assembly import assemble
 from lmprog.runtime.engine import engine as engine_module
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model.families import read_native_shape
-from lmprog.runtime.engine.native import packed_loading, packing
+from lmprog.runtime.engine.native import packing
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.transport import LocalRuntimeChannel
 from lmprog.weight_cache import PackedFiles, content_digest, user_cache
@@ -51,7 +51,7 @@ def packings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "cache").mkdir()
     shared.mkdir(parents=True, exist_ok=True)
     (tmp_path / "cache" / "native").symlink_to(shared)
-    monkeypatch.setattr(packed_loading, "_SMALLEST_KEPT", 0)
+    monkeypatch.setattr(packing, "_SMALLEST_KEPT", 0)
     monkeypatch.setattr(weight_cache, "_SETTLED", -1.0)
     done: list[str] = []
     fill = packing.PackedLayout.fill
@@ -355,7 +355,7 @@ def test_loading_holds_little_more_than_the_packed_weights(
     monkeypatch.setitem(models.SIZES, "head", sizes)
     models.make(tmp_path, "head")
     (tmp_path / "native").symlink_to(native.cache_folder() / "native")
-    took = loading.start(tmp_path, {"model": str(tmp_path), "dtype": "float32", "threads": 1})
+    took = engine.start(tmp_path, {"model": str(tmp_path), "dtype": "float32", "threads": 1})
     assert took["packed_mb"] > 64
     assert took["peak_mb"] < 1.1 * took["packed_mb"] + 12, took
     assert len(list((tmp_path / "weights").glob("*.weights"))) == 1

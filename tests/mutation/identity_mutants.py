@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 _PAGES = "runtime/engine/kept_pages.py"
-_WEIGHTS = "runtime/engine/native/packed_loading.py"
+_WEIGHTS = "runtime/engine/native/packing.py"
 
 IDENTITY_MUTANTS = [
     Mutant(
@@ -67,7 +67,7 @@ IDENTITY_MUTANTS = [
     Mutant(
         "answers of a model that replaced another are kept as the other's",
         "replaced models",
-        "backends/caching/caching_backend.py",
+        "backends/caching.py",
         "if self._asks.welcome.fingerprint != self.info.fingerprint:",
         "if self._asks is None:",
     ),

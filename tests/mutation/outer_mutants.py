@@ -67,8 +67,8 @@ OUTER_MUTANTS = [
     Mutant(
         "a failed branch works again after a move",
         "fleet",
-        _FLEET + "program_log.py",
-        "            self._spoiled.setdefault(branch, cause)\n",
+        "journal.py",
+        "            self._why.setdefault(op.branch, error)\n",
         "            pass\n",
     ),
     # --- calls of tools

@@ -30,5 +30,5 @@ def test_a_bug_is_found_and_no_bug_is_not(tmp_path: Path) -> None:
     house = copied(tmp_path)
     newest = next(one for one in MUTANTS if one.name == "the newest is evicted first")
     assert trial(newest, house, 60)[0] == "tests"
-    harmless = Mutant("none", "inbox", "radix/pages.py", "a stack: ", "a pile: ")
+    harmless = Mutant("none", "inbox", "radix/references.py", "a stack: ", "a pile: ")
     assert trial(harmless, house, 5)[0] is None

@@ -73,14 +73,14 @@ TIER_MUTANTS = [
     Mutant(
         "costs do not matter",
         "tier",
-        _TIER + "page_worth.py",
+        _TIER + "second_tier.py",
         "        if saved >= cost:",
         "        if True:",
     ),
     Mutant(
         "contents are not checked",
         "tier",
-        _TIER + "page_file.py",
+        _TIER + "disk_store.py",
         "return is_whole and _sum(_block_sums(into)) == found[2]",
         "return is_whole",
     ),
@@ -94,7 +94,7 @@ TIER_MUTANTS = [
     Mutant(
         "a file made by something else is believed",
         "tier",
-        _TIER + "page_file.py",
+        _TIER + "disk_store.py",
         "            self.is_new = os.pread(self._file, len(header), 0) != header\n",
         "            self.is_new = os.pread(self._file, 8, 0) != header[:8]\n",
     ),

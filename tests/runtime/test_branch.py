@@ -13,8 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 import lmprog
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.text.chat_template import load_template
-from lmprog.runtime.text.chunked_encoder import Cutter
-from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from lmprog.runtime.text.tokenizer import ByteTokenizer, Cutter, HfTokenizer, Tokenizer
 
 NANO = Path(lmprog.__file__).parent / "nano"
 CORPUS = [

@@ -12,11 +12,10 @@ from array import array
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.programs.active_call import ActiveCall
 from lmprog.runtime.programs.branch import RuntimeBranch
-from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits
+from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits, Healer
 from lmprog.runtime.programs.call_constraints import CallConstraints
-from lmprog.runtime.programs.healing import Healer
+from lmprog.runtime.programs.clients import ActiveCall
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import SequenceGroup
 from lmprog.runtime.text.chat_template import ChatTemplate

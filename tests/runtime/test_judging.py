@@ -20,10 +20,15 @@ from lmprog.runtime.programs import judging
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.judging import Ballots, Judging
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
-from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, Cutter
 from lmprog.runtime.text.stream import TextEnd
 from lmprog.runtime.text.text_service import TextService
-from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from lmprog.runtime.text.tokenizer import (
+    ByteTokenizer,
+    ChunkedEncoder,
+    Cutter,
+    HfTokenizer,
+    Tokenizer,
+)
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 
 NANO = Path(lmprog.__file__).parent / "nano"

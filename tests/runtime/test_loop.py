@@ -11,8 +11,7 @@ from lmprog import wire
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.steps import MAX_FAILED_STEPS, EngineLost
-from lmprog.simulation.fake_device import FakeDevice
-from lmprog.simulation.fake_engine import FakeEngine, Floats
+from lmprog.simulation.fake_engine import FakeDevice, FakeEngine, Floats
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from tests.runtime.talk import GREEDY, Talk, done, failed, text

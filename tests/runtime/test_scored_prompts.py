@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.scheduling.scored_prompts import BLOCK, ScoredPrompts
+from lmprog.runtime.scheduling.page_tables import BLOCK, ScoredPrompts
 from tests.runtime.talk import Talk, done, text
 
 SHARED = "the old dog and the young cat sat by the door all day "

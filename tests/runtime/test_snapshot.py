@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmprog import wire
-from lmprog.runtime.programs.active_call import output_of
+from lmprog.runtime.programs.clients import output_of
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.text.stream import TextStream

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from lmprog.config import SchedulerConfig
-from lmprog.launch.progress_watch import HangTimeouts, ProgressWatch
+from lmprog.launch.restarts import HangTimeouts, ProgressWatch
 from lmprog.runtime.scheduling.batch import Batch
-from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.step_planner import ALONE_SECONDS
+from lmprog.runtime.scheduling.scheduler import ALONE_SECONDS, Scheduler
 from tests.runtime.rig import Rig
 
 MIDDLE = 0.04, 0.0016

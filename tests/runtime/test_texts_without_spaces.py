@@ -17,9 +17,8 @@ from lmprog import wire
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.runtime.programs.branch import BranchState, RuntimeBranch
 from lmprog.runtime.programs.long_texts import LONG, LongTexts
-from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, Cutter
 from lmprog.runtime.text.text_service import TextService
-from lmprog.runtime.text.tokenizer import ByteTokenizer
+from lmprog.runtime.text.tokenizer import ByteTokenizer, ChunkedEncoder, Cutter
 from lmprog.transport import Gone
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 from tests.runtime.test_long_texts import KINDS, CountingBytes, story

@@ -14,8 +14,7 @@ import pytest
 from lmprog import wire
 from lmprog.constraints.constraint import NARROW, MaskRow
 from lmprog.constraints.pieces import both, mask_row
-from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.token_rules import BannedSequences
+from lmprog.runtime.scheduling.generation import BannedSequences, Generation
 from lmprog.runtime.text.tokenizer import ByteTokenizer
 from lmprog.simulation.letters import LetterTokenizer
 from tests.runtime import talk as talking

@@ -132,14 +132,10 @@ def test_the_assistants_last_words_are_gone_on_from(client: Any) -> None:
         ({"messages": HELLO}, "max_tokens"),
         ({"messages": [], "max_tokens": 1}, "messages"),
         ({"messages": HELLO, "max_tokens": 0}, "max_tokens"),
-        ({"messages": [{"role": "system", "content": "x"}], "max_tokens": 1}, "messages[0].role"),
+        ({"messages": [{"role": "wizard", "content": "x"}], "max_tokens": 1}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 1},
             "messages[0].content",
-        ),
-        (
-            {"messages": HELLO, "max_tokens": 1, "tools": [{"name": "a", "type": "bash_1"}]},
-            "tools[0].type",
         ),
         (
             {

@@ -58,7 +58,7 @@ def free_ports() -> tuple[int, int]:
 
 @contextmanager
 def router(servers: Sequence[Served], log: Path) -> Iterator[str]:
-    """The recipe of docs/scale.md; ready with all servers."""
+    """The recipe of docs/scale-routers.md; ready with all servers."""
     port, metrics = free_ports()
     command = [sys.executable, "-m", "sglang_router.launch_router"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]

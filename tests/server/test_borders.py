@@ -201,7 +201,7 @@ def test_both_ends_of_a_range_are_taken_and_what_lies_beyond_is_named_with_its_l
 
 
 def test_the_documentation_has_the_table_of_limits() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "server-options.md").read_text()
     found = re.search(r"<!-- limits -->\n(.*?)<!-- /limits -->", page, re.DOTALL)
     assert found is not None
     assert found[1] == markdown()

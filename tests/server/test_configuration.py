@@ -105,7 +105,7 @@ def test_every_option_is_explained() -> None:
 
 
 def test_the_page_has_the_table_of_options() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "server-options.md").read_text()
     found = re.search(r"<!-- options -->\n(.*?)<!-- /options -->", page, re.DOTALL)
     assert found is not None
     assert found[1] == markdown(), "write what lmprog.server.options.option_table.markdown() gives"

@@ -182,8 +182,6 @@ def test_anthropics_schema_is_enforced(runtime: Fake, fields: Json) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format"),
         ({"container": {"id": "x"}}, "container"),
     ],
@@ -347,7 +345,9 @@ def test_responses_take_allowed_tools_in_their_flat_form(runtime: Fake) -> None:
     body = msgspec.convert(
         {"input": "x", "tools": flat, "tool_choice": choice}, responses_body.ResponsesBody
     )
-    asks = responses_body.chat_of(body, responses_body.messages_of(body.input))
+    asks = responses_body.chat_of(
+        body, responses_body.messages_of(body.input), responses_body.ServedTools(body.tools)
+    )
     box = understood(runtime, asks).box
     assert (box.choice, [one.name for one in box.tools]) == ("required", ["sub"])
 

@@ -16,7 +16,7 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.errors import ModelError
-from lmprog.runtime.text.generation_config import suggested_sampling
+from lmprog.runtime.assembly import suggested_sampling
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.openai import chat_completions, completions
 from tests.server.fake_runtime import Fake, asking

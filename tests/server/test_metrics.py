@@ -158,7 +158,7 @@ def test_every_metric_of_the_page_is_told(fake: Fake) -> None:
 
     text = asyncio.run(run())
     page = (
-        (BOARD.parents[1] / "server.md")
+        (BOARD.parents[1] / "server-operating.md")
         .read_text()
         .partition("## Metrics")[2]
         .partition("\n## ")[0]

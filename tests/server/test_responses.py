@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from lmprog.server.openai.messages import ChatMessage
-from lmprog.server.responses.response_store import Kept, Store
+from lmprog.server.responses.responses_routes import Kept, Store
 from tests.server.fake_runtime import Fake, asking
 from tests.server.live import Live
 
@@ -248,7 +248,6 @@ def test_a_response_in_the_background_is_asked_for_later_or_cancelled(
         ({"input": "x", "background": True, "store": False}, "background"),
         ({"input": "x", "background": True, "stream": True}, "background"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format"),
         ({"input": "x " * 100_000}, "input"),

@@ -276,7 +276,7 @@ def test_the_languages_keywords_are_the_options() -> None:
 
 
 def test_the_documentation_has_the_table_of_options() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "server-options.md").read_text()
     found = re.search(r"<!-- sampling -->\n(.*?)<!-- /sampling -->", page, re.DOTALL)
     assert found is not None
     assert found[1] == option_fields.markdown()

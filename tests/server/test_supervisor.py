@@ -7,8 +7,7 @@ import random
 import pytest
 
 from lmprog.errors import ModelError
-from lmprog.launch.progress_watch import HangTimeouts
-from lmprog.launch.restart_delays import DelayLimits
+from lmprog.launch.restarts import DelayLimits, HangTimeouts
 from lmprog.server.supervision.supervisor import LONGEST_GAP, Phase, RestartTimeouts, Supervisor
 
 TICK = 0.2

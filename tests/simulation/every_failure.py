@@ -27,7 +27,7 @@ from unittest import mock
 from lmprog import wire
 from lmprog.errors import GrammarError
 from lmprog.runtime.programs.call_builder import CallBuilder
-from lmprog.simulation.fake_store import FakeStore
+from lmprog.simulation.fake_engine import FakeStore
 from lmprog.simulation.reply_checks import ReplyChecks
 from lmprog.simulation.world import SimChannel, World, draw
 from lmprog.transport.channel import Gone

@@ -18,8 +18,7 @@ from lmprog.runtime.scheduling.logits_requests import LogitsRequests
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.steps import EngineLost
 from lmprog.runtime.steps_ahead import AheadPlanner, CurrentRows, StepsAhead
-from lmprog.simulation.fake_device import FakeDevice
-from lmprog.simulation.fake_engine import FakeEngine
+from lmprog.simulation.fake_engine import FakeDevice, FakeEngine
 from lmprog.simulation.letters import LetterTokenizer
 from lmprog.simulation.plain_sampler import PlainSampler
 from tests.runtime.talk import GREEDY, Talk, done, failed, text

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from lmprog.runtime.programs.completion import CallCompletion
+from lmprog.runtime.programs.delivery import CallCompletion
 from tests.simulation.constrained_failures import CONSTRAINED_KINDS
 from tests.simulation.every_failure import KINDS, strike_all
 

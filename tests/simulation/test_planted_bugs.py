@@ -13,7 +13,7 @@ from lmprog import wire
 from lmprog.radix import RadixTree
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
-from lmprog.runtime.programs.completion import CallCompletion
+from lmprog.runtime.programs.delivery import CallCompletion
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling import logits_requests
 from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequences

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from lmprog.errors import InvalidParameter, ModelError, NotSupported, UnknownName
-from lmprog.runtime.text.chat_template import MAX_MESSAGES, PLAIN, ChatTemplate, load_template
-from lmprog.runtime.text.sandbox import MAX_TEMPLATE_LEN
+from lmprog.runtime.text.chat_template import (
+    MAX_MESSAGES,
+    MAX_TEMPLATE_LEN,
+    PLAIN,
+    ChatTemplate,
+    load_template,
+)
 from tests.text.templates import CHATML, GEMMA, MISTRAL, MISTRAL_LAST, SHAPES, SPECIAL
 
 CHATS = {

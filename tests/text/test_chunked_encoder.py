@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 import lmprog
-from lmprog.runtime.text import chunked_encoder
-from lmprog.runtime.text.chunked_encoder import CHUNK, ChunkedEncoder, Cutter
 from lmprog.runtime.text.quoting import Span
-from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer
+from lmprog.runtime.text.tokenizer import CHUNK, ByteTokenizer, ChunkedEncoder, Cutter, HfTokenizer
 
 NANO = Path(lmprog.__file__).parent / "nano"
 WORDS = ["the", "fox", "12", "  ", "\n\n", "é", "日本", "don't", "A.", "lives in", "…", "<|end|>"]
@@ -60,7 +58,7 @@ def test_a_common_beginning_is_encoded_once() -> None:
 
 
 def test_the_number_of_kept_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_encoder, "MAX_CHUNKS", 3)
+    monkeypatch.setattr("lmprog.runtime.text.tokenizer.MAX_CHUNKS", 3)
     tokenizer = ByteTokenizer()
     encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
     text = "".join(f"number {n} of many words here " for n in range(400))

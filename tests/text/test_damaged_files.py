@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lmprog.errors import ModelError
+from lmprog.runtime.assembly import suggested_sampling
 from lmprog.runtime.engine.model.checkpoint import Checkpoint
-from lmprog.runtime.text.generation_config import suggested_sampling
 from lmprog.runtime.text.tokenizer import HfTokenizer
 
 FILES = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from lmprog.constraints.search import AT_START, MAX_MOVES, TextSearch, text_search
 from lmprog.errors import GrammarError, InvalidParameter, LmprogError
-from lmprog.runtime.text.stops import Stop, stop_search, watch_search, watch_strings
-from lmprog.runtime.text.stream import TextCheck, TextStream
+from lmprog.runtime.text.stream import (
+    Stop,
+    TextCheck,
+    TextStream,
+    stop_search,
+    watch_search,
+    watch_strings,
+)
 from tests.constraints.random_patterns import LETTERS, random_pattern
 from tests.text.simulated_stops import Simulation
 from tests.text.test_text import Cuts

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from lmprog.constraints.search import TextSearch
 from lmprog.errors import InvalidParameter, NotSupported
-from lmprog.runtime.text.stops import Counts, Stop, StopWatch, stop_search
-from lmprog.runtime.text.stream import TextEnd, TextStream
+from lmprog.runtime.text.stream import Counts, Stop, StopWatch, TextEnd, TextStream, stop_search
 from lmprog.runtime.text.tokenizer import ByteTokenizer
 
 

@@ -14,12 +14,12 @@ import pytest
 from lmprog.config import RuntimeConfig
 from lmprog.radix import PageAllocator
 from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.machine.region import Region
-from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.engine.native.page_memory import (
+from lmprog.runtime.engine.machine.resources import Region
+from lmprog.runtime.engine.native.engine import (
     TOKENS_AHEAD,
     TOKENS_AT_REST,
     MemoryAhead,
+    NativeEngine,
     NativePageMemory,
 )
 from lmprog.runtime.scheduling.batch import build_batch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmprog.runtime.tier.page_file import HEADER_BYTES, FileInUse, PageFile
+from lmprog.runtime.tier.disk_store import HEADER_BYTES, FileInUse, PageFile
 from lmprog.runtime.tier.page_store import PageKey, page_keys
 
 PAGE, PAGE_BYTES = 4, 300

@@ -14,7 +14,7 @@ import pytest
 from lmprog.radix import Node
 from lmprog.runtime.tier import second_tier
 from lmprog.runtime.tier.page_store import PageKey, root_of
-from lmprog.simulation.fake_store import FakeStore
+from lmprog.simulation.fake_engine import FakeStore
 from tests.tier.tiered_pool import TieredPool, text
 
 Patch = pytest.MonkeyPatch

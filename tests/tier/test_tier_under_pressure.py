@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.memory_pressure import outcome
+from benchmarks.virtual_time import outcome
 
 
 @pytest.mark.parametrize(("answer", "think"), [(8, 0.0), (8, 100.0), (96, 0.0), (96, 100.0)])

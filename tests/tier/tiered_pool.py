@@ -8,8 +8,7 @@ from array import array
 from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.tier.page_store import PageCosts
 from lmprog.runtime.tier.second_tier import SecondTier
-from lmprog.simulation.fake_engine import FakeEngine
-from lmprog.simulation.fake_store import FakeStore
+from lmprog.simulation.fake_engine import FakeEngine, FakeStore
 
 PAGE = 4
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_its_kernels_answer_without_a_compiler(installed: Path, tmp_path: Path) 
     said = run(HERE / "answers.py", PYTHONPATH=str(installed), LMPROG_CACHE=str(tmp_path))
     assert said.startswith(str(installed))
     assert not (tmp_path / "native").exists()
+
+
+def test_the_license_travels_with_the_wheel_and_the_source(wheel: Path, tmp_path: Path) -> None:
+    run("-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path)
+    (source,) = tmp_path.iterdir()
+    with zipfile.ZipFile(wheel) as archive, tarfile.open(source) as sources:
+        assert [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        assert [name for name in sources.getnames() if name.count("/") == 1 and "LICENSE" in name]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from lmprog.transport import (
     ZmqClientChannel,
     ZmqRuntimeChannel,
 )
-from lmprog.transport import client_channel as client_module
+from lmprog.transport import zmq_channel as client_module
 from lmprog.transport.channel import ops_frames, replies_frames
 
 HELLO = wire.Hello(wire.PROTOCOL_VERSION, "test")

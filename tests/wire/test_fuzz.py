@@ -9,8 +9,7 @@ import random
 import pytest
 
 from lmprog import wire
-from lmprog.transport.admission import Admission
-from lmprog.transport.channel import UNDECODABLE, Gone, Unreadable
+from lmprog.transport.channel import UNDECODABLE, Admission, Gone, Unreadable
 
 NUM_FRAMES = 200_000
 SEED = 20261121

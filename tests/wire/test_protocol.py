@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 
 from lmprog import wire
-from lmprog.transport.admission import Admission
+from lmprog.transport.channel import Admission
 
 RECORD = Path(__file__).with_name("protocol.json")
 _RANGES = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")

@@ -19,7 +19,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, ProtocolError, RuntimeGone
 from lmprog.transport import Gone, ZmqClientChannel, ZmqRuntimeChannel
 from lmprog.transport import address as addresses
-from lmprog.transport import runtime_channel as runtime_module
+from lmprog.transport import zmq_channel as runtime_module
 
 HELLO = wire.Hello(wire.PROTOCOL_VERSION)
 PEER = Path(__file__).with_name("peer.py")

@@ -41,6 +41,7 @@ from lmprog.errors import (
     ProtocolError,
     RequestRejected,
     ValidationFailed,
+    hint,
 )
 from lmprog.tool_calls.writing import as_json
 
@@ -327,10 +328,12 @@ class Anthropic(ApiBackend):
         api_key: str | None = None,
         **options: Unpack[AnthropicOptions],
     ) -> None:
-        unknown = sorted(set(options) - set(AnthropicOptions.__annotations__))
+        known = set(AnthropicOptions.__annotations__)
+        unknown = sorted(set(options) - known)
         if unknown:
-            allowed = ", ".join(sorted(AnthropicOptions.__annotations__))
-            message = f"Anthropic has no option {unknown[0]!r}; it has {allowed}"
+            allowed = ", ".join(sorted(known))
+            said = hint(unknown[0], {*known, "api_key", "base_url"})
+            message = f"Anthropic has no option {unknown[0]!r}{said}"
             raise InvalidParameter(message, name=unknown[0], allowed=allowed)
         retry_policy = retry_policy_of(options)
         transport = _transport(options.get("client"), base_url, api_key)

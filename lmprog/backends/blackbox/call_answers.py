@@ -449,7 +449,7 @@ def _in_kept_order(op: wire.Generate, outputs: tuple[wire.Output, ...]) -> tuple
         return outputs
     if op.keep != "best":
         return tuple(
-            outputs[place] for place in kept_first(op.keep, [output.text for output in outputs])
+            outputs[place] for place in kept_first(op, [output.text for output in outputs])
         )
     best = max(range(len(outputs)), key=lambda place: _mean(outputs[place]))
     ordered = (outputs[best], *(output for place, output in enumerate(outputs) if place != best))

@@ -14,7 +14,7 @@ from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_p
 from lmprog.backends.blackbox.api_errors import failure, unreachable
 from lmprog.backends.blackbox.dialects import PLAIN
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
-from lmprog.errors import InvalidParameter, LmprogError, NotSupported
+from lmprog.errors import InvalidParameter, LmprogError, NotSupported, hint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,10 +35,11 @@ class LiteLLM(ApiBackend):
     """A backend on what `litellm` calls `model`: "mistral/mistral-large-latest", say."""
 
     def __init__(self, model: str, **options: Unpack[LiteLLMOptions]) -> None:
-        unknown = sorted(set(options) - set(LiteLLMOptions.__annotations__))
+        known = set(LiteLLMOptions.__annotations__)
+        unknown = sorted(set(options) - known)
         if unknown:
-            allowed = ", ".join(sorted(LiteLLMOptions.__annotations__))
-            message = f"LiteLLM has no option {unknown[0]!r}; it has {allowed}"
+            allowed = ", ".join(sorted(known))
+            message = f"LiteLLM has no option {unknown[0]!r}{hint(unknown[0], known)}"
             raise InvalidParameter(message, name=unknown[0], allowed=allowed)
         retry_policy = retry_policy_of(options)
         is_chat = options.get("is_chat_model", True)

@@ -18,7 +18,7 @@ from lmprog.backends.blackbox.http_client import look
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.backends.blackbox.sdk_transport import SdkTransport
 from lmprog.backends.blackbox.transcript import Kind
-from lmprog.errors import InvalidParameter, LmprogError, NotSupported, RequestRejected
+from lmprog.errors import InvalidParameter, LmprogError, NotSupported, RequestRejected, hint
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -73,7 +73,8 @@ class OpenAI(ApiBackend):
         unknown = sorted(set(options) - known)
         if unknown:
             allowed = ", ".join(sorted(known))
-            message = f"OpenAI has no option {unknown[0]!r}; it has {allowed}"
+            said = hint(unknown[0], {*known, "api_key", "base_url"})
+            message = f"OpenAI has no option {unknown[0]!r}{said}"
             raise InvalidParameter(message, name=unknown[0], allowed=allowed)
         client = options.get("client")
         is_own = base_url is None and client is None

@@ -22,7 +22,7 @@ from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.sglang_api import NativeApi
 from lmprog.backends.blackbox.transcript import Kind, Prompt, TextPrompt
-from lmprog.errors import InvalidParameter, LmprogError, ProtocolError
+from lmprog.errors import InvalidParameter, LmprogError, ProtocolError, hint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -51,10 +51,12 @@ class RuntimeEndpoint(ApiBackend):
     def __init__(
         self, base_url: str, api_key: str | None = None, **options: Unpack[ApiOptions]
     ) -> None:
-        unknown = sorted(set(options) - set(ApiOptions.__annotations__))
+        known = set(ApiOptions.__annotations__)
+        unknown = sorted(set(options) - known)
         if unknown:
-            allowed = ", ".join(ApiOptions.__annotations__)
-            message = f"a server over HTTP has no option {unknown[0]!r}; it has {allowed}"
+            allowed = ", ".join(sorted(known))
+            said = hint(unknown[0], {*known, "api_key", "base_url"})
+            message = f"a server over HTTP has no option {unknown[0]!r}{said}"
             raise InvalidParameter(message, name=unknown[0], allowed=allowed)
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         found = ask_what(self.base_url, api_key)

@@ -23,8 +23,7 @@ from lmprog.constraints.expression import whole
 from lmprog.constraints.finish import finish
 from lmprog.constraints.leaves import Leaf, text_leaf
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import EMPTY, FAIL, EachOnce, NetBuilder, Node, UniqueArray
-from lmprog.constraints.net_arrays import EVERY_BYTE
+from lmprog.constraints.net import EMPTY, EVERY_BYTE, FAIL, EachOnce, NetBuilder, Node, UniqueArray
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.schema.flat import FIRST_LETTERS, ArrayFacet, Bound, Flat, NumberFacet
 from lmprog.constraints.schema.layout import Layout

@@ -4,6 +4,10 @@ Objects with named members, arrays of one kind of items, short values, reference
 nodes there. Whatever else stands in a document is asked for, and answered by the reader in Python,
 which says the same of all (`build.py`). A schema of scalars is a part that many documents share,
 whatever its place. Knows the C interface of lmprog_schemas.h; knows no types and no keywords.
+
+Parts of nets that many schemas share (strings, numbers, any JSON at all) depend on their keywords
+and on few options, not on the document or the place in it, so each is built once per process: least
+recently used first out, bounded by an estimate of bytes; two threads may both build one.
 """
 
 from __future__ import annotations
@@ -12,7 +16,10 @@ import ctypes
 import functools
 import weakref
 from array import array
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from decimal import Decimal
+from threading import Lock
 from typing import Any
 
 from lmprog import native, wire
@@ -22,10 +29,91 @@ from lmprog.constraints.leaves import AllBut, LeafSource
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import NetBuilder, NetPart, NewNodes, Node
 from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, REFUSED
-from lmprog.constraints.schema.keywords import ASSERTIONS
+from lmprog.constraints.schema.keywords import ANNOTATIONS, ASSERTIONS
 from lmprog.constraints.schema.layout import SEPARATORS
-from lmprog.constraints.schema.shared_parts import SHARED_PARTS, name_of_options
+from lmprog.constraints.schema.schema_document import Json, Located
 from lmprog.errors import RequestRejected
+
+_SCALAR = (str, int, Decimal)
+_OF_SCALARS = frozenset(["type", "enum"])
+_NOT_SHARED = frozenset(["enum", "const", "uniqueItems"])
+MAX_BYTES = 32 << 20
+_LARGEST_SHARE = 8
+"""One part takes at most the eighth of the bytes; larger ones are not kept."""
+
+
+class SharedParts:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[Hashable, NetPart] = OrderedDict()
+        self._lock = Lock()
+        self.num_bytes = 0
+        """Of all parts that are kept, estimated."""
+
+    def get(self, key: Hashable, make: Callable[[], NetPart]) -> NetPart:
+        """The part of this name, made where it is not known. What `make` raises is not kept."""
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+                return found
+        made = make()
+        if made.num_bytes > self._max_bytes // _LARGEST_SHARE:
+            return made
+        with self._lock:
+            found = self._held.setdefault(key, made)
+            if found is made:
+                self.num_bytes += made.num_bytes
+            while self.num_bytes > self._max_bytes:
+                self.num_bytes -= self._held.popitem(last=False)[1].num_bytes
+        return found
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+SHARED_PARTS = SharedParts()
+"""Those of this process."""
+
+
+def name_of_options(spec: wire.JsonSchema, limits: CompileLimits, formats: bool) -> str:
+    """What beside a schema its part depends on, as a text, for keys: its hash is computed once."""
+    said = [getattr(spec, name) for name in spec.__struct_fields__ if name != "schema"]
+    return _name_of_options(*said, formats, limits)
+
+
+@functools.lru_cache(maxsize=64)
+def _name_of_options(*said: object) -> str:
+    return repr(said)
+
+
+def name_of(schema: Located) -> str:
+    """A cache key: the path, or the content if nothing in the schema depends on its location."""
+    value = schema.value
+    if isinstance(value, bool):
+        return schema.path
+    said = [(keyword, one) for keyword, one in value.items() if keyword not in ANNOTATIONS]
+    for keyword, one in said:
+        if keyword.startswith("$") or not (
+            one is None
+            or isinstance(one, _SCALAR)
+            or (keyword in _OF_SCALARS and isinstance(one, list) and _are_scalars(one))
+        ):
+            return schema.path
+    return repr(said)  # starts with a bracket, unlike any path
+
+
+def is_worth_sharing(schema: Located, name: str) -> bool:
+    """Whether its name is its content, and more than a list of values: those are made as quickly
+    as they are found. An array of unique items is no part: it is told by its place in the net."""
+    value = schema.value
+    if name[0] != "[" or isinstance(value, bool):
+        return False
+    return value.keys().isdisjoint(_NOT_SHARED)
+
+
+def _are_scalars(values: list[Json]) -> bool:
+    return all(value is None or isinstance(value, _SCALAR) for value in values)
 
 
 class PlaceMatters(Exception):

@@ -20,8 +20,7 @@ from typing import NamedTuple
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import EMPTY, FAIL, EachOnce, NetBuilder, Node
-from lmprog.constraints.net_arrays import EVERY_BYTE
+from lmprog.constraints.net import EMPTY, EVERY_BYTE, FAIL, EachOnce, NetBuilder, Node
 from lmprog.constraints.schema.flat import ObjectFacet, Properties, Sourced, Witness
 from lmprog.constraints.schema.schema_document import Located
 from lmprog.constraints.schema.strings import Searched, search_pattern

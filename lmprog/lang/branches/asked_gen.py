@@ -76,8 +76,10 @@ class AskedGen(Gen[T]):
                 self._judge()
 
     def _judge(self) -> None:
-        """Reads the last attempt, which is done: it is the result, or the next one begins."""
-        latest = self._latest
+        """Reads the last attempt, which is done: it is the result, or the next one begins. That is
+        not the program's reading.
+        """
+        latest, was_read = self._latest, self.was_read
         try:
             if latest._own_failure() is None:  # a call that failed is raised where it is read
                 Gen._read(latest)
@@ -90,6 +92,8 @@ class AskedGen(Gen[T]):
                 assert self.ask_again is not None, "the branch has set it"
                 self._latest = self.ask_again(error)
                 return
+        finally:
+            self.was_read = was_read
         self._is_settled = True
 
     def reply(self) -> wire.CallReply:

@@ -7,7 +7,7 @@ Writing never waits, reading does. Knows no tokens.
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
@@ -63,6 +63,11 @@ class Turn:
         self._branch = branch
         self._role = role
         self._complete = bool(content)
+        if any(part is None for part in content):
+            raise ProgramError(
+                f"s.{role}(None) says nothing; give text or a gen, or leave the turn open: "
+                f"with s.{role}(): ..."
+            )
         if role == "assistant" and content and content[0] is _last_result(branch.cursor.log):
             site = here()
             warnings.warn_explicit(
@@ -94,6 +99,19 @@ class Turn:
                 raise
 
 
+def _text_of_message(content: object, at: int) -> object:
+    """Content as services have it."""
+    if not isinstance(content, list | tuple):
+        if content is None:
+            raise ProgramError(f"message {at} has no content: give text, or leave it out")
+        return content
+    for part in content:
+        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ProgramError(f"message {at} has a part that is no text: {kind}")
+    return "".join(part["text"] for part in content)
+
+
 def _last_result(log: Sequence[Item]) -> object:
     """The result that the log ends with, but for roles; None where it ends with text."""
     items = (item for item in reversed(log) if not isinstance(item, RoleBeginExpr | RoleEndExpr))
@@ -116,6 +134,25 @@ class BranchContents:
     def __iadd__(self, content: object) -> Self:
         self.append(content)
         return self
+
+    def extend(self, messages: Iterable[Mapping[str, Any]]) -> None:
+        """Appends the turns of a chat, `{"role": ..., "content": ...}` each, as services have them:
+        content is text, or a list of parts that are text. Raises `ProgramError`.
+        """
+        for at, message in enumerate(messages):
+            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+                raise ProgramError(f"message {at} has no role: give dicts with role and content")
+            unknown = {name for name, value in message.items() if value} - {
+                "role",
+                "content",
+                "name",
+            }
+            if unknown:
+                raise ProgramError(
+                    f"message {at} has {', '.join(sorted(unknown))}, which a branch has no words "
+                    "for; append what it says as text"
+                )
+            self.turn(message["role"], _text_of_message(message.get("content"), at))
 
     def system(self, *content: object) -> Turn:
         """A system turn: `s.system("...")`, or `with s.system():`."""

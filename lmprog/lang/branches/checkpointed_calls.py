@@ -12,16 +12,14 @@ not meet this module.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
 from pathlib import Path
-from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.backends import Backend, Remembers
-from lmprog.backends.caching.kept_replies import Question, deltas
 from lmprog.backends.client import ClientCall, LastReply
-from lmprog.errors import Cancelled, CheckpointMismatch, LmprogError, RequestRejected
+from lmprog.errors import Cancelled, CheckpointMismatch, LmprogError
+from lmprog.journal import Asking, DeadBranches, Journal, Question, deltas, needed
 from lmprog.lang.branches.log import Item, flat
 from lmprog.lang.branches.pending_call import PendingCall, RunContext, RunRecord
 from lmprog.lang.checkpoints.checkpoint_file import CheckpointFile, KeptCall, KeptFailure, RunOrigin
@@ -74,7 +72,7 @@ def _piece(item: Item) -> wire.Piece:
     return wire.TextPiece(item.left_text() if isinstance(item, PendingCall) else str(item))
 
 
-def _without_limits(call: PendingCall) -> wire.Generate | wire.Select:
+def _without_limits(call: PendingCall) -> Asking:
     """Without the limits that a budget sets: these depend on what else runs at the time."""
     wanted = call.wanted
     if isinstance(wanted, wire.Select) or not call.origin.budget.limits_tokens:
@@ -168,7 +166,7 @@ class CheckpointedCalls:
             self._run.client.begin(wanted, call.call)
 
     def _failed_before(
-        self, wanted: wire.Generate | wire.Select, kept: KeptCall | KeptFailure | None
+        self, wanted: Asking, kept: KeptCall | KeptFailure | None
     ) -> LmprogError | None:
         """Why the call fails now: since it had, or its branch had, which the backend does not
         know.
@@ -203,95 +201,77 @@ class CheckpointedCalls:
         begun.call.call.on_last = last
 
 
-@dataclass(frozen=True, slots=True)
-class ToldAgain:
-    """A call that is posted for what it leaves in its branch: the backend is told its reply."""
-
-    op: wire.Generate | wire.Select
-    reply: wire.CallReply
-
-
-Posted: TypeAlias = wire.Op | ToldAgain
-
-
 class ResumedOps:
     """The ops of one run on one backend."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._held: list[Posted] | None = []
+        self._journal = Journal(are_tokens=backend.client.welcome.vocab_size > 0)
+        self._is_held = True
+        """Whether nothing was asked yet."""
         self._num_again = 0
         """Calls told again. Until they are done no branch is closed: others stand on it."""
         self._to_close: list[wire.Close] = []
-        self._dead: dict[int, LmprogError] = {}
-        """By branch: why no call of it can be answered."""
-        self._failed: dict[int, LmprogError] = {}
-        """By call: why it has no text that could be referred to."""
+        self._dead = DeadBranches()
         self._lock = threading.RLock()
 
     def post(self, op: wire.Op) -> None:
         """An op that makes, changes or closes a branch."""
-        if isinstance(op, wire.Append):
-            why = next(filter(None, map(self._why_missing, op.pieces)), None)
-            if why is not None:
-                self._dead.setdefault(op.branch, why)
-                return
-        elif isinstance(op, wire.Fork) and op.branch in self._dead:
-            self._dead.update(dict.fromkeys(op.children, self._dead[op.branch]))
-        self._take(op)
+        if self._dead.take(op) and isinstance(op, wire.Append):
+            return
+        with self._lock:
+            if self._is_held:
+                self._journal.add(op)
+            else:
+                self._send(op)
 
-    def _why_missing(self, piece: wire.Piece) -> LmprogError | None:
-        """Why the text that a piece refers to will not come; None where it may."""
-        if isinstance(piece, wire.Ref):
-            return self._failed.get(piece.call)
-        return self._dead.get(piece.branch) if isinstance(piece, wire.Gained) else None
-
-    def failed(self, op: wire.Generate | wire.Select, error: LmprogError) -> None:
-        """The call had failed before. Where it was only refused, its branch goes on."""
-        self._failed[op.call] = error
-        if not isinstance(error, RequestRejected):
-            self._dead[op.branch] = error
+    def failed(self, op: Asking, error: LmprogError) -> None:
+        """The call had failed before."""
+        self._dead.failed(op, error)
 
     def why_dead(self, branch: int) -> LmprogError | None:
         """Why no call of the branch can be answered; None where it can."""
-        return self._dead.get(branch)
+        return self._dead.why(branch)
 
-    def answered(self, op: wire.Generate | wire.Select, reply: wire.CallReply) -> None:
+    def answered(self, op: Asking, reply: wire.CallReply) -> None:
         """The call was answered before: its branch goes on behind its result."""
-        if isinstance(self._backend, Remembers):
-            self._take(ToldAgain(op, reply))
-        elif self._backend.client.welcome.vocab_size > 0:
-            self._take(wire.Append(op.branch, wire.own_pieces(op, reply)))
-        else:  # branches are texts, as the double's are
-            self._take(wire.Append(op.branch, (wire.letters(wire.result_texts(op, reply)[0]),)))
+        with self._lock:
+            self._journal.replies[op.call] = reply
+            if self._is_held:
+                self._journal.add(op)
+            else:
+                for again in self._journal.again(op, self._told):
+                    self._send(again)
+
+    @property
+    def _told(self) -> Container[int]:
+        """The calls that are posted for what they leave: the backend is told their replies."""
+        return self._journal.replies if isinstance(self._backend, Remembers) else ()
 
     def go_live(self) -> None:
         """Something is to be asked now: the branches are built."""
         with self._lock:
-            held, self._held = self._held, None
-            for step in needed(held or []):
-                self._send(step)
+            if self._is_held:
+                self._is_held = False
+                for op in needed(self._journal.rebuilt(self._told)):
+                    self._send(op)
+                self._journal.ops.clear()
 
-    def _take(self, step: Posted) -> None:
-        with self._lock:
-            if self._held is None:
-                self._send(step)
-            else:
-                self._held.append(step)
-
-    def _send(self, step: Posted) -> None:
+    def _send(self, op: wire.Op) -> None:
         client = self._backend.client
-        if isinstance(step, wire.Close) and self._num_again:
-            self._to_close.append(step)
-        elif not isinstance(step, ToldAgain):
-            client.post(step)
-        else:
+        if isinstance(op, wire.Close) and self._num_again:
+            self._to_close.append(op)
+        elif isinstance(op, Asking):
             assert isinstance(self._backend, Remembers), "no other is told"
-            self._backend.remember(step.op.call, step.reply)
-            call = ClientCall(step.op.call)
+            reply = self._journal.replies[op.call]
+            assert isinstance(reply, wire.CallReply), "it was answered"
+            self._backend.remember(op.call, reply)
+            call = ClientCall(op.call)
             call.when_done(self._is_done)
             self._num_again += 1
-            client.begin(step.op, call)
+            client.begin(op, call)
+        else:
+            client.post(op)
 
     def _is_done(self) -> None:
         with self._lock:
@@ -300,30 +280,3 @@ class ResumedOps:
                 self._backend.client.post(*self._to_close)
                 self._to_close = []
                 self._backend.client.hurry()
-
-
-def needed(steps: list[Posted]) -> list[Posted]:
-    """The steps without those that only concern branches which are closed again."""
-    closed = {step.branch for step in steps if isinstance(step, wire.Close)}
-    wanted = {step.branch for step in steps if isinstance(step, wire.Open)} - closed
-    wanted |= {
-        child for step in steps if isinstance(step, wire.Fork) for child in step.children
-    } - closed
-    kept: list[Posted] = []
-    for step in reversed(steps):  # who needs a branch comes after what is needed of it
-        if isinstance(step, wire.Fork):
-            children = tuple(child for child in step.children if child in wanted)
-            if children:
-                wanted.add(step.branch)
-                kept.append(wire.Fork(step.branch, children, step.lora))
-        elif isinstance(step, wire.Append) and step.branch in wanted:
-            wanted |= {piece.branch for piece in step.pieces if isinstance(piece, wire.Gained)}
-            kept.append(step)
-        elif isinstance(step, wire.Close) or _branch_of(step) in wanted:
-            kept.append(step)
-    kept.reverse()
-    return [step for step in kept if _branch_of(step) in wanted]
-
-
-def _branch_of(step: Posted) -> int | None:
-    return step.op.branch if isinstance(step, ToldAgain) else getattr(step, "branch", None)

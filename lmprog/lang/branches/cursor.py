@@ -14,7 +14,7 @@ from typing import Any
 from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.client import ClientCall
-from lmprog.errors import Cancelled, LmprogError, ProgramError
+from lmprog.errors import Cancelled, LmprogError, ProgramError, check_text
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import (
     BranchSettings,
@@ -142,6 +142,7 @@ class Cursor:
             )
 
     def put_text(self, text: str, quoted: bool = False) -> None:
+        check_text(text)
         self._unsent.add_text(text, quoted)
         self.scope.show()
 

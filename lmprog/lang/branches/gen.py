@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from lmprog import wire
-from lmprog.errors import ValidationFailed
+from lmprog.errors import LmprogError, ValidationFailed
 from lmprog.lang.branches.log import Item, flat, gens_of, plain_text
 from lmprog.lang.branches.marks import call_of, mark_for, split
-from lmprog.lang.branches.pending_call import PendingCall, RunContext
+from lmprog.lang.branches.pending_call import PendingCall, RunContext, raise_at
 from lmprog.lang.ops.expressions import GenOp, SelectOp
 from lmprog.lang.ops.meta import Meta, Selected
 from lmprog.lang.streaming.feed import Feed, Value
@@ -165,6 +165,24 @@ class Gen(PendingCall, Generic[T]):
         self.was_read = True
         return self._values
 
+    def outcome(self) -> Any:
+        values = self._read()
+        return values[0] if len(values) == 1 or self.keeps_one else list(values)
+
+    def invalid(self) -> LmprogError | None:
+        is_typed = isinstance(self._op, GenOp) and (self._op.tp is not str or self._is_checked)
+        if not is_typed or self.run.is_rehearsal:
+            return None
+        try:
+            self._read()
+        except ValidationFailed as error:
+            error.add_note(f"{self!r} was asked for at {self.site}, and nothing has read it")
+            try:
+                raise_at(self.site, error.with_traceback(None))
+            except ValidationFailed as raised:
+                return raised
+        return None
+
     @property
     def _is_checked(self) -> bool:
         return isinstance(self._op, GenOp) and (self._op.check is not None or self._op.tries > 1)
@@ -194,6 +212,24 @@ class Gen(PendingCall, Generic[T]):
         raise TypeError(
             f"{self!r} is a pending result, not a sequence; read its .value, or await it"
         )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copying looks for such names before there is anything to show
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self!r} is a pending result without {name!r}; to ask what the model wrote for it, "
+            "read its .value, or await it"
+        )
+
+    def _refuse(self, *others: object) -> Any:
+        raise TypeError(
+            f"{self!r} is a pending result, and nothing can be computed with it; read its .value, "
+            "or await it. To join it with text without waiting, write an f-string, or append both"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
+    __rtruediv__ = __mod__ = __getitem__ = __contains__ = __len__ = __int__ = __float__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -262,8 +298,8 @@ def waited_for(var: Var) -> list[PendingCall]:
 def value_now(var: Var) -> Any:
     """The value; blocks until there is one. A result with n > 1 is the list of all n."""
     if isinstance(var, Gen):
-        values = var.values
-        return values[0] if len(values) == 1 or var.keeps_one else values
+        var.wait()
+        return var.outcome()
     if isinstance(var, Reasoned):
         return var.gen.reasoning
     if isinstance(var, Captured):

@@ -63,6 +63,23 @@ def resolved(value: Any, run: RunContext) -> Any:
     return _resolved(value, run, {})
 
 
+def read(value: Any) -> Any:
+    """`value` with pending results that are done replaced by what came of them, inside lists,
+    tuples and dicts, too.
+    """
+    if isinstance(value, PendingCall) and value.done() and value.failure() is None:
+        return value.outcome()
+    kind = type(value)
+    if kind is dict:
+        items = {key: read(item) for key, item in value.items()}
+        return items if any(items[key] is not value[key] for key in items) else value
+    if kind is list or kind is tuple:
+        parts = [read(item) for item in value]
+        is_same = all(part is item for part, item in zip(parts, value, strict=True))
+        return value if is_same else kind(parts)
+    return value
+
+
 def _resolved(value: Any, run: RunContext, seen: dict[int, Any]) -> Any:
     if isinstance(value, str):
         return _text(value, run) if type(value) is str else value

@@ -306,6 +306,10 @@ class PendingCall:
         """
         return None if self._own_failure() is None else self.root()._own_failure()
 
+    def invalid(self) -> LmprogError | None:
+        """Why what was written is not the value that was asked for; reads it."""
+        return None
+
     def refused(self) -> bool:
         """Whether the call was rejected: then it never began, and its branch can go on."""
         return isinstance(self._own_failure(), RequestRejected)
@@ -408,6 +412,16 @@ class PendingCall:
         self.wait()
         return self._texts_of(self.reply())
 
+    def outcome(self) -> Any:
+        """What came of a call that is done, as a program has it: of several results a list."""
+        return self.text
+
+    def compared_text(self) -> str:
+        """What the text has in common with others that say the same; blocks."""
+        wanted = self.wanted
+        constraint = wanted.constraint if isinstance(wanted, wire.Generate) else None
+        return wire.compared(self.text, constraint)
+
     def own_text(self) -> str:
         """What this very call has put into its branch, also where it is asked for again; blocks."""
         PendingCall.wait(self)
@@ -499,7 +513,9 @@ def settle_now(held: Held) -> None:
 def unread_failures(calls: Iterable[PendingCall]) -> list[Exception]:
     """What failed and was never read: of each branch the first failure, with the others of that
     branch as notes. A branch's later calls fail for the reason of the first, which is told once.
+    Then what was written, and is not of the type that was asked for.
     """
+    calls = list(calls)
     roots = [call.root() for call in calls if not call.was_read and call.failure() is not None]
     by_branch: dict[int, list[PendingCall]] = {}
     for root in {id(root): root for root in roots if not root.was_read}.values():
@@ -510,7 +526,8 @@ def unread_failures(calls: Iterable[PendingCall]) -> list[Exception]:
         for other in others:
             error.add_note(f"{other!r} failed, too: {other.error_at_site()} ({other.site})")
         found.append(error)
-    return found
+    done_well = [call for call in calls if not call.was_read and call.failure() is None]
+    return found + [wrong for call in done_well if (wrong := call.invalid()) is not None]
 
 
 def raise_together(errors: Sequence[Exception]) -> None:

@@ -28,7 +28,7 @@ from lmprog.lang.streaming import branch_name, callbacks
 from lmprog.lang.streaming.feed import Feed
 
 if TYPE_CHECKING:
-    from lmprog.backends.caching.caching_backend import CachingBackend, RunCache
+    from lmprog.backends.caching import CachingBackend, RunCache
     from lmprog.lang.branches.checkpointed_calls import CheckpointedCalls
     from lmprog.lang.checkpoints.run_progress import Answer, RunProgress
     from lmprog.lang.streaming.trace_events import RunTrace, TraceEvent
@@ -413,6 +413,11 @@ class Scope(RunContext):
         models = dict.fromkeys(model for part in parts for model in part)
         return {model: total(part[model] for part in parts if model in part) for model in models}
 
+    def end_record(self) -> None:
+        """What the run does from now on is not kept: its checkpoint may be another run's."""
+        if self._parent is None or self._parent.record is not self.record:
+            self.record.end()
+
     def over(self) -> None:
         """The run has ended: the run that contains it keeps its usage."""
         self.is_over = True
@@ -421,8 +426,7 @@ class Scope(RunContext):
         parent = self._parent
         if self.cache is not None and (parent is None or parent.backend is not self.backend):
             self.backend.close()
-        if parent is None or parent.record is not self.record:
-            self.record.end()
+        self.end_record()
         if parent is not None and self in parent.nested:
             with parent._lock:
                 for model, usage in self.usage_by_model().items():

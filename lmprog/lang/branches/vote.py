@@ -10,6 +10,7 @@ and cancels then.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar, cast, overload
@@ -90,7 +91,7 @@ class Contested(Generic[T]):
         if self._rule == "first":
             return next(iter(there), None)
         return majority(
-            {index: gen.text.strip() for index, gen in there.items()},
+            {index: gen.compared_text() for index, gen in there.items()},
             len(self._gens) - len(self._order),
         )
 
@@ -173,9 +174,9 @@ def vote(values: Iterable[object], key: Callable[[T], Hashable] | None = None) -
     """The first of the values that most agree with; `key` says what agreeing means. Ties go to the
     earliest.
 
-    Pending results are voted on by their texts (white space around them makes no difference), and
-    those that can no longer change the majority are cancelled: `await lmprog.vote([b.gen(int) for b
-    in branches])`.
+    Pending results are voted on by their texts (white space around them makes no difference, nor
+    how JSON is written), and those that can no longer change the majority are cancelled:
+    `await lmprog.vote([b.gen(int) for b in branches])`.
     """
     found = list(values)
     if found and all(isinstance(value, Gen) for value in found):
@@ -184,7 +185,26 @@ def vote(values: Iterable[object], key: Callable[[T], Hashable] | None = None) -
                 "pending results are compared by their texts; await them first to vote by a key"
             )
         return Contested(cast("list[Gen[T]]", found), "majority")
-    place = majority({i: v if key is None else key(cast(T, v)) for i, v in enumerate(found)}, 0)
+    keys = {i: _hashable(v) if key is None else key(cast(T, v)) for i, v in enumerate(found)}
+    place = majority(keys, 0)
     if place is None:
         raise ProgramError("there is nothing to vote on")
     return found[place]
+
+
+def _hashable(value: object) -> Hashable:
+    """What equal values have in common: a value that has no hash (a model, a list) is compared by
+    its type and contents.
+    """
+    try:
+        hash(value)
+    except TypeError:
+        pass
+    else:
+        return value
+    from lmprog.lang.ops.type_values import as_json_data
+
+    try:
+        return type(value), json.dumps(as_json_data(value), sort_keys=True)
+    except TypeError as error:
+        raise ProgramError(f"these values cannot be compared ({error}); give vote a key=") from None

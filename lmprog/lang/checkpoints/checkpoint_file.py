@@ -1,4 +1,5 @@
-"""The file of a checkpoint: who ran what, and all that is known of it, a line of JSON each.
+"""The file of a run: who ran what, and what is known of it, a line of JSON each. A checkpoint has
+what the run goes on from; a saved run has its ops, too, and is done again without its program.
 
 Every line has a digest of itself and of the lines before it. A file that grows while a run goes on
 may end in the middle of a line, where its process died: that line counts as absent. Damage anywhere
@@ -7,15 +8,15 @@ else is an error. Replies are as the wire encodes them; nothing in the file is e
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
+
+import msgspec
 
 from lmprog import wire
 from lmprog.errors import (
@@ -27,13 +28,15 @@ from lmprog.errors import (
     RequestRejected,
     from_wire,
 )
+from lmprog.journal import as_line, op_of, reply_of, shown
 
 try:
     import fcntl
 except ImportError:  # on Windows nobody is kept from writing to the file of another run
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = "lmprog checkpoint 1"
+FileKind: TypeAlias = Literal["checkpoint", "saved run"]
+FORMATS: dict[FileKind, str] = {"checkpoint": "lmprog checkpoint 1", "saved run": "lmprog run 2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +58,21 @@ class RunOrigin:
     others: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """The same of the run's other backends, by their names."""
 
+    def another_model(self, welcome: wire.Welcome) -> str | None:
+        """In words, where `welcome` is of one; None where it is not."""
+        same_name = Path(welcome.model).name == Path(self.model).name  # a folder may be elsewhere
+        if same_name and welcome.vocab_size == self.vocab_size:
+            return None
+        return (
+            f"was made with model {self.model!r} ({self.vocab_size:,} tokens), and this backend "
+            f"has {welcome.model!r} ({welcome.vocab_size:,} tokens)"
+        )
+
     def check_model(self, welcome: wire.Welcome) -> None:
         """Raises `CheckpointMismatch` where `welcome` is of another model."""
-        same_name = Path(welcome.model).name == Path(self.model).name  # a folder may be elsewhere
-        if not same_name or welcome.vocab_size != self.vocab_size:
-            raise CheckpointMismatch(
-                f"the checkpoint was made with model {self.model!r} ({self.vocab_size:,} tokens), "
-                f"and this backend has {welcome.model!r} ({welcome.vocab_size:,} tokens)"
-            )
+        another = self.another_model(welcome)
+        if another is not None:
+            raise CheckpointMismatch(f"the checkpoint {another}")
         _check_documents(f"the model {self.model!r}", self.documents, welcome.fingerprint.documents)
         own = self.settings.get("lora")
         missing = own in self.adapters and own not in welcome.adapters
@@ -130,12 +140,13 @@ class KeptRetry:
 
 @dataclass(frozen=True, slots=True)
 class KeptValue:
-    """What something outside of the model gave: a function, a tool, somebody who was asked."""
+    """What something outside of the model gave, as JSON has it: a function, a tool, somebody who
+    was asked.
+    """
 
     key: str
     asks: str
-    value: Any
-    """As JSON has it."""
+    json: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +167,38 @@ class KeptQuestion:
     question: str
 
 
+@dataclass(frozen=True, slots=True)
+class SavedOp:
+    """One that made a branch or a call, in the order in which these can be sent again."""
+
+    op: wire.Op
+
+
+@dataclass(frozen=True, slots=True)
+class SavedContest:
+    """One that had a winner: the calls that took part, and whose result was taken."""
+
+    rule: wire.ContestRule
+    calls: tuple[int, ...]
+    won: int
+
+
 Kept: TypeAlias = KeptCall | KeptFailure | KeptRetry | KeptValue | KeptWinner | KeptQuestion
+Line: TypeAlias = Kept | SavedOp | SavedContest
+KINDS: dict[str, type[Line]] = {
+    "call": KeptCall,
+    "failed": KeptFailure,
+    "again": KeptRetry,
+    "value": KeptValue,
+    "won": KeptWinner,
+    "paused": KeptQuestion,
+    "op": SavedOp,
+    "contest": SavedContest,
+}
+"""By the word with which a line begins; what it says there is the first field, and others have
+their names.
+"""
+WORDS = {kind: word for word, kind in KINDS.items()}
 
 
 @dataclass(slots=True)
@@ -165,6 +207,8 @@ class RunCheckpoint:
 
     origin: RunOrigin
     kept: list[Kept] = field(default_factory=list)
+    ops: list[wire.Op] = field(default_factory=list)
+    contests: list[SavedContest] = field(default_factory=list)
     num_bytes: int = 0
     """Of the file, as far as it is whole."""
     check: str = ""
@@ -178,18 +222,22 @@ class RunCheckpoint:
         return next((one for one in asked if one.key not in answered), None)
 
     @classmethod
-    def read(cls, path: Path) -> RunCheckpoint:
-        """Raises `RequestRejected` for a file that is no checkpoint or is damaged, `ProtocolError`
-        for one of another version.
+    def read(cls, path: Path, kind: FileKind = "checkpoint") -> RunCheckpoint:
+        """Raises `FileNotFoundError`, `RequestRejected` for a file that is of no such kind or is
+        damaged, `ProtocolError` for one of another version.
         """
         try:
             content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, f"there is no {kind}", str(path)) from None
         except OSError as error:
-            raise RequestRejected(f"the checkpoint {str(path)!r} cannot be read: {error}") from None
-        return cls.of(content, str(path))
+            raise RequestRejected(f"{str(path)!r} is no {kind}: {error}") from None
+        return cls.of(content, str(path), kind)
 
     @classmethod
-    def of(cls, content: bytes, name: str) -> RunCheckpoint:
+    def of(cls, content: bytes, name: str, kind: FileKind = "checkpoint") -> RunCheckpoint:
+        if content.startswith(b'{\n "format": "lmprog run 1"'):  # one value in many lines
+            _check_format({"format": "lmprog run 1", "protocol": "as then"}, name, kind)
         found: RunCheckpoint | None = None
         check, num_bytes = "", 0
         for number, line in enumerate(content.splitlines(keepends=True), 1):
@@ -199,23 +247,31 @@ class RunCheckpoint:
                 said = json.loads(line)
                 check_said = said.pop("check")
                 if found is None:
-                    origin = _origin(said, name)
+                    _check_format(said, name, kind)
                 check = _digest(check, said)
                 if check_said != check:
                     raise ValueError("its digest is another one")
                 if found is None:
-                    found = cls(origin)
+                    found = cls(msgspec.convert(said, RunOrigin))
                 else:
-                    found.kept.append(_kept(said))
-            except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+                    found._add(_line_of(said))
+            except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
                 raise RequestRejected(
-                    f"{name!r} is no checkpoint, or it is damaged in line {number} ({error})"
+                    f"{name!r} is no {kind}, or it is damaged in line {number} ({error})"
                 ) from None
             num_bytes += len(line)
         if found is None:
-            raise RequestRejected(f"{name!r} is no checkpoint: it has no whole line")
+            raise RequestRejected(f"{name!r} is no {kind}: it has no whole line")
         found.num_bytes, found.check = num_bytes, check
         return found
+
+    def _add(self, line: Line) -> None:
+        if isinstance(line, SavedOp):
+            self.ops.append(line.op)
+        elif isinstance(line, SavedContest):
+            self.contests.append(line)
+        else:
+            self.kept.append(line)
 
 
 class CheckpointFile:
@@ -247,11 +303,12 @@ class CheckpointFile:
         self._check = found.check
         return found
 
-    def begin(self, origin: RunOrigin) -> None:
-        self._write(_origin_line(origin))
+    def begin(self, origin: RunOrigin, kind: FileKind = "checkpoint") -> None:
+        version = {"format": FORMATS[kind], "protocol": wire.PROTOCOL_VERSION}
+        self._write({**version, **_fields(origin)})
 
-    def add(self, kept: Kept) -> None:
-        self._write(_line(kept))
+    def add(self, line: Line) -> None:
+        self._write(_said(line))
 
     def _write(self, said: dict[str, Any]) -> None:
         self._check = _digest(self._check, said)
@@ -263,14 +320,16 @@ class CheckpointFile:
         self._file.close()
 
 
-def write(path: Path, origin: RunOrigin, kept: Iterable[Kept]) -> None:
-    """A whole checkpoint at once: all of it is there, or nothing."""
+def write(
+    path: Path, origin: RunOrigin, lines: Iterable[Line], kind: FileKind = "checkpoint"
+) -> None:
+    """A whole file at once: all of it is there, or nothing."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     file = CheckpointFile(scratch)
     try:
-        file.begin(origin)
-        for one in kept:
-            file.add(one)
+        file.begin(origin, kind)
+        for line in lines:
+            file.add(line)
         os.replace(scratch, path)
     except BaseException:
         scratch.unlink(missing_ok=True)
@@ -287,95 +346,45 @@ def _digest(before: str, said: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _origin_line(origin: RunOrigin) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "protocol": wire.PROTOCOL_VERSION,
-        "program": origin.program,
-        "arguments": origin.arguments,
-        "settings": origin.settings,
-        "model": origin.model,
-        "vocab_size": origin.vocab_size,
-        "seed": origin.seed,
-        "adapters": dict(origin.adapters),
-        "documents": dict(origin.documents),
-        "others": {name: dict(told) for name, told in origin.others.items()},
-    }
+def _fields(one: RunOrigin | Line) -> dict[str, Any]:
+    return {member.name: getattr(one, member.name) for member in fields(one)}
 
 
-def _origin(said: Mapping[str, Any], name: str) -> RunOrigin:
-    known = said["format"], said["protocol"]
-    if known != (FORMAT, wire.PROTOCOL_VERSION):
+def _said(line: Line) -> dict[str, Any]:
+    """As JSON has it."""
+    said = {WORDS[type(line)]: None, **_fields(line)}
+    if isinstance(line, KeptCall):
+        said |= {"gave": shown(line.reply), "reply": as_line(line.reply)}
+    elif isinstance(line, SavedOp):
+        said["op"] = as_line(line.op)
+    first = fields(line)[0].name
+    said[WORDS[type(line)]] = said.pop(first)
+    return said
+
+
+def _line_of(said: dict[str, Any]) -> Line:
+    """Raises what `RunCheckpoint.of` names."""
+    word = next(iter(said))
+    kind = KINDS[word]
+    said[fields(kind)[0].name] = said.pop(word)
+    if kind is KeptCall:
+        said["reply"] = reply_of(said["reply"])
+    elif kind is SavedOp:
+        said["op"] = op_of(said["op"])
+    return msgspec.convert(said, kind)
+
+
+def _check_format(said: Mapping[str, Any], name: str, kind: FileKind) -> None:
+    known, now = (said["format"], said["protocol"]), (FORMATS[kind], wire.PROTOCOL_VERSION)
+    if known[0] in FORMATS.values() and known[0] != FORMATS[kind]:
+        raise RequestRejected(
+            f"{name!r} is no {kind}: `lmprog.resume` goes on with a checkpoint, which "
+            "run.checkpoint(path) writes, and `lmprog.replay` does a saved run again, which "
+            "run.save(path) writes"
+        )
+    if known != now:
         raise ProtocolError(
             f"{name!r} is of format {known[0]!r}, protocol {known[1]}; this version reads "
-            f"{FORMAT!r}, protocol {wire.PROTOCOL_VERSION}: go on with the version of lmprog that "
-            "wrote it, or begin anew with another file"
+            f"{now[0]!r}, protocol {now[1]}: use it with the version of lmprog that wrote it, or "
+            f"{'begin anew with' if kind == 'checkpoint' else 'save the run again in'} another file"
         )
-    return RunOrigin(
-        str(said["program"]),
-        dict(said["arguments"]),
-        dict(said["settings"]),
-        str(said["model"]),
-        int(said["vocab_size"]),
-        int(said["seed"]),
-        _texts(said.get("adapters", {})),
-        _texts(said.get("documents", {})),
-        {str(name): _texts(told) for name, told in said.get("others", {}).items()},
-    )
-
-
-def _texts(said: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(digest) for name, digest in said.items()}
-
-
-def _line(kept: Kept) -> dict[str, Any]:
-    if isinstance(kept, KeptCall):
-        return {
-            "call": kept.key,
-            "label": kept.label,
-            "asks": kept.asks,
-            "gave": _shown(kept.reply),  # for people: it is read from `reply`
-            "thought_tokens": kept.thought_tokens,
-            "reply": base64.b64encode(wire.encode((kept.reply,))).decode(),
-        }
-    if isinstance(kept, KeptFailure):
-        return {
-            "failed": kept.key,
-            "label": kept.label,
-            "asks": kept.asks,
-            "code": kept.code,
-            "message": kept.message,
-            "details": dict(kept.details),
-        }
-    if isinstance(kept, KeptRetry):
-        return {"again": kept.key}
-    if isinstance(kept, KeptValue):
-        return {"value": kept.key, "asks": kept.asks, "json": kept.value}
-    if isinstance(kept, KeptWinner):
-        return {"won": kept.key, "place": kept.place, "lost": list(kept.lost)}
-    return {"paused": kept.key, "question": kept.question}
-
-
-def _kept(said: Mapping[str, Any]) -> Kept:
-    if "call" in said:
-        (reply,) = wire.decode_replies(base64.b64decode(said["reply"], validate=True))
-        if not isinstance(reply, wire.CallReply):
-            raise ValueError(f"{type(reply).__name__} is no result")
-        thought = said["thought_tokens"]
-        return KeptCall(said["call"], said["asks"], said["label"], reply, thought)
-    if "failed" in said:
-        why = said["code"], said["message"], dict(said["details"])
-        return KeptFailure(said["failed"], said["asks"], said["label"], *why)
-    if "again" in said:
-        return KeptRetry(said["again"])
-    if "value" in said:
-        return KeptValue(said["value"], said["asks"], said["json"])
-    if "won" in said:
-        return KeptWinner(said["won"], int(said["place"]), tuple(said["lost"]))
-    return KeptQuestion(said["paused"], said["question"])
-
-
-def _shown(reply: wire.CallReply) -> Any:
-    if isinstance(reply, wire.CallDone):
-        return [output.text for output in reply.outputs]
-    return {"option": reply.index}

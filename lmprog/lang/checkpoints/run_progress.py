@@ -275,7 +275,7 @@ class RunProgress:
                 f"the program does something else than when the checkpoint was made: at {key} it "
                 f"was {kept.asks!r}, now {asks!r}"
             )
-        return Answer(kept.value)
+        return Answer(kept.json)
 
     def keep_value(self, key: str, asks: str, value: Any) -> None:
         self._add(KeptValue(key, asks, value))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, not_allowed
+from lmprog.errors import InvalidParameter, check_text, not_allowed
 from lmprog.lang.ops.keywords import (
     CONSTRAINT_NAMES,
     ConstraintOptions,
@@ -219,12 +219,16 @@ _SAMPLING_NAMES = {*SamplingOptions.__annotations__, *ALIASES}
 
 
 def _choices(texts: Sequence[str]) -> tuple[str, ...]:
-    if (
-        isinstance(texts, str)
-        or not texts
-        or not all(isinstance(text, str) and text for text in texts)
-    ):
+    if isinstance(texts, str) or not texts:
         raise not_allowed("choices", texts, "at least one text, none of them empty")
+    for text in texts:
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            allowed = "texts: [str(one) for one in choices]; or generate a value: gen(Literal[...])"
+            raise not_allowed("choices", texts, allowed, f"{text!r} is of type {kind}")
+        if not text:
+            raise not_allowed("choices", texts, "at least one text, none of them empty")
+        check_text(text)
     return tuple(texts)
 
 
@@ -266,6 +270,13 @@ def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | No
                 allowed="one constraint",
             )
         asked, tp = constraint_of_term(tp), str
+    if asked is not None and not isinstance(tp, TextPattern):
+        raise InvalidParameter(
+            f"a type says what the text must be, and so does a constraint; give either {tp!r} or "
+            "the constraint, or a type with bounds: Annotated[str, Field(pattern=...)]",
+            name="type",
+            allowed="one constraint",
+        )
     asked = asked or typed.constraint_of(tp)
     if options.keys() & JsonLayout.__annotations__.keys():
         asked = with_layout(asked, options)
@@ -282,12 +293,31 @@ def _urgency(options: dict[str, Any]) -> tuple[float | None, int]:
     return timeout, priority
 
 
+def check_name(name: object) -> None:
+    """Raises `InvalidParameter` for a type in the place of a name, or a prompt."""
+    if not isinstance(name, str):
+        raise not_allowed("name", name, "text; a type comes first: gen(int, name='age')")
+    if len(name) > _LONG_NAME or name[-1:] in _ENDS_OF_SENTENCES or len(name.split()) > _MOST_WORDS:
+        raise InvalidParameter(
+            f"{name!r} would be the name of the result; to have the model see it, append it first: "
+            f"s.append({name!r}), or s.user(...)",
+            name="name",
+            value=name,
+            allowed="a name",
+        )
+
+
+_LONG_NAME, _MOST_WORDS, _ENDS_OF_SENTENCES = 200, 2, tuple(".?!:")
+
+
 def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> GenOp[Any]:
     """The op for `gen(what, max_tokens, **options)`; `what` is a name, a type or None."""
     rest = dict(options)
     name = rest.pop("name", None)
     if isinstance(what, str):
         name, what = what, None
+    if name is not None:
+        check_name(name)
     tp: object = str if what is None else what
     more: dict[str, Any] = {}
     if tp is not str or not rest.keys() <= _SAMPLING_NAMES:
@@ -369,6 +399,8 @@ def select_op(choices: Sequence[str], options: Mapping[str, Any]) -> SelectOp:
     """The op for `select(*choices, **options)`."""
     rest = dict(options)
     name, (timeout, priority) = rest.pop("name", None), _urgency(rest)
+    if name is not None:
+        check_name(name)
     method = rest.pop("choices_method", None) or rest.pop("method", None) or token_length_normalized
     foreign_names = sorted(set(rest) - set(SelectOptions.__annotations__))
     if foreign_names:

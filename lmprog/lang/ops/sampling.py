@@ -10,7 +10,6 @@ its context) are checked by the runtime.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import json
 import typing
@@ -20,7 +19,7 @@ from typing import Any, TypeAlias, TypedDict, Unpack
 import msgspec
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, not_allowed
+from lmprog.errors import InvalidParameter, hint, not_allowed
 
 Strings: TypeAlias = str | Sequence[str]
 
@@ -245,16 +244,10 @@ def is_sampling(name: str) -> bool:
 
 
 def unknown_option(name: str, valid: Iterable[str]) -> InvalidParameter:
-    """The error for an unknown keyword, with the nearest valid one and all others."""
+    """The error for an unknown keyword; its `allowed` has all valid ones."""
     known = sorted(valid)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
-    allowed = ", ".join(known)
-    return InvalidParameter(
-        f"unknown option {name!r}{hint} valid: {allowed}",
-        name=name,
-        allowed=allowed,
-    )
+    message = f"unknown option {name!r}{hint(name, known)}"
+    return InvalidParameter(message, name=name, allowed=", ".join(known))
 
 
 def sampling_of(options: Mapping[str, Any], also: Iterable[str] = ()) -> Sampling:

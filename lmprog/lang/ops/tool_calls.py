@@ -29,6 +29,7 @@ from lmprog.errors import (
 )
 from lmprog.lang.ops import threads
 from lmprog.lang.ops.tool_functions import Tool, ToolSet
+from lmprog.lang.ops.type_values import as_json_data
 from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText
 from lmprog.tool_calls.reading import MALFORMED, ParsedCall, json_object
 from lmprog.tool_calls.stream import CallStream
@@ -105,7 +106,7 @@ class ToolResult:
         if isinstance(self.value, str):
             return self.value
         try:
-            return json.dumps(self.value, ensure_ascii=False)
+            return json.dumps(as_json_data(self.value), ensure_ascii=False)
         except (TypeError, ValueError):
             return str(self.value)
 

@@ -1,23 +1,27 @@
 """Tools: Python functions that a model may call. Their schemas come from signatures, their
-descriptions from docstrings.
+descriptions from docstrings: what `Args:` says of a parameter is shown with that parameter, unless
+its annotation describes it.
 
 Knows functions and JSON; knows no forms of calls and no branches.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lmprog.errors import InvalidParameter, ValidationFailed, not_allowed
 from lmprog.lang.ops.pydantic_schemas import without_default_bounds
 from lmprog.lang.ops.type_schemas import schema_of
 from lmprog.lang.ops.type_schemas import value_of as value_of_json
+from lmprog.lang.ops.type_values import as_json_data
 from lmprog.tool_calls.constraining import ToolShape
 from lmprog.tool_calls.describing import function_shape
 
@@ -36,6 +40,8 @@ class Tool:
     types: Mapping[str, Any]
     """The type of each parameter."""
     required: tuple[str, ...]
+    about: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """What is said of a parameter besides its type: a description, and its default as JSON."""
 
     @classmethod
     def of(cls, given: object) -> Tool:
@@ -48,6 +54,8 @@ class Tool:
         types: dict[str, Any] = {}
         required: list[str] = []
         hints = typing.get_type_hints(given, include_extras=True)
+        description, said = _described(inspect.getdoc(given) or "")
+        about = {name: {"description": text} for name, text in said.items()}
         for parameter in inspect.signature(given).parameters.values():
             if parameter.kind not in _KINDS:
                 raise not_allowed("tools", given, "a function without *args, **kwargs, or `/`")
@@ -56,7 +64,11 @@ class Tool:
             types[parameter.name] = hints[parameter.name]
             if parameter.default is parameter.empty:
                 required.append(parameter.name)
-        return cls(given, name, inspect.getdoc(given) or "", types, tuple(required))
+            elif parameter.default is not None:
+                with contextlib.suppress(TypeError):  # JSON does not have it
+                    default = as_json_data(parameter.default)
+                    about.setdefault(parameter.name, {})["default"] = default
+        return cls(given, name, description, types, tuple(required), about)
 
     @property
     def is_async(self) -> bool:
@@ -70,7 +82,7 @@ class Tool:
         for name, tp in self.types.items():
             schema = schema_of(tp)
             definitions.update(schema.pop("$defs", {}))
-            properties[name] = schema
+            properties[name] = {**self.about.get(name, {}), **schema}
         made = {
             "type": "object",
             "properties": properties,
@@ -113,6 +125,27 @@ class Tool:
             return value_of_json(self.types[name], json.dumps(value))
         except ValidationFailed as error:
             raise ValidationFailed(f"argument {name!r}: {error.message}", text=error.text) from None
+
+
+def _described(doc: str) -> tuple[str, dict[str, str]]:
+    """A docstring without its section `Args:`, and what that says of each parameter."""
+    found = _ARGS.search(doc)
+    if found is None:
+        return doc, {}
+    section = textwrap.dedent(found["section"])
+    said = {one["name"]: " ".join(one["text"].split()) for one in _ARGUMENT.finditer(section)}
+    rest = doc[: found.start()] + doc[found.end() :]
+    return rest.strip(), said
+
+
+_ARGS = re.compile(
+    r"^(?:Args|Arguments|Parameters):[ ]*\n(?P<section>(?:[ \t]+.*(?:\n|\Z)|[ \t]*\n)*)",
+    re.MULTILINE,
+)
+_ARGUMENT = re.compile(
+    r"^\*{0,2}(?P<name>\w+)[ ]*(?:\([^\n]*?\))?:(?P<text>.*(?:\n[ \t]+.*|\n[ \t]*$)*)", re.MULTILINE
+)
+"""One that begins at the margin; its further lines are indented."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,10 @@ CALLING = 512
 _MAX_DEPTH = 40
 _CHAR = 4
 """Bytes of a character, as UTF-8 or as a short escape."""
-_FORMATS = {"date": 12, "time": 28, "date-time": 40, "uuid": 38, "ipv4": 17, "ipv6": 47}
+_FORMATS = {
+    "date": 12, "time": 28, "date-time": 40, "uuid": 38, "ipv4": 17, "ipv6": 47, "ipv4network": 20,
+    "ipv6network": 51, "ipv4interface": 20, "ipv6interface": 51,
+}  # fmt: skip
 """Bytes of the longest string of a format, quotes included."""
 _CONTENTS = frozenset(["anyOf", "oneOf", "allOf", "enum", "const", "$ref", "type"])
 

@@ -1,11 +1,11 @@
 """Converts Python types to JSON schemas, and generated JSON to values of those types.
 
-Supported: `int float bool str bytes None`, `Any`, `Decimal`, dates, durations, UUIDs and IP
-addresses, enums, `Literal`, dataclasses, typed dicts, named tuples, `list tuple set dict` and their
-abstract counterparts,
-`Optional` and unions, `Annotated` with bounds (objects with attributes such as `ge`, `max_length`,
-`pattern`), and pydantic models with their constraints. Types may be recursive. Objects are closed:
-only the declared fields are generated.
+Supported: `int float bool str bytes None`, `Any`, `Decimal`, dates, durations, UUIDs, IP addresses
+and networks, enums, `Literal`, dataclasses, attrs classes, typed dicts, named tuples, `list tuple
+set dict` and their abstract counterparts, `Optional` and unions, `Annotated` with bounds (objects
+with attributes such as `ge`, `max_length`, `pattern`) and a description, and pydantic models with
+their constraints. Types may be recursive. Objects are closed: only the declared fields are
+generated, and each key of a dict with few keys at most once, in their order.
 
 Uses the standard library only; pydantic is used only through models that the caller passes. Knows
 no automata: schemas are interpreted where they are compiled.
@@ -13,7 +13,6 @@ no automata: schemas are interpreted where they are compiled.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import decimal
 import enum
@@ -42,8 +41,9 @@ from lmprog.lang.ops.type_values import (
     hints_of,
     is_named_tuple,
     is_pydantic,
+    is_record,
     name_of,
-    required_keys,
+    record_fields,
     unwrapped,
 )
 
@@ -65,6 +65,10 @@ _PLAIN: dict[object, JsonObject] = {
     uuid.UUID: {"type": "string", "format": "uuid"},
     ipaddress.IPv4Address: {"type": "string", "format": "ipv4"},
     ipaddress.IPv6Address: {"type": "string", "format": "ipv6"},
+    ipaddress.IPv4Network: {"type": "string", "format": "ipv4network"},
+    ipaddress.IPv6Network: {"type": "string", "format": "ipv6network"},
+    ipaddress.IPv4Interface: {"type": "string", "format": "ipv4interface"},
+    ipaddress.IPv6Interface: {"type": "string", "format": "ipv6interface"},
     list: {"type": "array"},
     dict: {"type": "object"},
 }
@@ -126,8 +130,8 @@ class _SchemaBuilder:
         if origin in (typing.Union, types.UnionType):
             return {"anyOf": [self.build(arg, path) for arg in args]}
         if isinstance(tp, type) and issubclass(tp, enum.Enum):
-            return _enumeration(tuple(member.value for member in tp), path)
-        if is_pydantic(tp) or dataclasses.is_dataclass(tp) or typing.is_typeddict(tp):
+            return _enumeration(tuple(tp), path)
+        if is_pydantic(tp) or is_record(tp):
             return self._defined(tp, path)
         return self._container(tp, origin or tp, args, path)
 
@@ -170,7 +174,7 @@ class _SchemaBuilder:
             raise UnsupportedSchema(
                 f"keys at {path} must be strings", keyword="propertyNames", path=path
             )
-        return schema if keys == {"type": "string"} else {**schema, "propertyNames": keys}
+        return schema if keys == {"type": "string"} else _few({**schema, "propertyNames": keys})
 
     def _annotated(self, args: tuple[Any, ...], path: str) -> JsonObject:
         said = {
@@ -203,10 +207,15 @@ class _SchemaBuilder:
                 value = getattr(note, attribute, None)
                 if value is not None:
                     bounds[keywords[kind]] = value
+            description = getattr(note, "description", getattr(note, "documentation", None))
+            if isinstance(description, str):
+                bounds["description"] = description
         if args[0] is int:
             return bounded_integer({**schema, **bounds})
         return (
-            {"allOf": [schema], **bounds} if "$ref" in schema and bounds else {**schema, **bounds}
+            {"allOf": [schema], **bounds}
+            if "$ref" in schema and bounds.keys() - {"description"}
+            else {**schema, **bounds}
         )
 
     def _defined(self, tp: Any, path: str) -> JsonObject:
@@ -225,24 +234,18 @@ class _SchemaBuilder:
 
     def _fields(self, tp: Any, path: str) -> JsonObject:
         try:
-            hints = hints_of(tp)
+            fields = record_fields(tp)
         except NameError as error:  # string annotations are resolved in the module
             message = (
                 f"{name_of(tp)} at {path} names a type that its module does not have "
                 f"({error}); define it there"
             )
             raise UnsupportedSchema(message, keyword="type", path=path) from error
-        if dataclasses.is_dataclass(tp):
-            fields = [field for field in dataclasses.fields(tp) if field.init]
-            names = [field.name for field in fields]
-            missing = dataclasses.MISSING
-            required = [
-                f.name for f in fields if f.default is missing and f.default_factory is missing
-            ]
-        else:
-            names = list(hints)
-            required = [name for name in names if name in required_keys(tp)]
-        properties = {name: self.build(hints[name], f"{path}/properties/{name}") for name in names}
+        required = [name for name, (_, is_required) in fields.items() if is_required]
+        properties = {
+            name: self.build(hint, f"{path}/properties/{name}")
+            for name, (hint, _) in fields.items()
+        }
         return {
             "type": "object",
             "properties": properties,
@@ -286,16 +289,27 @@ def _closed(node: Any, renamed: Mapping[str, str]) -> Any:
     }
     if isinstance(out.get("properties"), dict) and out.get("type") == "object":
         out.setdefault("additionalProperties", False)
-    return out
+    return _few(out)
+
+
+def _few(mapping: JsonObject) -> JsonObject:
+    """A mapping whose keys are an enumeration has each of them as a property, which comes once."""
+    keys = mapping.get("propertyNames", {}).get("enum")
+    values = mapping.get("additionalProperties")
+    if not keys or not isinstance(values, dict) or "properties" in mapping:
+        return mapping
+    rest = {key: part for key, part in mapping.items() if key != "propertyNames"}
+    return {**rest, "properties": dict.fromkeys(keys, values), "additionalProperties": False}
 
 
 _DATA = frozenset(["const", "enum", "default", "examples", "title", "description"])
 
 
 def _enumeration(values: Sequence[object], path: str) -> JsonObject:
-    for value in values:
+    plain = [value.value if isinstance(value, enum.Enum) else value for value in values]
+    for value in plain:
         if not isinstance(value, str | int | float | None):
             raise UnsupportedSchema(
                 f"{value!r} at {path} is no JSON value", keyword="enum", path=path
             )
-    return {"enum": list(values)}
+    return {"enum": plain}

@@ -1,4 +1,4 @@
-"""Converts generated JSON data to values of Python types, and inspects types without a schema.
+"""Converts JSON data to values of Python types and back, and inspects types without a schema.
 
 The counterpart of `type_schemas.py`, which lists the supported types. Uses the standard library
 only.
@@ -12,6 +12,7 @@ import datetime
 import decimal
 import enum
 import ipaddress
+import pathlib
 import re
 import types
 import typing
@@ -20,7 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _DURATION = re.compile(
-    r"P(?:(\d+)W)?(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?"
+    r"(-)?P(?:(\d+)W)?(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)D)?"
+    r"(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,6}))?S)?)?"
 )
 _DAYS = (7, 365, 30, 1)
 """Of a week, a year, a month and a day, as pydantic counts them."""
@@ -30,9 +32,16 @@ def _duration(text: str) -> datetime.timedelta:
     found = _DURATION.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no duration")
-    *days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    total = sum(count * length for count, length in zip(days, _DAYS, strict=True))
-    return datetime.timedelta(days=total, hours=hours, minutes=minutes, seconds=seconds)
+    sign, *whole, fraction = found.groups()
+    *days, hours, minutes, seconds = (int(part or 0) for part in whole)
+    length = datetime.timedelta(
+        days=sum(count * days_each for count, days_each in zip(days, _DAYS, strict=True)),
+        hours=hours,
+        minutes=minutes,
+        seconds=seconds,
+        microseconds=int((fraction or "").ljust(6, "0")),
+    )
+    return -length if sign else length
 
 
 _TEXT_PARSERS: dict[object, Callable[[str], object]] = {
@@ -43,6 +52,10 @@ _TEXT_PARSERS: dict[object, Callable[[str], object]] = {
     uuid.UUID: uuid.UUID,
     ipaddress.IPv4Address: ipaddress.IPv4Address,
     ipaddress.IPv6Address: ipaddress.IPv6Address,
+    ipaddress.IPv4Network: ipaddress.IPv4Network,
+    ipaddress.IPv6Network: ipaddress.IPv6Network,
+    ipaddress.IPv4Interface: ipaddress.IPv4Interface,
+    ipaddress.IPv6Interface: ipaddress.IPv6Interface,
     bytes: str.encode,
 }
 SEQUENCES = (
@@ -71,6 +84,42 @@ def is_named_tuple(tp: object) -> bool:
 
 def hints_of(tp: object) -> dict[str, Any]:
     return typing.get_type_hints(tp, include_extras=True)
+
+
+def is_typed_dict(tp: object) -> bool:
+    """Whether of `typing` or of `typing_extensions`, whose classes are others."""
+    return isinstance(tp, type) and issubclass(tp, dict) and hasattr(tp, "__required_keys__")
+
+
+def is_attrs(tp: object) -> bool:
+    return isinstance(tp, type) and hasattr(tp, "__attrs_attrs__")
+
+
+def is_record(tp: object) -> bool:
+    """Whether it has named fields, and is no model of pydantic and no tuple."""
+    return dataclasses.is_dataclass(tp) or is_typed_dict(tp) or is_attrs(tp)
+
+
+def record_fields(tp: Any) -> dict[str, tuple[Any, bool]]:
+    """The type of each field that a record is made with, and whether it must be given."""
+    hints, missing = hints_of(tp), dataclasses.MISSING
+    if dataclasses.is_dataclass(tp):
+        return {
+            field.name: (
+                hints[field.name],
+                field.default is missing and field.default_factory is missing,
+            )
+            for field in dataclasses.fields(tp)
+            if field.init
+        }
+    if is_attrs(tp):  # its own marks, since attrs need not be installed
+        given = [field for field in tp.__attrs_attrs__ if field.init]
+        return {
+            field.alias: (hints.get(field.name, Any), repr(field.default) == "NOTHING")
+            for field in given
+        }
+    required = required_keys(tp)
+    return {name: (hint, name in required) for name, hint in hints.items()}
 
 
 def required_keys(tp: Any) -> set[str]:
@@ -112,8 +161,8 @@ def convert(tp: Any, data: Any) -> Any:
     if is_pydantic(tp):
         return tp.model_validate(data)
     if isinstance(tp, type) and issubclass(tp, enum.Enum):
-        return tp(_member([member.value for member in tp], data))
-    if dataclasses.is_dataclass(tp) or typing.is_typeddict(tp):
+        return _member(list(tp), data)
+    if is_record(tp):
         return _record(tp, data)
     if is_named_tuple(tp):
         return tp(*_fixed_items(tuple(hints_of(tp).values()), data))
@@ -149,6 +198,8 @@ def _scalar(tp: Any, data: Any) -> Any:
         return _TEXT_PARSERS[tp](_expect(str, data))
     if tp is bool or tp is str:
         return _expect(tp, data)
+    if tp is decimal.Decimal and isinstance(data, str):
+        return decimal.Decimal(data)
     if isinstance(data, bool) or not isinstance(data, int | float | decimal.Decimal):
         raise ValueError(f"{data!r} is no {name_of(tp)}")
     if tp is int:
@@ -169,9 +220,12 @@ def _expect(kind: Any, data: Any) -> Any:
 
 
 def _member(values: Sequence[Any], data: Any) -> Any:
-    """The member that is equal and of the same type: 1 is not True."""
+    """The member that is equal and of the same type: 1 is not True. A member of an enum is meant by
+    its value.
+    """
     for value in values:
-        if value == data and isinstance(value, bool) == isinstance(data, bool):
+        plain = value.value if isinstance(value, enum.Enum) else value
+        if plain == data and isinstance(plain, bool) == isinstance(data, bool):
             return value
     raise ValueError(f"{data!r} is none of {list(values)}")
 
@@ -203,11 +257,12 @@ def _takes_all(tp: Any, data: Any) -> bool:
 
 
 def _record(tp: Any, data: Any) -> Any:
-    hints = hints_of(tp)
-    if unknown := sorted(_expect(dict, data).keys() - hints):
+    known = record_fields(tp)
+    if unknown := sorted(_expect(dict, data).keys() - known):
         raise ValueError(f"there is no field {unknown[0]!r}")
-    fields = {name: convert(hints[name], value) for name, value in data.items()}
-    if not dataclasses.is_dataclass(tp) and (missing := required_keys(tp) - fields.keys()):
+    fields = {name: convert(known[name][0], value) for name, value in data.items()}
+    required = {name for name, (_, is_required) in known.items() if is_required}
+    if missing := required - fields.keys():
         raise ValueError(f"missing {sorted(missing)}")
     return tp(**fields)
 
@@ -217,3 +272,37 @@ def _fixed_items(args: Sequence[object], data: Any) -> list[Any]:
     if len(items) != len(args):
         raise ValueError(f"{len(items)} items where {len(args)} are expected")
     return [convert(arg, item) for arg, item in zip(args, items, strict=True)]
+
+
+def as_json_data(value: Any) -> Any:
+    """A value as JSON data, which `convert` turns back. Raises TypeError for what is none."""
+    if isinstance(value, enum.Enum):
+        return as_json_data(value.value)
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if is_pydantic(type(value)):
+        return value.model_dump(mode="json")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [(field.name, field.name) for field in dataclasses.fields(value)]
+    elif is_attrs(type(value)):
+        names = [(field.alias, field.name) for field in type(value).__attrs_attrs__]
+    elif isinstance(value, collections.abc.Mapping):
+        return {as_json_data(key): as_json_data(item) for key, item in value.items()}
+    elif isinstance(value, list | tuple | set | frozenset):
+        return [as_json_data(item) for item in value]
+    else:
+        return _text_of(value)
+    return {shown: as_json_data(getattr(value, name)) for shown, name in names}
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        seconds = decimal.Decimal(value // datetime.timedelta(microseconds=1)).scaleb(-6)
+        return f"{'-' if seconds < 0 else ''}PT{abs(seconds).normalize():f}S"
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, decimal.Decimal | pathlib.PurePath) or type(value) in _TEXT_PARSERS:
+        return str(value)
+    raise TypeError(f"a value of {type(value).__name__} has no JSON")

@@ -23,16 +23,17 @@ from lmprog.lang.ops.tool_calls import OfferedTools
 _ENDING = (str, bool, None, type(None))  # as union members: self-delimiting JSON
 
 
-def _bare_options(tp: object) -> tuple[str, ...] | None:
-    """The options of a type that consists of plain strings only, else None."""
+def _bare_options(tp: object) -> dict[str, object] | None:
+    """The options of a type that consists of plain strings only, with their values; else None."""
     if typing.get_origin(tp) is typing.Literal:
         values: tuple[object, ...] = typing.get_args(tp)
     elif isinstance(tp, type) and issubclass(tp, enum.Enum):
-        values = tuple(member.value for member in tp)
+        values = tuple(tp)
     else:
         return None
-    texts = tuple(value for value in values if isinstance(value, str))
-    return texts if texts and len(texts) == len(values) else None
+    plain = [value.value if isinstance(value, enum.Enum) else value for value in values]
+    texts = [str(value) for value in plain if isinstance(value, str)]
+    return dict(zip(texts, values, strict=True)) if 0 < len(texts) == len(values) else None
 
 
 def constraint_of(tp: object) -> wire.Constraint | None:
@@ -45,7 +46,7 @@ def constraint_of(tp: object) -> wire.Constraint | None:
         return wire.Regex(tp.source)
     options = _bare_options(tp)
     if options is not None:
-        return wire.Choices(options)
+        return wire.Choices(tuple(options))
     from lmprog.lang.ops.type_schemas import schema_of
 
     return wire.JsonSchema(json.dumps(schema_of(tp), ensure_ascii=False))
@@ -104,7 +105,7 @@ def value_of(tp: object, text: str) -> object:
         raise ValidationFailed(
             f"the model wrote {text!r}, which is none of {', '.join(options)}", text=text
         )
-    return tp(text) if isinstance(tp, type) else text
+    return options[text]
 
 
 def values_of(tp: object, texts: Sequence[str], outputs: Sequence[wire.Output]) -> list[Any]:

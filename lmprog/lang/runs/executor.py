@@ -11,6 +11,7 @@ import asyncio
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.call_request import BranchSettings
 from lmprog.lang.branches.cursor import Cursor
 from lmprog.lang.branches.gen import settle
-from lmprog.lang.branches.marks import forget_marks, resolved, warn_of_leaks
+from lmprog.lang.branches.marks import forget_marks, read, resolved, warn_of_leaks
 from lmprog.lang.branches.pending_call import raise_together, unread_failures
 from lmprog.lang.branches.scope import RunSettings, Scope
 from lmprog.lang.ops import threads
@@ -73,6 +74,18 @@ class Job:
         return as_json
 
     @property
+    def gives_pending(self) -> bool:
+        """Whether the program is annotated to return `Gen` objects, with all that these tell of a
+        result; otherwise their values are what a run gives.
+        """
+        plain: Any = getattr(self.function, "func", self.function)  # of a method
+        returned = getattr(plain, "__annotations__", {}).get("return", "")
+        return (
+            re.search(r"\bGen\b", returned if isinstance(returned, str) else repr(returned))
+            is not None
+        )
+
+    @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
@@ -94,7 +107,7 @@ def open_run(
     folder = settings.cache or (None if outer is None else outer.cache_folder)
     cache = None
     if folder is not None and not is_rehearsal:
-        from lmprog.backends.caching.caching_backend import RunCache
+        from lmprog.backends.caching import RunCache
 
         cache = RunCache(folder, settings.sampling.given().get("seed") is not None)
         backend = cache.over(backend, None if outer is None else outer.backend)
@@ -143,6 +156,7 @@ def _failed(run: Run[Any], error: BaseException, why: BaseException) -> None:
     scope, progress = run.scope, run.scope.record.progress
     if progress is not None and scope.place == "":
         progress.ended_by(error)
+    scope.end_record()
     run.fail(why if progress is None or progress.paused is None else progress.paused)
 
 
@@ -164,13 +178,14 @@ def execute(job: Job, run: Run[Any]) -> None:
         raise_together([failure for task in run.scope.tasks for failure in task.finish()])
         for gen in run.scope.all_gens():
             gen.wait()
-        value = _finish(run, value)
+        value = _finish(job, run, value)
     except BaseException as error:
         run.scope.cancel(_broken_off(error))
         _failed(run, error, error)
         if not isinstance(error, Exception):
             raise
     else:
+        run.scope.end_record()
         run.end(value)
     finally:
         scopes.current.reset(token)
@@ -195,7 +210,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
             [failure for task in run.scope.tasks for failure in await task.finish_async()]
         )
         await settle(run.scope.all_gens())
-        value = _finish(run, value)
+        value = _finish(job, run, value)
     except BaseException as error:
         cancelled = isinstance(error, asyncio.CancelledError)
         why = run.scope.ended or Cancelled("the run was cancelled") if cancelled else error
@@ -206,6 +221,7 @@ async def execute_async(job: Job, run: Run[Any]) -> None:
         if not isinstance(error, Exception) and not (cancelled and stop.was_used()):
             raise
     else:
+        run.scope.end_record()
         run.end(value)
     finally:
         run.scope.stop, stop.is_over = None, True
@@ -280,7 +296,7 @@ async def _in_time(job: Job, run: Run[Any]) -> Any:
         raise
 
 
-def _finish(run: Run[Any], value: Any) -> Any:
+def _finish(job: Job, run: Run[Any], value: Any) -> Any:
     """The program has returned `value` and all its calls are done: raises what failed and was
     never read, and gives the value with the results that it refers to.
     """
@@ -292,6 +308,8 @@ def _finish(run: Run[Any], value: Any) -> Any:
     if run.scope.marks:
         value = resolved(value, run.scope)
         warn_of_leaks(run.scope)
+    if run.scope.gens and not job.gives_pending:
+        value = read(value)
     with run.scope.client.together():
         run.branch.cursor.close(keep_text=True)
         run.scope.close()

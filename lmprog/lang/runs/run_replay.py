@@ -1,31 +1,42 @@
 """Doing a saved run again: the ops that it posted, with their seeds, and the results that it had,
 token for token.
 
-The file is JSON: who ran what on which model, the calls and their texts for people to read, and ops
-and replies as the wire encodes them. The program's own code is not run again, so a replay needs no
-part of it. What the run cancelled, or what failed, is left out: how far that went was a matter of
-time. So who lost a contest does not run again, and who won a race is taken from the file; the
-majority of a vote is found again from what its calls give now.
+The file is that of a checkpoint, with the ops besides. The program's own code is not run again, so
+a replay needs no part of it. What the run cancelled, or what failed, is left out: how far that went
+was a matter of time. So who lost a contest does not run again, and who won a race is taken from the
+file; the majority of a vote is found again from what its calls give now.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from lmprog import wire
 from lmprog.backends import Backend
-from lmprog.backends.client import Client, ClientCall
+from lmprog.backends.client import ClientCall
 from lmprog.backends.majority import majority
-from lmprog.errors import LmprogError, ModelError, ProtocolError, RequestRejected
+from lmprog.errors import LmprogError, ModelError, RequestRejected
+from lmprog.journal import (
+    Asking,
+    Journal,
+    ProgramCall,
+    is_same,
+    renumbered,
+    wanted_outputs,
+)
 from lmprog.lang.branches.scope import Scope, uncached_backend_of
-
-FORMAT = "lmprog run 1"
+from lmprog.lang.checkpoints import checkpoint_file
+from lmprog.lang.checkpoints.checkpoint_file import (
+    KeptCall,
+    Line,
+    RunCheckpoint,
+    RunOrigin,
+    SavedContest,
+    SavedOp,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,123 +71,54 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """A contest that had a winner: the calls that took part, and whose result was taken."""
-
-    rule: str
-    calls: tuple[int, ...]
-    won: int
-
-    def again(self, outcomes: Mapping[int, object]) -> int:
-        """Who wins with these outcomes."""
-        if self.rule == "first":
-            return self.won  # the first in time: a fact of that run
-        ended = {at: outcomes[call] for at, call in enumerate(self.calls) if call in outcomes}
-        texts = {
-            at: done.outputs[0].text.strip()
-            for at, done in ended.items()
-            if isinstance(done, wire.CallDone)
-        }
-        place = majority(texts, 0)
-        if place is None or texts[place] == texts.get(self.calls.index(self.won)):
-            return self.won  # of equal results, the one that was there when it was decided
-        return self.calls[place]
-
-
-@dataclass(frozen=True, slots=True)
 class Recording:
     """A run that is over: where it ran, what it posted, what came of it."""
 
-    model: str
-    vocab_size: int
-    seed: int
-    labels: Mapping[int, str]
+    origin: RunOrigin
     ops: tuple[wire.Op, ...]
-    results: Mapping[int, wire.CallReply]
-    contests: tuple[Decided, ...] = ()
+    calls: Mapping[int, KeptCall]
+    """Those that were answered, by their numbers in the ops."""
+    contests: tuple[SavedContest, ...] = ()
 
     @classmethod
     def of(cls, scope: Scope) -> Recording:
         welcome = scope.client.welcome
-        labels: dict[int, str] = {}
-        results: dict[int, wire.CallReply] = {}
+        own = {gen.call.id for gen in scope.gens}
+        calls: dict[int, KeptCall] = {}
         for number, gen in enumerate(scope.gens, 1):
-            labels[gen.call.id] = gen.name or f"{'select' if gen.is_select else 'gen'} {number}"
             outcome = gen.call.wait(0) if gen.call.done() else None
             if isinstance(outcome, wire.CallReply):
-                results[gen.call.id] = outcome
+                label = gen.name or f"{gen.kind} {number}"
+                calls[gen.call.id] = KeptCall(gen.key, "", label, outcome)
         contests = tuple(
-            Decided(contest.rule, contest.calls, contest.won)
+            SavedContest(contest.rule, contest.calls, contest.won)
             for contest in scope.contests
             if contest.won is not None
-            and labels.keys() >= set(contest.calls)  # also of runs within this one
+            and own.issuperset(contest.calls)  # also of runs within this one
         )
-        ops = tuple(_alone(op, scope, labels) for op in list(scope.posted))
-        return cls(welcome.model, welcome.vocab_size, scope.seed, labels, ops, results, contests)
+        ops = tuple(_alone(op, scope, own) for op in list(scope.posted))
+        origin = RunOrigin("", {}, {}, welcome.model, welcome.vocab_size, scope.seed)
+        return cls(origin, ops, calls, contests)
 
     # --- files
 
     def write(self, path: Path) -> None:
-        replies = tuple(self.results.values())
-        about = {
-            "format": FORMAT,
-            "protocol": wire.PROTOCOL_VERSION,
-            "model": self.model,
-            "vocab_size": self.vocab_size,
-            "seed": self.seed,
-            "calls": [
-                {"call": call, "label": label, "result": _shown(self.results.get(call))}
-                for call, label in self.labels.items()
-            ],
-            "contests": [
-                {"rule": contest.rule, "calls": contest.calls, "won": contest.won}
-                for contest in self.contests
-            ],
-            "ops": base64.b64encode(wire.encode(self.ops)).decode(),
-            "replies": base64.b64encode(wire.encode(replies)).decode(),
-        }
-        path.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n")
+        lines: list[Line] = [*map(SavedOp, self.ops), *self.calls.values(), *self.contests]
+        checkpoint_file.write(path, self.origin, lines, "saved run")
 
     @classmethod
     def read(cls, path: Path) -> Recording:
         """Raises `RequestRejected` for a file that is no saved run, `ProtocolError` for one of
         another version.
         """
-        try:
-            about = json.loads(path.read_text())
-            known = about["format"], about["protocol"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RequestRejected(
-                f"{str(path)!r} is no saved run ({type(error).__name__}: {error})"
-            ) from None
-        if known != (FORMAT, wire.PROTOCOL_VERSION):
-            raise ProtocolError(
-                f"{str(path)!r} is of format {known[0]!r}, protocol {known[1]}; "
-                f"this version reads {FORMAT!r}, protocol {wire.PROTOCOL_VERSION}"
-            )
-        try:
-            replies = wire.decode_replies(base64.b64decode(about["replies"], validate=True))
-            results = {reply.call: reply for reply in replies if isinstance(reply, wire.CallReply)}
-            labels = {int(call["call"]): str(call["label"]) for call in about["calls"]}
-            ops = wire.decode_ops(base64.b64decode(about["ops"], validate=True))
-            contests = tuple(
-                Decided(
-                    str(contest["rule"]), tuple(map(int, contest["calls"])), int(contest["won"])
-                )
-                for contest in about.get("contests", [])
-            )
-            model, vocab_size, seed = (
-                str(about["model"]),
-                int(about["vocab_size"]),
-                int(about["seed"]),
-            )
-            if not all(contest.won in contest.calls for contest in contests) or any(
-                call not in labels for contest in contests for call in contest.calls
-            ):
-                raise ValueError("a contest of calls that are not there")
-            return cls(model, vocab_size, seed, labels, ops, results, contests)
-        except (wire.MalformedFrame, binascii.Error, ValueError, KeyError, TypeError) as error:
-            raise RequestRejected(f"the saved run {str(path)!r} is damaged ({error})") from None
+        saved = RunCheckpoint.read(path, "saved run")
+        calls = {one.reply.call: one for one in saved.kept if isinstance(one, KeptCall)}
+        asked = {op.call for op in saved.ops if isinstance(op, Asking)}
+        contests = tuple(saved.contests)
+        told = {*calls, *(call for one in contests for call in one.calls)}
+        if told - asked or any(one.won not in {*one.calls} & {*calls} for one in contests):
+            raise RequestRejected(f"{str(path)!r} is no saved run: it has results of no calls")
+        return cls(saved.origin, tuple(saved.ops), calls, contests)
 
     # --- doing it again
 
@@ -185,110 +127,75 @@ class Recording:
         model.
         """
         client = backend.client
-        self._check(client.welcome)
-        numbers = _Numbers(client)
-        calls: dict[int, ClientCall] = {}
+        another = self.origin.another_model(client.welcome)
+        if another is not None:
+            raise ModelError(f"the run {another}; replay it on a runtime with the run's model")
+        numbers = defaultdict[int, int](client.number)
+        asked: dict[int, ClientCall] = {}
+        journal = Journal()
+        for op in self.ops:
+            journal.add(op)
         with client.together():
-            for op in self.ops:
-                if isinstance(op, wire.Generate | wire.Select):
-                    if op.call in self.results:
-                        again = cast("wire.Generate | wire.Select", numbers.renumbered(op))
-                        calls[op.call] = client.call(again)
+            for op in journal.rebuilt(self.calls):
+                again = renumbered(op, numbers.__getitem__)
+                if isinstance(op, Asking) and isinstance(again, Asking):
+                    asked[op.call] = client.call(again)
                 else:
-                    client.post(numbers.renumbered(op))
+                    client.post(again)
         client.flush()  # not at the end of an event loop's turn: its thread waits here
         try:
-            outcomes = {call: pending.wait() for call, pending in calls.items()}
+            outcomes = {call: pending.wait() for call, pending in asked.items()}
         finally:
-            client.post(*(wire.Close(branch) for branch in numbers.branches))
+            branches = (numbers[branch] for op in self.ops for branch in _made_by(op))
+            client.post(*map(wire.Close, branches))
             client.flush()
-        keeps = {op.call: op.keep for op in self.ops if isinstance(op, wire.Generate)}
-        differences = [
-            Difference(self.labels[call], before, now)
-            for call, outcome in outcomes.items()
-            if (before := _described(self.results[call], keeps.get(call)))
-            != (now := _described(outcome, keeps.get(call)))
-        ]
+        differences = []
+        for call, outcome in outcomes.items():
+            op, before = journal.calls[call], self.calls[call]
+            if not is_same(op, before.reply, outcome):
+                told = _described(op, before.reply), _described(op, outcome)
+                differences.append(Difference(before.label, *told))
         differences += [
             Difference(
                 f"the {contest.rule} of {len(contest.calls)}",
-                self.labels[contest.won],
-                self.labels[now_won],
+                self.calls[contest.won].label,
+                self.calls[now_won].label,
             )
             for contest in self.contests
-            if (now_won := contest.again(outcomes)) != contest.won
+            if (now_won := _won_again(contest, outcomes)) != contest.won
         ]
-        tokens = sum(
-            len(output.tokens) for done in self.results.values() for output in _outputs(done)
-        )
-        num_skipped = len(self.labels) - len(calls)
-        return Replayed(len(calls), tokens, num_skipped, tuple(differences), len(self.contests))
-
-    def _check(self, welcome: wire.Welcome) -> None:
-        same_name = (
-            Path(welcome.model).name == Path(self.model).name
-        )  # a folder may stand elsewhere
-        if not same_name or welcome.vocab_size != self.vocab_size:
-            raise ModelError(
-                f"the run was made with model {self.model!r} ({self.vocab_size:,} tokens), "
-                "and this runtime has "
-                f"{welcome.model!r} ({welcome.vocab_size:,} tokens); replay it on a runtime "
-                "with the run's model"
-            )
+        results = [one.reply for one in self.calls.values()]
+        outputs = [one.outputs for one in results if isinstance(one, wire.CallDone)]
+        num_tokens = sum(len(output.tokens) for several in outputs for output in several)
+        num_skipped = len(journal.calls) - len(asked)
+        counts = len(asked), num_tokens, num_skipped
+        return Replayed(*counts, tuple(differences), len(self.contests))
 
 
-class _Numbers:
-    """The numbers that branches and calls of a recording have in a new conversation."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._new: dict[int, int] = {}
-        self.branches: list[int] = []
-
-    def _of(self, old: int) -> int:
-        if old not in self._new:
-            self._new[old] = self._client.number()
-        return self._new[old]
-
-    def _opened(self, old: int) -> int:
-        self.branches.append(self._of(old))
-        return self._of(old)
-
-    def renumbered(self, op: wire.Op) -> wire.Op:
-        """The op with new numbers, and without a deadline."""
-        match op:
-            case wire.Open():
-                return wire.Open(self._opened(op.branch), op.salt, lora=op.lora)
-            case wire.Append():
-                return wire.Append(
-                    self._of(op.branch), tuple(self._piece(piece) for piece in op.pieces)
-                )
-            case wire.Fork():
-                children = tuple(self._opened(child) for child in op.children)
-                return wire.Fork(self._of(op.branch), children, op.lora)
-            case wire.Generate():
-                numbers = (self._of(op.branch), self._of(op.call))
-                return wire.Generate(
-                    *numbers,
-                    op.sampling,
-                    op.constraint,
-                    heal=op.heal,
-                    keep=op.keep,
-                    judge=op.judge,
-                    tools=op.tools,
-                )
-            case wire.Select():
-                numbers = (self._of(op.branch), self._of(op.call))
-                return wire.Select(*numbers, op.choices, op.method, op.temperature, op.seed)
-        raise RequestRejected(f"a saved run does not hold {type(op).__name__}")
-
-    def _piece(self, piece: wire.Piece) -> wire.Piece:
-        if isinstance(piece, wire.Ref):
-            return wire.Ref(self._of(piece.call), piece.index)
-        return wire.Gained(self._of(piece.branch)) if isinstance(piece, wire.Gained) else piece
+def _won_again(contest: SavedContest, outcomes: Mapping[int, object]) -> int:
+    """Who wins with these outcomes."""
+    if contest.rule == "first":
+        return contest.won  # the first in time: a fact of that run
+    ended = {at: outcomes[call] for at, call in enumerate(contest.calls) if call in outcomes}
+    texts = {
+        at: done.outputs[0].text.strip()
+        for at, done in ended.items()
+        if isinstance(done, wire.CallDone)
+    }
+    place = majority(texts, 0)
+    if place is None or texts[place] == texts.get(contest.calls.index(contest.won)):
+        return contest.won  # of equal results, the one that was there when it was decided
+    return contest.calls[place]
 
 
-def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
+def _made_by(op: wire.Op) -> tuple[int, ...]:
+    """The branches that come with it."""
+    if isinstance(op, wire.Open):
+        return (op.branch,)
+    return op.children if isinstance(op, wire.Fork) else ()
+
+
+def _alone(op: wire.Op, scope: Scope, own: Container[int]) -> wire.Op:
     """The op with the results of other runs, such as the one around this one, as their texts."""
     if not isinstance(op, wire.Append):
         return op
@@ -304,33 +211,21 @@ def _alone(op: wire.Op, scope: Scope, own: Mapping[int, str]) -> wire.Op:
     return wire.Append(op.branch, tuple(known(piece) for piece in op.pieces))
 
 
-def _outputs(result: wire.CallReply) -> tuple[wire.Output, ...]:
-    return result.outputs if isinstance(result, wire.CallDone) else ()
-
-
-def _described(outcome: object, keep: wire.Keep | None = None) -> str:
-    """All that is compared of an outcome, as text. Where one of several was kept, how far others
-    came is not.
-    """
+def _described(op: ProgramCall, outcome: object) -> str:
+    """What is compared of an outcome, as text."""
     if isinstance(outcome, wire.Chosen):
         return f"option {outcome.index}"
     if isinstance(outcome, wire.CallDone):
-        outputs = outcome.outputs if keep in (None, "first") else outcome.outputs[:1]
-        shown = [
-            (wire.text_with_calls(output.text, output.calls), output.tokens) for output in outputs
+        outputs = [
+            (wire.text_with_calls(output.text, output.calls), output.tokens)
+            for output in wanted_outputs(op, outcome)
         ]
-        return " and ".join(f"{text!r} {list(tokens)}" for text, tokens in shown)
+        return " and ".join(f"{text!r} {list(tokens)}" for text, tokens in outputs)
     return (
         f"{type(outcome).__name__}: {outcome}"
         if isinstance(outcome, LmprogError)
         else repr(outcome)
     )
-
-
-def _shown(result: wire.CallReply | None) -> Any:
-    if isinstance(result, wire.CallDone):
-        return [wire.text_with_calls(output.text, output.calls) for output in result.outputs]
-    return None if result is None else {"option": result.index}
 
 
 def replay(path: str | Path, backend: Backend | None = None) -> Replayed:

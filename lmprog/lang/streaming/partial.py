@@ -31,8 +31,12 @@ from lmprog.lang.ops.type_values import (
     SEQUENCES,
     convert,
     hints_of,
+    is_attrs,
     is_named_tuple,
     is_pydantic,
+    is_record,
+    is_typed_dict,
+    record_fields,
     unwrapped,
 )
 from lmprog.lang.streaming import branch_name
@@ -436,12 +440,7 @@ def _may_be(tp: Any, node: Node) -> bool:
     if isinstance(node, Array):
         return kind in SEQUENCES or kind is tuple or is_named_tuple(tp)
     if isinstance(node, Record):
-        return (
-            kind in MAPPINGS
-            or dataclasses.is_dataclass(tp)
-            or typing.is_typeddict(tp)
-            or is_pydantic(tp)
-        )
+        return kind in MAPPINGS or is_record(tp) or is_pydantic(tp)
     return (
         kind not in (int, float, bool, None, type(None))
         and not _may_be(tp, Array())
@@ -482,16 +481,20 @@ def _members(tp: Any, node: Record, seen: SeenJson) -> Any:
         return {key: value for key, value in pairs.items() if value is not _MISSING}
     if is_pydantic(tp):
         return _model(tp, members, seen)
-    if not (dataclasses.is_dataclass(tp) or typing.is_typeddict(tp)):
+    if not is_record(tp):
         return _MISSING
-    hints = hints_of(tp)
-    fitted = {key: _fitted(hints[key], value, seen) for key, value in members if key in hints}
+    known = record_fields(tp)
+    fitted = {key: _fitted(known[key][0], value, seen) for key, value in members if key in known}
     found = {key: value for key, value in fitted.items() if value is not _MISSING}
-    if not dataclasses.is_dataclass(tp):
+    if is_typed_dict(tp):
         return found
     made = object.__new__(
         typing.cast("type[Any]", tp)
     )  # its own __init__ may not bear what is missing
+    if is_attrs(tp):  # whose fields are named without the underscore that an attribute may have
+        for field in tp.__attrs_attrs__:
+            object.__setattr__(made, field.name, found.get(field.alias))
+        return made
     for field in dataclasses.fields(tp):
         object.__setattr__(made, field.name, found.get(field.name))
     return made

@@ -32,7 +32,7 @@ from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
 from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
-from lmprog.runtime.engine.native.packed_loading import packed_checkpoint, packed_random
+from lmprog.runtime.engine.native.packing import packed_checkpoint, packed_random
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
@@ -80,7 +80,6 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
     """
     if ranks is not None:
         check_options(config)
-        require_torch("a model that several processes compute together (tp)")
         from lmprog.runtime.engine.sharded.sharded_engine import load_sharded_engine
 
         sharded = load_sharded_engine(config, ranks)
@@ -215,8 +214,7 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
         threads=threads,
     )
     if config.lora:
-        from lmprog.runtime.engine.adapters.adapter_list import load_adapters
-        from lmprog.runtime.engine.adapters.packed_adapters import packed_adapters
+        from lmprog.runtime.engine.adapters.adapter_folder import load_adapters, packed_adapters
 
         made.take_adapters(packed_adapters(load_adapters(config, shape), shape.inner))
     return made

@@ -19,8 +19,7 @@ from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.native import cache_folder
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.tier.disk_store import DiskStore
-from lmprog.runtime.tier.page_file import HEADER_BYTES, FileInUse, PageFile
+from lmprog.runtime.tier.disk_store import HEADER_BYTES, DiskStore, FileInUse, PageFile
 from lmprog.runtime.tier.page_store import PageStore
 
 MOST_FILES = 8

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
-from lmprog.runtime.kv_events.block_record import BlockRecord
-from lmprog.runtime.kv_events.kv_messages import AllBlocksCleared, encoded
+from lmprog.runtime.kv_events.block_record import AllBlocksCleared, BlockRecord, encoded
 from lmprog.transport import ClientId, EventSocket, Received, RuntimeChannel
 
 

@@ -21,10 +21,9 @@ from itertools import islice
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, NotSupported, UnsatisfiableConstraint
-from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, output_of
 from lmprog.runtime.programs.call_builder import CallBuilder
-from lmprog.runtime.programs.completion import CallCompletion
-from lmprog.runtime.programs.delivery import Delivery
+from lmprog.runtime.programs.clients import ActiveCall, GenerateRun, output_of
+from lmprog.runtime.programs.delivery import CallCompletion, Delivery
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken, Scoring

@@ -21,10 +21,9 @@ from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.namespaces import BASE_ALONE, NamedAdapter
 from lmprog.runtime.text.chat_template import ChatTemplate
-from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, TextPart
 from lmprog.runtime.text.quoting import Span, joined, split_spans
 from lmprog.runtime.text.special_tokens import Passage
-from lmprog.runtime.text.tokenizer import TextEncoder
+from lmprog.runtime.text.tokenizer import ChunkedEncoder, TextEncoder, TextPart
 from lmprog.wire import Conversation, RoleBegin, RoleEnd, TextPiece, TokensPiece
 
 PieceOf = Callable[[int], bytes | None]

@@ -18,8 +18,7 @@ from threading import Lock
 from typing import Any
 
 from lmprog import wire
-from lmprog.constraints.compiling.cache import ConstraintCache
-from lmprog.constraints.compiling.compiler import compile_constraint
+from lmprog.constraints.compiling.compiler import ConstraintCache, compile_constraint
 from lmprog.constraints.constraint import Check, Constraint, State
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.search import TextSearch
@@ -35,7 +34,7 @@ from lmprog.runtime.programs.compile_pool import (
     never_pause,
 )
 from lmprog.runtime.scheduling.stats import Histogram
-from lmprog.runtime.text.stops import stop_search
+from lmprog.runtime.text.stream import stop_search
 from lmprog.runtime.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 12

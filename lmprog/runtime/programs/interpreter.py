@@ -1,9 +1,9 @@
 """Runs programs: keeps each client's branches, queues their ops and carries them out, and turns
 what steps bring into replies.
 
-Every call gets exactly one last reply, whatever happens to it (`completion` makes sure of that). An
-op that cannot be carried out fails its branch; the branch's later calls fail with that error. A
-client that vanishes leaves nothing behind.
+Every call gets exactly one last reply, whatever happens to it (`CallCompletion` ends them). An op
+that cannot be carried out fails its branch; the branch's later calls fail with that error. A client
+that vanishes leaves nothing behind.
 
 The interpreter takes ops in and hands replies out, and owns the queue of branches that may go on;
 the branch runner carries their ops out, each branch's in their order. Does not know who runs when,
@@ -30,7 +30,6 @@ from lmprog.errors import (
     RequestRejected,
     UnknownName,
 )
-from lmprog.runtime.programs.active_call import ActiveCall, Run, failed
 from lmprog.runtime.programs.branch import (
     Awaited,
     BoundAppend,
@@ -46,12 +45,14 @@ from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.clients import (
     MAX_BRANCHES,
     MAX_CALLS,
+    ActiveCall,
     ClientState,
     PrefixNews,
+    Run,
+    failed,
     unknown_branch,
 )
-from lmprog.runtime.programs.completion import Addressed, CallCompletion, Deadlines
-from lmprog.runtime.programs.delivery import Delivery
+from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
 from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim

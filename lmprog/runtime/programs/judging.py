@@ -16,9 +16,8 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.long_texts import LONG
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
-from lmprog.runtime.text.chunked_encoder import Cutter
 from lmprog.runtime.text.text_service import TextService
-from lmprog.runtime.text.tokenizer import TextEncoder, Tokenizer
+from lmprog.runtime.text.tokenizer import Cutter, TextEncoder, Tokenizer
 
 Ballots = dict[int, Ballot]
 """By the number of the result."""

@@ -19,8 +19,8 @@ from concurrent.futures import Executor, Future
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.programs.branch import Awaited, BranchState, RuntimeBranch
-from lmprog.runtime.text.chunked_encoder import ChunkedEncoder, TextPart
 from lmprog.runtime.text.text_service import TextService
+from lmprog.runtime.text.tokenizer import ChunkedEncoder, TextPart
 
 LONG = 16_384
 """Characters of the longest text that is tokenised at once: some milliseconds."""

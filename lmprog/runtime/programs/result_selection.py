@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from lmprog.runtime.programs.select_scoring import Ballot, read_scores
 from lmprog.runtime.text.stream import TextEnd
-from lmprog.wire import ContestRule, Judge, Keep
+from lmprog.wire import Constraint, ContestRule, Judge, Keep, compared
 
 C = TypeVar("C")
 
@@ -47,6 +47,8 @@ class ResultSelector:
     dropped: set[int] = field(default_factory=set)
     """Results that were ended because they could not win any more."""
     judge: Judge | None = None
+    constraint: Constraint | None = None
+    """Of their texts."""
     ballots: dict[int, Ballot] = field(default_factory=dict)
     """The judge's question about each result."""
     is_judge_asked: bool = False
@@ -86,7 +88,9 @@ class ResultSelector:
                 if left
                 else max(sorted(self.finished), key=lambda index: self.finished[index].score)
             )
-        texts = {index: one.ended.text for index, one in self.finished.items()}
+        texts = {
+            index: compared(one.ended.text, self.constraint) for index, one in self.finished.items()
+        }
         return next(iter(texts), None) if self.rule == "fastest" else majority(texts, left)
 
 
@@ -129,12 +133,11 @@ def majority(texts: Mapping[int, str], left: int) -> int | None:
     """The lowest number among the texts of the largest group, once `left` more texts cannot change
     which group that is; None before.
 
-    Texts are of one group when they are equal but for surrounding white space. Ties go to the group
-    with the lowest number.
+    Ties go to the group with the lowest number.
     """
     groups: dict[str, list[int]] = {}
     for index in sorted(texts):
-        groups.setdefault(texts[index].strip(), []).append(index)
+        groups.setdefault(texts[index], []).append(index)
     sizes = sorted((len(group) for group in groups.values()), reverse=True)
     if not sizes or (left and sizes[0] <= sum(sizes[1:2]) + left):
         return None

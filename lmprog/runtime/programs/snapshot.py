@@ -18,7 +18,7 @@ from itertools import islice
 
 from lmprog import wire
 from lmprog.radix import Node, TreeView, pages_of, path, view_tree
-from lmprog.runtime.programs.active_call import ActiveCall, GenerateRun, SelectRun
+from lmprog.runtime.programs.clients import ActiveCall, GenerateRun, SelectRun
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler

@@ -16,7 +16,7 @@ the sequences admitted last are preempted. The sequence admitted first can preem
 fits the pool alone, so at least one makes progress in each step.
 
 Knows pages, programs and the queue; knows no budget and no rows: which of those that run computes
-how much is `step_planner`'s matter.
+how much is the scheduler's matter.
 """
 
 from __future__ import annotations

@@ -2,21 +2,81 @@
 log-probabilities of tokens that are given.
 
 Knows sampling parameters, constraints and token ids, and neither pages, text nor tensors. Stop
-strings need text and are found in `text.stops`.
+strings need text and are found in `text.stream`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from lmprog.constraints.constraint import NO_STATE, Constraint, MaskRow, State
+from lmprog.constraints.pieces import both, united
 from lmprog.constraints.seam import Seam, Stops
+from lmprog.errors import UnsatisfiableConstraint
 from lmprog.runtime.scheduling.sampling_requests import Likely
-from lmprog.runtime.scheduling.token_rules import TokenRules
 from lmprog.wire import FinishReason, SamplingParams
+
+
+class BannedSequences:
+    """Sequences of tokens of which the last one is banned wherever the others have been generated,
+    as vLLM bans `bad_words`.
+    """
+
+    def __init__(self, sequences: Iterable[tuple[int, ...]]) -> None:
+        """`sequences` are not empty."""
+        distinct = dict.fromkeys(sequences)
+        self.single = tuple(one[0] for one in distinct if len(one) == 1)
+        """Banned everywhere."""
+        self._longer: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        """By the last token but one: all tokens but the last, and the last."""
+        for *begin, last in distinct:
+            if begin:
+                self._longer.setdefault(begin[-1], []).append((tuple(begin), last))
+
+    def after(self, tokens: Sequence[int], begin: int) -> tuple[int, ...]:
+        """The tokens that may not follow `tokens`, of which those from `begin` on count."""
+        if begin >= len(tokens):
+            return self.single
+        found = [
+            last
+            for start, last in self._longer.get(tokens[-1], ())
+            if len(start) <= len(tokens) - begin and tuple(tokens[-len(start) :]) == start
+        ]
+        return (*self.single, *found) if found else self.single
+
+
+class TokenRules:
+    """What a call says of tokens besides its constraint; made once and shared by its sequences.
+    `allowed` is None where every token may be sampled.
+    """
+
+    def __init__(
+        self, allowed: MaskRow | None, ends: MaskRow, banned: BannedSequences | None
+    ) -> None:
+        """`ends` are the tokens that end a text: under a constraint, which says where that may be,
+        they are allowed always.
+        """
+        self.allowed = allowed
+        self.banned = banned
+        self._allowed_or_end = None if allowed is None else united(allowed, ends)
+
+    def narrowed(self, row: MaskRow | None) -> MaskRow | None:
+        """The tokens that both a constraint's `row` and these rules allow. Raises
+        `UnsatisfiableConstraint` where there is none.
+        """
+        if self._allowed_or_end is None or row is None:
+            return self.allowed if row is None else row
+        found = both(row, self._allowed_or_end)
+        if not found.count:
+            raise UnsatisfiableConstraint(
+                "the constraint allows none of allowed_token_ids here; give it tokens that can "
+                "spell its texts, or leave allowed_token_ids out."
+            )
+        return found
+
 
 Forcing = Callable[[Constraint, State, "array[int]"], tuple[int, ...]]
 """The tokens that a constraint forces in a state, given the tokens before them. They are the

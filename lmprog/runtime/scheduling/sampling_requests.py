@@ -1,15 +1,19 @@
 """Sampling and scoring requests and their results: the values between the scheduler, which knows no
-tensors, and a sampler. And the random number of each sample.
+tensors, and a sampler. And the random number of each sample, which tokens a pick changes before
+one is chosen, and by how much, and among which tokens a score looks for the likeliest.
 
-A logits row is named by its index among the wanted logits of the batch. Knows no pages, no text, no
-torch.
+A logits row is named by its index among the wanted logits of the batch. Knows numpy; knows no
+pages, no text, no torch, and not what the amounts mean, which a sampler knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import MaskRow
 from lmprog.wire import SamplingParams
@@ -87,3 +91,65 @@ def _mixed(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
+
+
+Tokens = NDArray[np.int64]
+
+
+def is_edited(pick: SampleRequest) -> bool:
+    """Whether anything but temperature and truncation stands between the model's logits and the
+    choice.
+    """
+    sampling = pick.sampling
+    return bool(
+        pick.banned
+        or pick.mask is not None
+        or sampling.logit_bias
+        or sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+    )
+
+
+def bias(pick: SampleRequest) -> dict[int, float]:
+    """What is added, by token; of equal tokens the last one counts, as in a JSON object."""
+    return dict(pick.sampling.logit_bias)
+
+
+def repeated(pick: SampleRequest) -> tuple[Tokens, float] | None:
+    """Tokens of prompt and output with the repetition penalty; None where there is none."""
+    penalty = pick.sampling.repetition_penalty
+    if penalty == 1.0:
+        return None
+    seen = np.asarray([*pick.prompt, *pick.generated], np.int64)
+    return np.unique(seen), penalty
+
+
+def counted(pick: SampleRequest) -> tuple[Tokens, NDArray[Any]] | None:
+    """Generated tokens with what frequency and presence penalties subtract; None for none."""
+    sampling = pick.sampling
+    if not (sampling.frequency_penalty or sampling.presence_penalty):
+        return None
+    seen, counts = np.unique(np.asarray(pick.generated, np.int64), return_counts=True)
+    return seen, sampling.presence_penalty + sampling.frequency_penalty * counts
+
+
+def bans(pick: SampleRequest, size: int) -> list[int]:
+    """Banned tokens of a vocabulary of `size`. Bans give way where they would leave nothing of a
+    mask: a constraint that is complete can only be ended, and a text that breaks it would be worse
+    than one that is shorter than asked for.
+    """
+    if not pick.banned:
+        return []
+    banned, mask = set(pick.banned), pick.mask
+    left = size - len(banned) if mask is None else mask.count - sum(map(mask.allows, banned))
+    return [token for token in banned if token < size] if left > 0 else []
+
+
+def allowed(score: ScoreRequest, size: int) -> Tokens:
+    """The tokens of a vocabulary of `size` that its mask allows, in ascending order."""
+    mask = score.mask
+    assert mask is not None, "without a mask all are allowed"
+    if mask.ids is not None:
+        return mask.ids[mask.ids < size].astype(np.int64)
+    return np.flatnonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little", count=size))

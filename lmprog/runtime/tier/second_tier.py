@@ -13,7 +13,7 @@ next is stored ahead: in each step when its rows are planned, so that the store 
 computed.
 
 A page is loaded where computing its tokens again costs more, and stored where that is expected to
-save more than storing costs (`page_worth`). A load that takes far longer than computing would have
+save more than storing costs (`PageWorth`). A load that takes far longer than computing would have
 taken is abandoned, and nothing is loaded until it ends: a disk that hangs holds nobody up for ever.
 What follows a public prefix privately is not stored: its keys (see `scheduling.namespaces`) mean
 something to one runtime only.
@@ -32,12 +32,65 @@ from lmprog.runtime.tier.page_store import (
     TOKEN_BYTES,
     KnownPage,
     LoadEnd,
+    PageCosts,
     PageKey,
     PageStore,
     page_keys,
     root_of,
 )
-from lmprog.runtime.tier.page_worth import PageWorth
+
+DECLINED_IN_TURN = 64
+"""One in so many decisions against storing or loading is taken the other way."""
+ASSUMED_PAGES = 256.0
+"""As many pages count as stored, and loaded once each, before any were."""
+REMEMBERED_PAGES = 2048
+"""Pages stored after which what was counted before weighs half."""
+
+
+class PageWorth:
+    """`cost_per_token` says how many seconds computing a token takes, as measured so far.
+
+    A page is worth storing or loading by the measured seconds of the store against those of
+    computing its tokens again, and by how often a page that was stored comes back. Now and then
+    the other way is taken, so that what it costs is measured again.
+    """
+
+    def __init__(self, cost_per_token: Callable[[], float]) -> None:
+        self.cost_per_token = cost_per_token
+        self._recent_stored = self._recent_loaded = ASSUMED_PAGES
+        self._num_declined = 0
+
+    @property
+    def chance_of_return(self) -> float:
+        """How often a page that is stored is loaded."""
+        return self._recent_loaded / self._recent_stored
+
+    def count_stored(self, num_pages: int) -> None:
+        past = 0.5 ** (num_pages / REMEMBERED_PAGES)
+        self._recent_stored = self._recent_stored * past + num_pages
+        self._recent_loaded *= past
+
+    def count_loaded(self, num_pages: int) -> None:
+        self._recent_loaded += num_pages
+
+    def pays_to_store(
+        self, num_tokens: int, num_pages: int, costs: PageCosts, returns: float
+    ) -> bool:
+        """`returns`: how often these pages are expected to come back."""
+        saved = returns * (num_tokens * self.cost_per_token() - num_pages * costs.load)
+        return self._is_worth(saved, num_pages * costs.store)
+
+    def pays_to_load(self, num_tokens: int, num_pages: int, costs: PageCosts) -> bool:
+        """Before any token was computed nothing speaks against what was worth storing."""
+        cost = self.cost_per_token()
+        return cost <= 0.0 or self._is_worth(num_tokens * cost, num_pages * costs.load)
+
+    def _is_worth(self, saved: float, cost: float) -> bool:
+        if saved >= cost:
+            return True
+        self._num_declined += 1
+        return self._num_declined % DECLINED_IN_TURN == 0
+
 
 Take = Callable[[int, int, PageKey], bool]
 """Whether the store takes a page as the contents of a handle."""

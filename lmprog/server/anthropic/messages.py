@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -28,7 +30,7 @@ from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatBody, ChatCompletions, understood
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.output_constraint import NamedSchema, ResponseFormat
-from lmprog.server.openai.running_request import running, warned
+from lmprog.server.openai.running_request import fitted, running, warned
 from lmprog.server.openai.tools import AnswerPart, ChatTool, FunctionTool, NamedFunction, NamedTool
 from lmprog.tool_calls.harmony import ThoughtText
 from lmprog.tool_calls.reading import ParsedCall
@@ -38,6 +40,8 @@ SILENT = (
     "service_tier",
     "betas",
     "inference_geo",
+    "cache_control",
+    "speed",
 )
 """Known fields that cannot change an answer here: no warning is given."""
 _NAMES = {
@@ -46,6 +50,13 @@ _NAMES = {
     "response_format.json_schema.schema": "output_config.format.schema",
 }
 Json = dict[str, Any]
+EFFORT = "reasoning_effort"
+"""A template's name for it."""
+Ending: TypeAlias = Callable[[wire.CallDone, bool], Json]
+"""Why an answer ended, of which the second says whether it has calls."""
+_LIMITS = ("max_tokens", "model_context_window_exceeded")
+_THINKING = ("adaptive", "enabled", "disabled")
+_THOUGHTS = ("thinking", "redacted_thinking")
 
 
 class AnthropicBlock(msgspec.Struct, frozen=True):
@@ -53,6 +64,7 @@ class AnthropicBlock(msgspec.Struct, frozen=True):
 
     type: str
     text: str | None = None
+    thinking: str | None = None
     id: str | None = None
     name: Annotated[str, within("name")] | None = None
     input: dict[str, Any] | None = None
@@ -67,7 +79,7 @@ class AnthropicTurn(msgspec.Struct, frozen=True):
 
 
 class ToolOf(msgspec.Struct, frozen=True):
-    name: Annotated[str, within("name")]
+    name: Annotated[str, within("name")] | None = None
     type: str | None = None
     description: Annotated[str, within("description")] | None = None
     input_schema: dict[str, Any] | None = None
@@ -95,6 +107,14 @@ class Thinking(msgspec.Struct, frozen=True):
     display: str | None = None
 
 
+class ContextEdit(msgspec.Struct, frozen=True):
+    type: str
+
+
+class ContextManagement(msgspec.Struct, frozen=True):
+    edits: list[ContextEdit] = []
+
+
 class Countable(AnthropicOptions, kw_only=True):
     """What `/v1/messages/count_tokens` takes. Options of sampling are allowed and change nothing
     there.
@@ -109,6 +129,7 @@ class Countable(AnthropicOptions, kw_only=True):
     output_format: OutputFormat | None = None
     """Its older spelling."""
     thinking: Thinking | None = None
+    context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -119,34 +140,80 @@ class MessagesBody(Countable, kw_only=True):
     cache_salt: Annotated[str, within("cache_salt")] | None = None
 
 
-def chat_of(body: Countable) -> ChatBody:
-    """The same request as a chat. Raises HttpError for blocks that are no text."""
+def chat_of(body: Countable, known: Sequence[str] = ()) -> ChatBody:
+    """The same request as a chat. `known`: the names that the model's template uses. Raises
+    HttpError for blocks that are no text.
+    """
     choice, parallel = _choice(body.tool_choice)
     messages = _messages(body.messages)
     goes_on = messages[-1].role == "assistant"  # Anthropic's way to begin the answer for the model
     made = ChatBody(
         messages=[*_system(body.system), *messages],
         model=body.model,
-        tools=[_tool(tool, at) for at, tool in enumerate(body.tools)] if body.tools else None,
+        tools=[_tool(tool, at) for at, tool in enumerate(body.tools or ()) if _is_clients(tool)],
         tool_choice=choice if body.tools else None,
         parallel_tool_calls=parallel,
         continue_final_message=goes_on or None,
         response_format=_format(body),
-        chat_template_kwargs=body.chat_template_kwargs,
+        chat_template_kwargs=_variables(body, known),
+        reasoning_effort=_effort(body) if EFFORT in known else None,
     )
-    if body.thinking is not None and body.thinking.type != "disabled":
-        raise unsupported("thinking", "a text has no thinking blocks here; leave it out")
+    if body.thinking is not None and body.thinking.type not in _THINKING:
+        raise refused(
+            f"thinking.type is {body.thinking.type[:60]!r}; it must be {', '.join(_THINKING)}.",
+            "thinking.type",
+            "invalid_value",
+        )
+    _check_edits(body.context_management)
     carry(body, "anthropic", made)
     if isinstance(body, MessagesBody):
         made.stream, made.priority, made.cache_salt = body.stream, body.priority, body.cache_salt
     return made
 
 
+def warnings_of(body: Countable, known: Sequence[str]) -> tuple[str, ...]:
+    """What of the request has no effect on the answer. `known`: the names that the model's template
+    uses.
+    """
+    made = []
+    if _effort(body) is not None and EFFORT not in known:
+        made.append("output_config.effort has no effect: this model's chat template has none")
+    types = dict.fromkeys(tool.type for tool in body.tools or () if not _is_clients(tool))
+    if types:
+        named = " ".join(str(one)[:60] for one in types)
+        made.append(f"tools of the types {named!r} are not described here; the model has none")
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        made.append("thinking.budget_tokens is not enforced; max_tokens counts thoughts too")
+    return tuple(made)
+
+
+def _variables(body: Countable, known: Sequence[str]) -> dict[str, Any] | None:
+    """With the switch of thoughts, where the template has one."""
+    given = body.chat_template_kwargs
+    if body.thinking is None or "enable_thinking" not in known:
+        return given
+    return {"enable_thinking": body.thinking.type != "disabled", **(given or {})}
+
+
+def _effort(body: Countable) -> str | None:
+    """For the model's template, which has to know it."""
+    effort = None if body.output_config is None else body.output_config.effort
+    return None if effort == "high" else effort  # which is Anthropic's default
+
+
+def _check_edits(given: ContextManagement | None) -> None:
+    """Earlier thoughts are given to the template, which says what becomes of them. Raises HttpError
+    for what would change the conversation.
+    """
+    for at, edit in enumerate(given.edits if given is not None else ()):
+        if not edit.type.startswith("clear_thinking_"):
+            name = f"context_management.edits[{at}].type"
+            raise unsupported(name, "shorten the conversation yourself")
+
+
 def _format(body: Countable) -> ResponseFormat | None:
     """The schema of the answer. Raises HttpError for two of them, or another kind of format."""
     config = body.output_config or OutputConfig()
-    if config.effort not in (None, "high"):  # which is Anthropic's default
-        raise unsupported("output_config.effort", "use chat_template_kwargs, or leave it out")
     found = [
         (name, given)
         for name, given in (
@@ -192,9 +259,9 @@ def _messages(turns: Sequence[AnthropicTurn]) -> list[ChatMessage]:
     made: list[ChatMessage] = []
     for place, turn in enumerate(turns):
         at = f"messages[{place}]"
-        if turn.role not in ("user", "assistant"):
+        if turn.role not in ("user", "assistant", "system"):
             raise refused(
-                f"{at}.role is {turn.role[:60]!r}; it must be user or assistant.",
+                f"{at}.role is {turn.role[:60]!r}; it must be user, assistant or system.",
                 f"{at}.role",
                 "invalid_value",
             )
@@ -202,6 +269,7 @@ def _messages(turns: Sequence[AnthropicTurn]) -> list[ChatMessage]:
             made.append(ChatMessage(turn.role, turn.content))
             continue
         texts: list[AnthropicBlock] = []
+        thought = ""
         calls: list[CalledTool] = []
         for number, block in enumerate(turn.content):
             where = f"{at}.content[{number}]"
@@ -212,34 +280,42 @@ def _messages(turns: Sequence[AnthropicTurn]) -> list[ChatMessage]:
             elif block.type == "tool_use" and turn.role == "assistant" and block.name is not None:
                 arguments = msgspec.json.encode(block.input or {}).decode()
                 calls.append(CalledTool(CalledFunction(block.name, arguments), block.id))
+            elif block.type in _THOUGHTS and turn.role == "assistant":
+                thought += block.thinking or ""
             else:
                 texts.append(block)
         if texts or calls or not turn.content:
+            text = _text(texts, f"{at}.content")
             made.append(
-                ChatMessage(turn.role, _text(texts, f"{at}.content"), tool_calls=calls or None)
+                ChatMessage(
+                    turn.role, text, tool_calls=calls or None, reasoning_content=thought or None
+                )
             )
     return made
 
 
 def _text(blocks: Sequence[AnthropicBlock], at: str) -> str:
     for block in blocks:
-        if block.type == "thinking" or (block.type == "text" and block.text is not None):
+        if block.type == "text" and block.text is not None:
             continue
         raise refused(
             f"{at} has a block of the type {block.type[:60]!r} where this server takes text only.",
             at,
             "not_supported",
         )
-    return "".join(block.text or "" for block in blocks if block.type == "text")
+    return "".join(block.text or "" for block in blocks)
+
+
+def _is_clients(tool: ToolOf) -> bool:
+    """Whether the request describes it. Tools that Anthropic describes, or runs, are known by their
+    types only.
+    """
+    return tool.type in (None, "custom")
 
 
 def _tool(tool: ToolOf, at: int) -> ChatTool:
-    if tool.type not in (None, "custom"):
-        raise refused(
-            f"tools[{at}].type is {tool.type[:60]!r}; this server has no tools of its own.",
-            f"tools[{at}].type",
-            "not_supported",
-        )
+    if tool.name is None:
+        raise refused(f"tools[{at}].name is missing.", f"tools[{at}].name", "invalid_value")
     return ChatTool("function", FunctionTool(tool.name, tool.description, tool.input_schema))
 
 
@@ -268,7 +344,8 @@ def router(gateway: Gateway) -> GatewayRouter:
 
     def read_as_chat(body: Countable, request: Request) -> ChatCompletions:
         try:
-            chat = understood(gateway, chat_of(body))
+            known = gateway.info.template_variables
+            chat = understood(gateway, chat_of(body, known), warnings_of(body, known))
         except HttpError as error:
             raise renamed(error) from None
         request.state.names = {**chat.names, "max_tokens": "max_tokens"}
@@ -283,15 +360,17 @@ def router(gateway: Gateway) -> GatewayRouter:
     async def messages(request: Request, given: Given[MessagesBody]) -> Response:
         read = await given.read(gateway.settings, SILENT)
         chat = read_as_chat(read.body, request)
+        prompt, is_clipped = await until_gone(request, fitted(gateway, chat.prompt))
+        chat = replace(chat, prompt=prompt)
+        ends = partial(_ending, chat, at_limit=_LIMITS[is_clipped])
         headers = warned((*read.warnings, *chat.warnings))
         if read.body.stream:
-            events = _events(gateway, request, chat, read.body)
+            events = _events(gateway, request, chat, read.body, ends)
             return await EventStream.begin(request, events, gateway.settings, headers)
         with running(gateway, request, [chat.prompt], False, read.body.cache_salt) as run:
             (done,) = await until_gone(request, run.dones())
-        return Response(
-            msgspec.json.encode(_whole(chat, done)), headers=headers, media_type="application/json"
-        )
+        whole = _whole(chat, done, _thinks(read.body), ends)
+        return Response(msgspec.json.encode(whole), headers=headers, media_type="application/json")
 
     @made.post(
         "/v1/messages/count_tokens",
@@ -318,15 +397,22 @@ async def _counted(gateway: Gateway, chat: ChatCompletions) -> int:
     return reply.num_tokens
 
 
-def _whole(chat: ChatCompletions, done: wire.CallDone) -> Json:
+def _thinks(body: MessagesBody) -> bool:
+    """Whether the answer shows its thoughts."""
+    asked = body.thinking
+    return asked is not None and asked.type != "disabled" and asked.display != "omitted"
+
+
+def _whole(chat: ChatCompletions, done: wire.CallDone, thinks: bool, ends: Ending) -> Json:
     output = done.outputs[0]
-    content, calls, _ = chat.box.read(output)
-    blocks: list[Json] = [{"type": "text", "text": content}] if content or not calls else []
+    content, calls, thought = chat.box.read(output)
+    blocks: list[Json] = [{**_THOUGHT, "thinking": thought}] if thought and thinks else []
+    blocks += [{"type": "text", "text": content}] if content or not calls else []
     blocks += [{**_tool_use(call), "input": json.loads(call.arguments)} for call in calls]
     return {
         **_head(chat),
         "content": blocks,
-        **_ending(chat, done, bool(calls)),
+        **ends(done, bool(calls)),
         "usage": _usage(done),
     }
 
@@ -344,11 +430,11 @@ def _tool_use(call: ParsedCall) -> Json:
     return {"type": "tool_use", "id": call.id, "name": call.name}
 
 
-def _ending(chat: ChatCompletions, done: wire.CallDone, has_calls: bool) -> Json:
+def _ending(chat: ChatCompletions, done: wire.CallDone, has_calls: bool, at_limit: str) -> Json:
     output = done.outputs[0]
     stopped_by = answers.stop_reason_of(output, chat.prompt.sampling)
     if output.finish == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
+        return {"stop_reason": at_limit, "stop_sequence": None}
     if has_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if isinstance(stopped_by, str):
@@ -368,10 +454,14 @@ def _usage(done: wire.CallDone) -> Json:
 
 
 async def _events(
-    gateway: Gateway, request: Request, chat: ChatCompletions, body: MessagesBody
+    gateway: Gateway,
+    request: Request,
+    chat: ChatCompletions,
+    body: MessagesBody,
+    ends: Ending,
 ) -> AsyncGenerator[bytes, None]:
     """The blocks as they come. The prompt's length is in the last event, since it is known then."""
-    blocks, reader = _Blocks(), chat.box.reader()
+    blocks, reader = _Blocks(_thinks(body)), chat.box.reader()
     with running(gateway, request, [chat.prompt], True, body.cache_salt) as run:
         nothing = {"input_tokens": 0, "output_tokens": 0}
         opened = {
@@ -394,37 +484,47 @@ async def _events(
                 + blocks.end()
                 + _event(
                     "message_delta",
-                    delta=_ending(chat, piece.done, blocks.has_calls),
+                    delta=ends(piece.done, blocks.has_calls),
                     usage=_usage(piece.done),
                 )
                 + _event("message_stop")
             )
 
 
-class _Blocks:
-    """The content blocks of a stream."""
+_THOUGHT: Json = {"type": "thinking", "thinking": "", "signature": ""}
 
-    def __init__(self) -> None:
+
+class _Blocks:
+    """The content blocks of a stream. Thoughts are shown only where `thinks`."""
+
+    def __init__(self, thinks: bool) -> None:
         self.has_calls = False
+        self._thinks = thinks
         self._index = -1
-        self._is_open = False
+        self._open: str | None = None
+        """The type of the block that is open."""
 
     def add(self, parts: Sequence[AnswerPart]) -> bytes:
-        """Thoughts are left out: this dialect has them only where thinking was asked for."""
-        return b"".join(
-            self._call(part) if isinstance(part, ParsedCall) else self._text(part)
-            for part in parts
-            if not isinstance(part, ThoughtText)
-        )
+        return b"".join(map(self._add, parts))
+
+    def _add(self, part: AnswerPart) -> bytes:
+        match part:
+            case ParsedCall():
+                return self._call(part)
+            case ThoughtText(text=text):
+                return self._grown(_THOUGHT, "thinking", text) if self._thinks else b""
+            case _:
+                return self._grown({"type": "text", "text": ""}, "text", part)
 
     def end(self) -> bytes:
         """Closes what is open; a message has at least one block."""
         begun = self._begin({"type": "text", "text": ""}) if self._index < 0 else b""
         return begun + self._close()
 
-    def _text(self, text: str) -> bytes:
-        begun = b"" if self._is_open else self._begin({"type": "text", "text": ""})
-        return begun + self._delta({"type": "text_delta", "text": text})
+    def _grown(self, block: Json, field: str, text: str) -> bytes:
+        """More of a block of one type, which is begun where another one is open."""
+        begun = b"" if self._open == block["type"] else self._close() + self._begin(block)
+        return begun + self._delta({"type": f"{block['type']}_delta", field: text})
 
     def _call(self, call: ParsedCall) -> bytes:
         self.has_calls = True
@@ -437,16 +537,16 @@ class _Blocks:
 
     def _begin(self, block: Json) -> bytes:
         self._index += 1
-        self._is_open = True
+        self._open = block["type"]
         return _event("content_block_start", index=self._index, content_block=block)
 
     def _delta(self, delta: Json) -> bytes:
         return _event("content_block_delta", index=self._index, delta=delta)
 
     def _close(self) -> bytes:
-        if not self._is_open:
+        if self._open is None:
             return b""
-        self._is_open = False
+        self._open = None
         return _event("content_block_stop", index=self._index)
 
 

@@ -3,8 +3,8 @@ of the last event of a stream that fails.
 
 `Problem` is the value, `HttpError` raises one, `problem_of` words our own exceptions. The form
 follows from the path alone, since requests are also refused before they have a route: Anthropic's
-below `/v1/messages`, OpenAI's everywhere else. Knows statuses and the tree of `lmprog.errors`;
-knows no routes.
+below `/v1/messages`, Ollama's below `/api`, OpenAI's everywhere else. Knows statuses and the tree
+of `lmprog.errors`; knows no routes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _ANTHROPICS_TYPES = {
     504: "timeout_error",
 }
 _ANTHROPICS_PATH = re.compile(r"/v1/messages(?:/|\Z)")
+OLLAMAS_PATH = "/api/"
 _NAMED_EVENTS = re.compile(r"/v1/(?:messages|programs)\Z")
 """Where every event of a stream has a name, the last one too."""
 
@@ -69,6 +70,12 @@ class Problem:
     def body(self) -> bytes:
         """OpenAI's form: `{"error": {...}}`."""
         return msgspec.json.encode({"error": self.error()})
+
+    def ollamas_body(self) -> bytes:
+        """Ollama's form: the sentence is the error."""
+        known = self.error()
+        said = {"error": known["message"], "code": known["code"], "param": known["param"]}
+        return msgspec.json.encode(said)
 
     def anthropics_body(self, request_id: str | None) -> bytes:
         """Anthropic's form. What else we know of the failure stands in `details`, as its clients
@@ -121,6 +128,8 @@ def speaks_anthropic(path: str) -> bool:
 
 def body_of(problem: Problem, scope: Scope) -> bytes:
     """The JSON of a failed request, in the form of its path."""
+    if scope["path"].startswith(OLLAMAS_PATH):
+        return problem.ollamas_body()
     if not speaks_anthropic(scope["path"]):
         return problem.body()
     return problem.anthropics_body(scope.get("state", {}).get("request_id"))

@@ -22,7 +22,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from lmprog.server.http.bodies import RequestBody, read_body
-from lmprog.server.http.http_errors import speaks_anthropic
+from lmprog.server.http.http_errors import OLLAMAS_PATH, speaks_anthropic
 from lmprog.server.options.server_settings import ServerSettings
 
 Of = TypeVar("Of", bound=msgspec.Struct)
@@ -89,6 +89,14 @@ class Error(msgspec.Struct, frozen=True):
     error: ErrorDetails
 
 
+class OllamasError(msgspec.Struct, frozen=True):
+    """The same where Ollama's clients ask."""
+
+    error: str
+    code: str | None
+    param: str | None
+
+
 class AnthropicsDetails(msgspec.Struct, frozen=True):
     error_code: str | None
     param: str | None
@@ -110,7 +118,9 @@ class AnthropicsError(msgspec.Struct, frozen=True):
 
 def refusals_of(path: str) -> dict[int | str, dict[str, Any]]:
     """What a route answers where it does not answer with 2xx."""
-    model = AnswerOf[AnthropicsError] if speaks_anthropic(path) else AnswerOf[Error]
+    model: Any = AnswerOf[AnthropicsError] if speaks_anthropic(path) else AnswerOf[Error]
+    if path.startswith(OLLAMAS_PATH):
+        model = AnswerOf[OllamasError]
     return {"default": {"model": model, "description": "It was refused, or it failed."}}
 
 
@@ -118,15 +128,16 @@ def described(
     answer: type[msgspec.Struct] | None = None,
     streams: bool = False,
     media: str = "application/json",
+    stream_media: str = "text/event-stream",
 ) -> dict[int | str, dict[str, Any]]:
     """What a route answers with 200: a struct, an object of any shape, or another `media` type; and
-    perhaps server-sent events.
+    perhaps a stream of `stream_media`.
     """
     content: dict[str, Any] = {}
     if media and answer is None:
         content[media] = {"schema": {"type": "object"}} if media == "application/json" else {}
     if streams:
-        content["text/event-stream"] = {}
+        content[stream_media] = {}
     made: dict[str, Any] = {"description": "Done.", "content": content}
     if answer is not None:
         made["model"] = AnswerOf[answer]  # type: ignore[valid-type]

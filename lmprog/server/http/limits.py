@@ -99,8 +99,8 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "prompt[]": Limit(0, INT31, "token id", "below the model's vocabulary"),
     "tools": Limit(0, 128, "items"),
-    "name": Limit(1, 64, "characters", "of a tool or a schema"),
-    "description": Limit(0, 16_384, "characters", "of a tool"),
+    "name": Limit(1, 128, "characters", "of a tool or a schema"),
+    "description": Limit(0, 65_536, "characters", "of a tool"),
     "regex": Limit(1, 4096, "characters"),
     "grammar": Limit(
         1, 65_536, "characters", "`ebnf`, `guided_grammar`, `structured_outputs.grammar`"
@@ -140,7 +140,7 @@ def within(name: str) -> Meta:
 
 
 def markdown() -> str:
-    """The table of docs/server.md."""
+    """The table of docs/server-options.md."""
     lines = ["| field | least | most | unit | remark |", "|---|---:|---:|---|---|"]
     for name, limit in LIMITS.items():
         lines.append(

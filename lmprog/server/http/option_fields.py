@@ -149,7 +149,7 @@ def _spelling(name: str, dialect: wire.Dialect) -> str:
 
 
 def markdown() -> str:
-    """The table of options in docs/server.md."""
+    """The table of options in docs/server-options.md."""
     lines = [
         "| option | chats, completions, programs | responses | messages | `/generate` | what "
         "it does |",

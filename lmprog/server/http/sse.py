@@ -90,6 +90,8 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
+    idle = KEEP_ALIVE
+    """What is sent from time to time while there is nothing to tell."""
 
     def __init__(
         self,
@@ -121,11 +123,11 @@ class EventStream(Response):
     ) -> EventStream:
         """Waits for the first event, or `first_reply_wait`. Raises what `events` raises until then,
         or ClientGone. What it raises later becomes its last events: those that `failed` gives,
-        or `failure_event`.
+        or `failure`.
         """
         made = cls(events, settings, headers or {})
         made._names = getattr(request.state, "names", None)
-        made._failed = failed or (lambda problem: failure_event(problem, request.scope))
+        made._failed = failed or (lambda problem: made.failure(problem, request.scope))
         made._first = asyncio.create_task(_first_of(events))
         try:
             await until_gone(
@@ -137,6 +139,10 @@ class EventStream(Response):
             await made._drop()
             raise
         return made
+
+    def failure(self, problem: Problem, scope: Scope) -> bytes:
+        """How the stream ends where it fails."""
+        return failure_event(problem, scope)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -207,14 +213,31 @@ class EventStream(Response):
                 cut_off(scope)
                 tasks.cancel_scope.cancel()
                 return
+            elif self.idle:
+                await self._say(send, _body(self.idle))
             else:
-                await self._say(send, _body(KEEP_ALIVE))
+                self._wrote = loop.time()
 
     async def _drop(self) -> None:
         if self._first is not None:
             self._first.cancel()
             await asyncio.gather(self._first, return_exceptions=True)
         await self._events.aclose()
+
+
+class LineStream(EventStream):
+    """The same as lines of JSON, which have no place for comments."""
+
+    media_type = "application/x-ndjson"
+    idle = b""
+
+    def failure(self, problem: Problem, scope: Scope) -> bytes:
+        return body_of(problem, scope) + b"\n"
+
+
+def line(value: object) -> bytes:
+    """One line of a `LineStream`."""
+    return one_line(_encoder.encode(value)) + b"\n"
 
 
 def cut_off(scope: Scope) -> None:

@@ -189,7 +189,7 @@ def _role_and_text(message: ChatMessage, at: str) -> tuple[str, str]:
             f"{at} is the {role}'s and has tool_calls; only the assistant calls.",
             f"{at}.tool_calls",
         )
-    if message.content is None and not message.tool_calls:
+    if message.content is None and role != "assistant":
         raise refused(f"{at}.content is missing.", f"{at}.content", "invalid_value")
     return role, _text(message.content, at)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -19,7 +21,10 @@ def router(gateway: Gateway) -> GatewayRouter:
         return {
             "id": name,
             "object": "model",
+            "type": "model",  # so Anthropic's clients have it
+            "display_name": name,
             "created": int(gateway.started),
+            "created_at": datetime.fromtimestamp(gateway.started, UTC).isoformat(),
             "owned_by": "lmprog",
             "root": name if is_adapter else info.model,
             "parent": gateway.model_name if is_adapter else None,
@@ -30,7 +35,8 @@ def router(gateway: Gateway) -> GatewayRouter:
     @made.get("/v1/models", dependencies=[made.guards.user], summary="The model and its adapters.")
     async def listing() -> Response:
         names = [gateway.model_name, *gateway.info.adapters]
-        return JSONResponse({"object": "list", "data": [card(name) for name in names]})
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return JSONResponse({"object": "list", "data": [card(name) for name in names], **pages})
 
     @made.get("/v1/models/{model:path}", dependencies=[made.guards.user], summary="One model.")
     async def one(model: str) -> Response:

@@ -265,6 +265,20 @@ async def as_tokens(
     )
 
 
+async def fitted(gateway: Gateway, prompt: RequestPrompt) -> tuple[RequestPrompt, bool]:
+    """The same prompt with `max_tokens` that fit into the context behind it, and whether these are
+    fewer: some clients always name the most that their own service allows. Its tokens are asked for
+    only where they may matter.
+    """
+    context, most = gateway.info.context_len, prompt.sampling.max_tokens
+    if most is None or most <= context // 2:
+        return prompt, False
+    (known,) = await as_tokens(gateway, (prompt,), None)
+    left = max(1, context - len(ids_of(known)))
+    sampling = msgspec.structs.replace(prompt.sampling, max_tokens=min(most, left))
+    return replace(known, sampling=sampling), left < most
+
+
 def ids_of(prompt: RequestPrompt) -> tuple[int, ...]:
     """The tokens of a prompt that `as_tokens` has made."""
     (piece,) = prompt.pieces

@@ -319,8 +319,8 @@ def toolbox(
             "invalid_value",
         )
     if not functions:
-        if choice in ("auto", "required"):
-            raise refused(f"tool_choice is {choice!r}, and there are no tools.", "tool_choice")
+        if choice == "required":
+            raise refused("tool_choice is 'required', and there are no tools.", "tool_choice")
         return Toolbox(support=support)
     kind: Choice = choice or "auto"  # type: ignore[assignment]
     return Toolbox(kind, functions, is_parallel, functions, support=support)

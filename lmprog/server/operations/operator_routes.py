@@ -46,7 +46,7 @@ def _add_health(made: GatewayRouter, gateway: Gateway) -> None:
         "/health", dependencies=[guards.open], summary="Whether the server lives; needs no key."
     )
     async def health() -> Response:
-        return JSONResponse({"status": "alive"})
+        return JSONResponse({"status": "ok"})
 
     @made.get(
         "/ready", dependencies=[guards.open], summary="Whether it can take requests; needs no key."

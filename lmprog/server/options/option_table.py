@@ -123,7 +123,7 @@ def options() -> tuple[Option, ...]:
 
 
 def markdown() -> str:
-    """The table of docs/server.md."""
+    """The table of docs/server-options.md."""
     lines = ["| flag | variable | default | what |", "|---|---|---|---|"]
     for option in options():
         says, _, default = option.help.rpartition("default: ")

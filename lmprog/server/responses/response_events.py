@@ -17,17 +17,24 @@ from lmprog.server.http.http_errors import Problem
 from lmprog.server.http.sse import event
 from lmprog.server.openai import answers
 from lmprog.server.openai.tools import AnswerPart
-from lmprog.server.responses.responses_body import ResponsesBody
+from lmprog.server.responses.responses_body import ResponsesBody, ServedTools
 from lmprog.tool_calls.reading import ParsedCall
 
 Json = dict[str, Any]
+_CALLS = {
+    "function_call": ("fc", "arguments", "function_call_arguments"),
+    "custom_tool_call": ("ctc", "input", "custom_tool_call_input"),
+    "local_shell_call": ("lsh", "", ""),
+}
+"""Of each type of call: how its id begins, its field of text, and the events of that."""
 
 
 class Writer:
     """One response. `state` is its JSON so far."""
 
-    def __init__(self, body: ResponsesBody, model: str, created: int) -> None:
+    def __init__(self, body: ResponsesBody, model: str, created: int, tools: ServedTools) -> None:
         self.state = opened(body, model, created)
+        self._tools = tools
         self._sequence = 0
         self._output: list[Json] = self.state["output"]
         self._message: Json | None = None
@@ -155,26 +162,18 @@ class Writer:
 
     def _call(self, call: ParsedCall) -> bytes:
         events = self._close_message("completed")
-        item: Json = {
-            "id": f"fc_{secrets.token_hex(12)}",
-            "type": "function_call",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": "",
-            "status": "in_progress",
-        }
+        said = self._tools.called(call)
+        prefix, text, told = _CALLS[said["type"]]
+        item: Json = {"id": f"{prefix}_{secrets.token_hex(12)}", **said, "status": "in_progress"}
+        if text:
+            item[text] = ""
         events += self._open(item)
+        item |= {**said, "status": "completed"}
         where = {"item_id": item["id"], "output_index": len(self._output) - 1}
-        events += self._tell(
-            "response.function_call_arguments.delta", **where, delta=call.arguments
-        )
-        item["arguments"], item["status"] = call.arguments, "completed"
-        events += self._tell(
-            "response.function_call_arguments.done",
-            **where,
-            arguments=call.arguments,
-            name=call.name,
-        )
+        if text:
+            done = {text: said[text], "name": said["name"]}
+            events += self._tell(f"response.{told}.delta", **where, delta=said[text])
+            events += self._tell(f"response.{told}.done", **where, **done)
         return events + self._tell(
             "response.output_item.done", output_index=where["output_index"], item=item
         )

@@ -1,11 +1,16 @@
 """The body of `/v1/responses`, and what it means as a chat.
 
-Knows both bodies; knows no connections and no store.
+Tools that the client runs are served: functions, also in namespaces, free texts (`custom`) and
+`local_shell`. The model sees each as a function, and `ServedTools` says what a call of it is in
+this dialect. Tools that OpenAI runs are not shown to the model. Knows both bodies; knows no
+connections and no store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +30,9 @@ from lmprog.server.openai.tools import (
     NamedFunction,
     NamedTool,
 )
+from lmprog.tool_calls.reading import ParsedCall
+
+Json = dict[str, Any]
 
 SILENT = (
     "user",
@@ -33,6 +41,8 @@ SILENT = (
     "prompt_cache_key",
     "prompt_cache_retention",
     "prompt_cache_options",
+    "client_metadata",
+    "stream_options",
 )
 """Known fields that cannot change an answer here: no warning is given."""
 LOGPROBS = "message.output_text.logprobs"
@@ -64,18 +74,23 @@ class ResponsePart(msgspec.Struct, frozen=True):
 
 
 class ResponseItem(msgspec.Struct, frozen=True):
-    """One item of the input: a message, a call of a function, or what it gave."""
+    """One item of the input: a message, a call of a tool, or what it gave."""
 
     type: str = "message"
     role: str | None = None
     content: str | list[ResponsePart] | None = None
     call_id: Annotated[str, Meta(max_length=128)] | None = None
     name: Annotated[str, within("name")] | None = None
+    namespace: Annotated[str, within("name")] | None = None
     arguments: str | None = None
+    input: str | None = None
+    """Of a free text."""
+    action: dict[str, Any] | None = None
+    """Of `local_shell`."""
     output: str | list[ResponsePart] | None = None
 
 
-class FlatTool(msgspec.Struct, frozen=True):
+class FlatTool(msgspec.Struct, frozen=True, omit_defaults=True):
     """Functions stand flat here, not under `function`."""
 
     type: str
@@ -83,13 +98,18 @@ class FlatTool(msgspec.Struct, frozen=True):
     description: Annotated[str, within("description")] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
+    """Of a free text."""
+    tools: list[FlatTool] | None = None
+    """Of a namespace."""
 
 
 class FlatChoice(msgspec.Struct, frozen=True):
-    """One function, or the tools that may be called."""
+    """One tool, or the tools that may be called."""
 
     type: str
     name: Annotated[str, within("name")] | None = None
+    namespace: Annotated[str, within("name")] | None = None
     mode: str = "auto"
     tools: list[FlatTool] | None = None
 
@@ -141,7 +161,121 @@ class ResponsesBody(ResponsesOptions, kw_only=True):
         return self.store is not False
 
 
-def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
+LOCAL_SHELL = "local_shell"
+_FREE_TEXT: Json = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+_COMMAND = FunctionTool(
+    LOCAL_SHELL,
+    "Runs a command on the user's machine and returns its output.",
+    {
+        "type": "object",
+        "properties": {
+            "command": {"type": "array", "items": {"type": "string"}},
+            "working_directory": {"type": "string"},
+            "timeout_ms": {"type": "integer"},
+        },
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTool:
+    """A tool that the client runs: the function that the model sees, and what calls of it are."""
+
+    function: FunctionTool
+    type: str
+    name: str = ""
+    namespace: str | None = None
+
+
+class ServedTools:
+    """The tools of a request. Those that nobody here can run are named in `warnings`."""
+
+    def __init__(self, tools: Sequence[FlatTool] | None) -> None:
+        """Raises HttpError for a tool without a name."""
+        left_out: dict[str, None] = {}
+        found: list[ServedTool] = []
+        for at, tool in enumerate(tools or ()):
+            made = list(_served(tool, f"tools[{at}]"))
+            found += made
+            if not made:
+                left_out[tool.type[:60]] = None
+        self.shown = [ChatTool("function", one.function) for one in found] if tools else None
+        self._tools = {one.function.name: one for one in found}
+        self.warnings = (
+            (f"tools of the types {' '.join(left_out)!r} run elsewhere; the model has none here",)
+            if left_out
+            else ()
+        )
+
+    def called(self, call: ParsedCall) -> Json:
+        """The item of a call, without its id and status."""
+        tool = self._tools.get(call.name)
+        if tool is not None and tool.type == LOCAL_SHELL:
+            action = {"type": "exec", "env": {}, **_fields(call.arguments)}
+            return {"type": "local_shell_call", "call_id": call.id, "action": action}
+        name = call.name if tool is None else tool.name
+        item: Json = {"type": "function_call", "call_id": call.id, "name": name}
+        if tool is not None and tool.namespace is not None:
+            item["namespace"] = tool.namespace
+        if tool is not None and tool.type == "custom":
+            text = _fields(call.arguments).get("input")
+            given = text if isinstance(text, str) else call.arguments
+            return {**item, "type": "custom_tool_call", "input": given}
+        return {**item, "arguments": call.arguments}
+
+
+def _served(tool: FlatTool, at: str) -> Iterator[ServedTool]:
+    """None for a tool that the client does not run. Raises HttpError for one without a name."""
+    if tool.type == LOCAL_SHELL:
+        yield ServedTool(_COMMAND, LOCAL_SHELL)
+        return
+    if tool.type not in ("function", "custom", "namespace"):
+        return
+    name = _needed(tool.name, f"{at}.name")
+    if tool.type == "namespace":
+        for place, inner in enumerate(tool.tools or ()):
+            where = f"{at}.tools[{place}]"
+            for one in _served(inner, where) if inner.type != "namespace" else ():
+                full = msgspec.structs.replace(one.function, name=_full_name(name, one.name))
+                yield ServedTool(full, one.type, one.name, name)
+    elif tool.type == "custom":
+        texts = [tool.description, _described(tool.format)]
+        described = "\n\n".join(text for text in texts if text)
+        yield ServedTool(FunctionTool(name, described, _FREE_TEXT), "custom", name)
+    else:
+        function = FunctionTool(name, tool.description, tool.parameters, tool.strict)
+        yield ServedTool(function, "function", name)
+
+
+def _described(form: Mapping[str, Any] | None) -> str:
+    """The grammar of a free text, for the model; it is not enforced."""
+    if form is None or form.get("type") != "grammar":
+        return ""
+    return f"The input has this grammar ({form.get('syntax')}):\n{form.get('definition')}"
+
+
+def _full_name(namespace: str | None, name: str) -> str:
+    """What the model calls it."""
+    return name if not namespace else f"{namespace.removesuffix('__')}__{name}"
+
+
+def _fields(arguments: str) -> Json:
+    """Of arguments that are an object; the model may have written something else."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage], tools: ServedTools) -> ChatBody:
     """The same request as a chat. `messages` is the whole conversation, without the
     instructions.
     """
@@ -167,9 +301,7 @@ def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage]) -> ChatBody:
         response_format=_format(body.text.format)
         if body.text is not None and body.text.format is not None
         else None,
-        tools=[_tool(tool, at) for at, tool in enumerate(body.tools)]
-        if body.tools is not None
-        else None,
+        tools=tools.shown,
         tool_choice=_choice(body.tool_choice),
         chat_template_kwargs=body.chat_template_kwargs,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
@@ -206,10 +338,8 @@ def messages_of(given: str | Sequence[ResponseItem]) -> list[ChatMessage]:
                 if item.role is None:
                     raise refused(f"{at}.role is missing.", f"{at}.role", "invalid_value")
                 made.append(ChatMessage(item.role, _text(item.content, f"{at}.content")))
-            case "function_call":
-                call = CalledTool(
-                    CalledFunction(_needed(item.name, f"{at}.name"), item.arguments or "{}")
-                )
+            case "function_call" | "custom_tool_call" | "local_shell_call":
+                call = _earlier_call(item, at)
                 if made and made[-1].role == "assistant":
                     last = made[-1]
                     made[-1] = msgspec.structs.replace(
@@ -217,24 +347,38 @@ def messages_of(given: str | Sequence[ResponseItem]) -> list[ChatMessage]:
                     )
                 else:
                     made.append(ChatMessage("assistant", None, tool_calls=[call]))
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 made.append(
                     ChatMessage(
                         "tool", _text(item.output, f"{at}.output"), tool_call_id=item.call_id
                     )
                 )
-            case "reasoning":
-                continue  # of another model; not a turn
+            case "reasoning" | "web_search_call" | "image_generation_call" | "tool_search_call":
+                continue  # of another model, and nothing that a chat can repeat
             case other:
                 raise refused(
-                    f"{at}.type is {other[:60]!r}; this server takes message, "
-                    "function_call and function_call_output.",
+                    f"{at}.type is {other[:60]!r}; this server takes message, and function_call, "
+                    "custom_tool_call and local_shell_call with their outputs.",
                     f"{at}.type",
                     "not_supported",
                 )
     if not made:
         raise refused("input has no message.", "input", "invalid_value")
     return made
+
+
+def _earlier_call(item: ResponseItem, at: str) -> CalledTool:
+    """A call in the input, as the function that the model saw."""
+    if item.type == "local_shell_call":
+        asked = item.action or {}
+        kept = {name: value for name, value in asked.items() if name != "type" and value}
+        function = CalledFunction(LOCAL_SHELL, json.dumps(kept))
+    else:
+        is_free = item.type == "custom_tool_call"
+        arguments = json.dumps({"input": item.input or ""}) if is_free else item.arguments or "{}"
+        name = _full_name(item.namespace, _needed(item.name, f"{at}.name"))
+        function = CalledFunction(name, arguments)
+    return CalledTool(function, item.call_id)
 
 
 def _text(content: str | list[ResponsePart] | None, at: str) -> str:
@@ -269,25 +413,19 @@ def _format(given: TextFormat) -> ResponseFormat:
     )
 
 
-def _tool(tool: FlatTool, at: int) -> ChatTool:
-    if tool.type != "function":
-        return ChatTool(tool.type)  # which the chat refuses
-    if tool.name is None:
-        raise refused(f"tools[{at}].name is missing.", f"tools[{at}].name", "invalid_value")
-    return ChatTool(
-        tool.type, FunctionTool(tool.name, tool.description, tool.parameters, tool.strict)
-    )
-
-
 def _choice(choice: str | FlatChoice | None) -> str | NamedTool | None:
     if not isinstance(choice, FlatChoice):
         return choice
     if choice.type == "allowed_tools":
-        names = [tool.name or "" for tool in choice.tools or ()]
+        names = [tool.name or tool.type for tool in choice.tools or ()]
         tools = [NamedTool(NamedFunction(name)) for name in names]
         return NamedTool(type=choice.type, allowed_tools=AllowedTools(choice.mode, tools))
-    if choice.type != "function" or choice.name is None:
+    if choice.type == LOCAL_SHELL:
+        return NamedTool(NamedFunction(LOCAL_SHELL))
+    if choice.type not in ("function", "custom") or choice.name is None:
         raise refused(
-            "tool_choice must be a text, or name a function.", "tool_choice", "invalid_value"
+            "tool_choice must be a text, or name a tool that the client runs.",
+            "tool_choice",
+            "invalid_value",
         )
-    return NamedTool(NamedFunction(choice.name))
+    return NamedTool(NamedFunction(_full_name(choice.namespace, choice.name)))

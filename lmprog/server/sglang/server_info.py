@@ -1,4 +1,5 @@
-"""What the server is and holds, under SGLang's names; forgetting the cache.
+"""What the server is and holds, under SGLang's names; forgetting the cache; `/tokenize` and
+`/detokenize`: the gateway has no tokenizer, so it asks the runtime.
 
 Knows single calls of the wire and their answers.
 """
@@ -6,15 +7,20 @@ Knows single calls of the wire and their answers.
 from __future__ import annotations
 
 import functools
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from lmprog import wire
+from lmprog.errors import ProtocolError
 from lmprog.server.gateway.gateway import Gateway, version
 from lmprog.server.gateway.routes import GatewayRouter
-from lmprog.server.http.http_errors import HttpError, Problem
-from lmprog.server.http.json_body import described
+from lmprog.server.http.http_errors import HttpError, Problem, refused
+from lmprog.server.http.json_body import Given, described
+from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.sse import until_gone
 
 HEALTH_SECONDS = 20.0
@@ -81,6 +87,7 @@ def router(gateway: Gateway) -> GatewayRouter:
             model_info
         )
         get(f"{prefix}server_info", summary="What the runtime is, and its counters.")(server_info)
+    _add_tokens(made, gateway)
     return made
 
 
@@ -104,3 +111,95 @@ async def _generate_one(gateway: Gateway) -> None:
         raise HttpError(
             Problem(503, f"The runtime gave no token: {message}", code="not_generating")
         )
+
+
+_Id = Annotated[int, within("prompt[]")]
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True):
+    prompt: str | Annotated[list[str], within("prompt")]
+    add_special_tokens: bool = True
+    model: Annotated[str, within("model")] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True):
+    tokens: Annotated[list[_Id | list[_Id]], Meta(max_length=2**20)]
+    skip_special_tokens: bool = True
+    model: Annotated[str, within("model")] | None = None
+
+
+def _add_tokens(made: GatewayRouter, gateway: Gateway) -> None:
+    """The routes of tokens, with and without `/v1`."""
+
+    async def tokenize(request: Request, given: Given[TokenizeRequest]) -> Response:
+        body = (await given.read(gateway.settings)).body
+        gateway.check_model(body.model)
+        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        ops = [
+            lambda call, text=text: wire.Encode(call, text, body.add_special_tokens)
+            for text in texts
+        ]
+        found = [_tokens(reply) for reply in await until_gone(request, _spelled(gateway, ops))]
+        is_list = not isinstance(body.prompt, str)
+        counts = [len(tokens) for tokens in found]
+        answer: dict[str, Any] = {
+            "tokens": found if is_list else found[0],
+            "count": counts if is_list else counts[0],
+            "max_model_len": gateway.info.context_len,
+        }
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def detokenize(request: Request, given: Given[DetokenizeRequest]) -> Response:
+        body = (await given.read(gateway.settings)).body
+        gateway.check_model(body.model)
+        rows, is_list = _rows(body.tokens)
+        special = not body.skip_special_tokens
+        ops = [lambda call, row=row: wire.Decode(call, row, special) for row in rows]
+        found = [_text(reply) for reply in await until_gone(request, _spelled(gateway, ops))]
+        return Response(
+            msgspec.json.encode({"text": found if is_list else found[0]}),
+            media_type="application/json",
+        )
+
+    for prefix in ("", "/v1"):
+        post = functools.partial(made.post, dependencies=[made.guards.user], responses=described())
+        post(f"{prefix}/tokenize", summary="The tokens of a text.")(tokenize)
+        post(f"{prefix}/detokenize", summary="The text of tokens.")(detokenize)
+
+
+async def _spelled(gateway: Gateway, makes: list[Any]) -> list[wire.Reply]:
+    """The answers to small questions, in their order. Raises why one of them failed."""
+    with gateway.link.exchange() as exchange:
+        calls = [exchange.call() for _ in makes]
+        exchange.send(*(make(call) for make, call in zip(makes, calls, strict=True)))
+        found: dict[int, wire.Reply] = {}
+        while len(found) < len(calls):
+            reply = await exchange.next()
+            found[getattr(reply, "call", None) or 0] = reply
+    return [found[call] for call in calls]
+
+
+def _tokens(reply: wire.Reply) -> tuple[int, ...]:
+    if not isinstance(reply, wire.TokensAre):
+        raise ProtocolError("asked for tokens, the runtime answered something else")
+    return reply.tokens
+
+
+def _text(reply: wire.Reply) -> str:
+    if not isinstance(reply, wire.TextIs):
+        raise ProtocolError("asked for a text, the runtime answered something else")
+    return reply.text
+
+
+def _rows(given: list[int | list[int]]) -> tuple[list[tuple[int, ...]], bool]:
+    rows = [tuple(row) for row in given if isinstance(row, list)]
+    single = tuple(token for token in given if isinstance(token, int))
+    if rows and single:
+        raise refused(
+            "tokens is an array of token ids, or an array of such arrays; not both.", "tokens"
+        )
+    if len(rows) > LIMITS["prompt"].maximum:
+        raise refused(
+            f"tokens has {len(rows):,} rows; it may have {LIMITS['prompt'].maximum:,.0f}.", "tokens"
+        )
+    return (rows, True) if rows else ([single], False)

@@ -20,7 +20,7 @@ from lmprog.fleet.members import FixedMembers, Members
 from lmprog.fleet.questions import summed
 from lmprog.fleet.replica_link import ReplicaState
 from lmprog.launch import Connection, RuntimeProcess
-from lmprog.launch.progress_watch import HangTimeouts
+from lmprog.launch.restarts import HangTimeouts
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.supervision.supervised_runtime import in_thread
 from lmprog.transport import client_keys

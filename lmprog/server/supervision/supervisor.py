@@ -1,6 +1,6 @@
 """When a runtime is restarted: the decisions alone, without a process, a socket or a clock.
 
-What is watched is progress, not life: `launch.progress_watch` judges it. `Supervisor` gets events
+What is watched is progress, not life: `launch.restarts` judges it. `Supervisor` gets events
 and calls actions; these never wait, and report back through its events. It knows figures by name;
 it does not know how anything is started, asked or ended.
 """
@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lmprog.errors import LmprogError
-from lmprog.launch.progress_watch import HangTimeouts, ProgressWatch
-from lmprog.launch.restart_delays import DelayLimits, RestartDelays
+from lmprog.launch.restarts import DelayLimits, HangTimeouts, ProgressWatch, RestartDelays
 
 log = logging.getLogger("lmprog.server")
 

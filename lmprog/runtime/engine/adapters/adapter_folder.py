@@ -1,8 +1,10 @@
-"""Reads a LoRA adapter from a folder of PEFT's layout, checked against the shape of its base.
+"""LoRA adapters: those that a configuration names, read from folders of PEFT's layout, checked
+against the shape of their base, and packed as the native engine reads them.
 
 Fields of adapter_config.json by which PEFT computes something else than `up @ (down @ x)` with a
-scale are refused by name. Knows the names of weights in such files, and in which product of a model
-each of them stands.
+scale are refused by name. Packed, every low-rank part is in float32, in panels of 32 outputs
+(`lmprog_engine.h`), in one block of memory. Knows the names of weights in such files, and in
+which product of a model each of them stands.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.errors import ModelError
+from lmprog.config import RuntimeConfig
+from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
+from lmprog.runtime.engine.machine.resources import Region, aligned
 from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.checkpoint import FLOATS, Checkpoint, listed
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.weight_table import up32
+from lmprog.runtime.engine.native import interface
+from lmprog.runtime.engine.native.engine import PackedAdapters
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -318,3 +325,105 @@ def _matching(numbers: Mapping[str, Any], module: str, otherwise: Any) -> Any:
         if re.match(rf"(.*\.)?({pattern})$", module):
             return number
     return otherwise
+
+
+LONGEST_NAME = 128
+
+
+def adapter_folders(config: RuntimeConfig) -> dict[str, Path]:
+    """The folders by name. Raises InvalidParameter."""
+    found: dict[str, Path] = {}
+    for one in config.lora:
+        name, equals, folder = one.partition("=")
+        if not (name and equals and folder) or not name.isprintable() or len(name) > LONGEST_NAME:
+            raise _wrong(one, "name=folder, the name printable")
+        if name in found:
+            raise _wrong(one, f"another name: there are two adapters {name!r}")
+        if name == config.model:
+            raise _wrong(one, "another name: this one is the model's own")
+        found[name] = Path(folder).expanduser()
+    return found
+
+
+def load_adapters(config: RuntimeConfig, shape: ModelShape) -> tuple[Adapter, ...]:
+    """Those of `config.lora`, in its order. Raises InvalidParameter, and ModelError for folders
+    that do not fit `shape`.
+    """
+    found = []
+    for name, folder in adapter_folders(config).items():
+        if not folder.is_dir():
+            raise ModelError(f"the adapter {name!r} is no folder: {folder}")
+        found.append(read_adapter(name, folder, shape))
+    return tuple(found)
+
+
+def _wrong(given: str, allowed: str) -> InvalidParameter:
+    return InvalidParameter(
+        f"lora = {given!r} is not allowed; give {allowed}",
+        name="lora",
+        value=given,
+        allowed=allowed,
+    )
+
+
+_PANEL = 32
+
+
+def packed_adapters(adapters: Sequence[Adapter], inner: int) -> PackedAdapters:
+    """`inner` is the size of the feed-forward's gates, which are filled up to whole panels."""
+    parts = [
+        layer.get(product)
+        for adapter in adapters
+        for layer in adapter.layers
+        for product in PRODUCTS
+    ]
+    sizes = [aligned(_bytes(matrix)) for part in parts if part for matrix in _matrices(part)]
+    region = Region(sum(sizes))
+    low_ranks = (interface.CLowRank * len(parts))()
+    held: list[object] = [region]
+    shift = up32(inner) - inner
+    for place, part in enumerate(parts):
+        if part is None:
+            continue
+        is_gated = PRODUCTS[place % len(PRODUCTS)] == "gate_up"
+        raised = (interface.CRaised * len(part.raised))(
+            *(
+                interface.CRaised(
+                    up=_packed(one.up, region),
+                    outputs=one.up.shape[0],
+                    rank=one.up.shape[1],
+                    first=one.first + (shift if is_gated and one.first >= inner else 0),
+                    rank_first=one.rank_first,
+                )
+                for one in part.raised
+            )
+        )
+        held.append(raised)
+        ranks, inputs = part.down.shape
+        low_ranks[place] = interface.CLowRank(
+            _packed(part.down, region), ranks, inputs, len(raised), raised
+        )
+    digests = {one.name: one.digest for one in adapters}
+    return PackedAdapters(low_ranks, digests, tuple(held))
+
+
+def _matrices(part: LowRank) -> Iterator[Floats]:
+    yield part.down
+    yield from (one.up for one in part.raised)
+
+
+def _bytes(matrix: Floats) -> int:
+    outputs, inputs = matrix.shape
+    return int(up32(outputs) * inputs * 4)
+
+
+def _packed(matrix: Floats, region: Region) -> int:
+    """The address of [outputs / 32][inputs][32]."""
+    outputs, inputs = matrix.shape
+    panels = up32(outputs) // _PANEL
+    place = region.take(_bytes(matrix)).view(np.float32).reshape(panels, inputs, _PANEL)
+    whole = np.zeros((panels * _PANEL, inputs), np.float32)
+    whole[:outputs] = matrix
+    place[:] = whole.reshape(panels, _PANEL, inputs).transpose(0, 2, 1)
+    address: int = place.ctypes.data
+    return address

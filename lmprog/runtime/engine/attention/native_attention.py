@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.native import library, may_await_threads
-from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
-from lmprog.runtime.engine.attention.kv_pool import KvPool
-from lmprog.runtime.engine.machine.region import aligned
+from lmprog.runtime.engine.attention.backend import AttentionShape, KvPool, LayerAttention
+from lmprog.runtime.engine.machine.resources import aligned
 from lmprog.runtime.engine.native.interface import (
     PATHS,
     CAttentionBatch,

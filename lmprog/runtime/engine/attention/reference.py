@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import torch
 
-from lmprog.runtime.engine.attention.backend import AttentionShape, LayerAttention
-from lmprog.runtime.engine.attention.float8 import in_float8
-from lmprog.runtime.engine.attention.kv_pool import KvPool
-from lmprog.runtime.engine.machine.region import aligned
+from lmprog.runtime.engine.attention.backend import (
+    AttentionShape,
+    KvPool,
+    LayerAttention,
+    in_float8,
+)
+from lmprog.runtime.engine.machine.resources import aligned
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
 

@@ -23,7 +23,7 @@ from lmprog.runtime.engine.device.flashinfer_reader import (
     FlashInferPageReader,
     why_not,
 )
-from lmprog.runtime.engine.device.page_readers import PageReader, ReferencePageReader
+from lmprog.runtime.engine.device.page_pool import PageReader, ReferencePageReader
 
 log = logging.getLogger("lmprog")
 

@@ -1,8 +1,11 @@
-"""A model's weights where a device's products and kernels read them.
+"""A model's weights where a device's products and kernels read them, and their way there.
 
 In the model's own type they are those of the decoder on the processor, with norms folded into
-products. Weights of 8 or 4 bits are a checkpoint's own, so norms are kept beside them. Knows names
-and places; computes nothing but rounding.
+products. Weights of 8 or 4 bits are a checkpoint's own, so norms are kept beside them. They come
+from the files that hold them, piece by piece through pinned memory, and what is done to them
+before they are used (norms folded in, rows reordered) is done on the device: so the host never
+holds a weight, only two pieces, however large the model is. Knows names and places; computes
+nothing but rounding.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ import torch
 from torch import Tensor
 
 from lmprog.errors import NotSupported
-from lmprog.runtime.engine.device.driver import Driver
-from lmprog.runtime.engine.device.products import Product
-from lmprog.runtime.engine.device.quantized_weight import (
+from lmprog.runtime.engine.device.driver import DeviceEvent, Driver
+from lmprog.runtime.engine.device.products import (
     CHUNK_BYTES,
+    Product,
     QuantizedWeight,
     WeightKind,
     joined,
@@ -24,12 +27,74 @@ from lmprog.runtime.engine.device.quantized_weight import (
     rounded,
 )
 from lmprog.runtime.engine.device.tree_attention import placed
-from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
 from lmprog.runtime.engine.model.derived_weights import Float8Weight
 from lmprog.runtime.engine.model.shape import ModelShape, Norms
+from lmprog.runtime.engine.model.stored_weights import WeightSource
 from lmprog.runtime.engine.model.weight_table import EMBEDDING, Matrix, Part, head, norm, products
 from lmprog.runtime.engine.torch_engine.decoder import Weights
-from lmprog.runtime.engine.torch_engine.weights import Read, ReadFloat8, layer_vectors, paired
+from lmprog.runtime.engine.torch_engine.weights import (
+    Read,
+    ReadFloat8,
+    as_tensor,
+    layer_vectors,
+    paired,
+)
+
+PIECE_BYTES = 32 << 20
+"""Enough that a copy is much longer than its beginning."""
+
+
+class WeightTransfer:
+    """Copies host tensors to `driver`'s device; while one piece is on its way the next is read."""
+
+    def __init__(self, driver: Driver, piece_bytes: int = PIECE_BYTES) -> None:
+        self._driver = driver
+        self._pieces = [driver.pinned(piece_bytes) for _ in range(2)]
+        self._sent: list[DeviceEvent | None] = [None, None]
+
+    def sent(self, tensor: Tensor) -> Tensor:
+        """The same on the device. Returns when it is there."""
+        there = self._driver.memory(tensor.nbytes)
+        self._send(tensor.contiguous().view(-1).view(there.dtype), there)
+        self._driver.event().wait()
+        return there.view(tensor.dtype).view(tensor.shape)
+
+    def kept(self, tensor: Tensor) -> Tensor:
+        """A tensor of the device in memory of the driver, where kernels may read it."""
+        memory = self._driver.memory(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        self._driver.copy(memory, tensor)
+        self._driver.event().wait()
+        return memory
+
+    def _send(self, source: Tensor, target: Tensor) -> None:
+        """Both in bytes."""
+        size = len(self._pieces[0])
+        for number, start in enumerate(range(0, len(source), size)):
+            turn = number % 2
+            before = self._sent[turn]
+            if before is not None:
+                before.wait()  # the piece may still be read
+            part = source[start : start + size]
+            piece = self._pieces[turn][: len(part)]
+            piece.copy_(part)
+            self._driver.copy(target[start : start + len(part)], piece)
+            self._sent[turn] = self._driver.event()
+
+
+class TransferredWeights:
+    """The weights of `source`, each sent when it is asked for; what the host had of it is let
+    go.
+    """
+
+    def __init__(self, source: WeightSource, transfer: WeightTransfer) -> None:
+        self._source, self._transfer = source, transfer
+
+    def read(self, name: str) -> Tensor:
+        """On the device, in the type that the file has."""
+        array = self._source.array(name)
+        there = self._transfer.sent(as_tensor(array))
+        self._source.release(name, 0, len(array))
+        return there
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ import torch
 
 from lmprog.native import cache_folder, kernels_folder
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.attention.float8 import Float8Scales, in_float8
+from lmprog.runtime.engine.attention.backend import Float8Scales, in_float8
 from lmprog.runtime.engine.attention.reference import attend
 from lmprog.runtime.engine.device.driver import TYPE_NAMES, Driver, ModuleKey
 from lmprog.runtime.engine.device.kernels import Kernels
-from lmprog.runtime.engine.device.page_readers import PageReader
+from lmprog.runtime.engine.device.page_pool import PageReader
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import StepPlans, step_arrays
 from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention

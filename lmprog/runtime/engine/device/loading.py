@@ -21,33 +21,33 @@ import torch
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.config_check import check_options
 from lmprog.errors import NotSupported
-from lmprog.runtime.engine.adapters.adapter_list import load_adapters
+from lmprog.runtime.engine.adapters.adapter_folder import load_adapters
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.attention.float8 import Float8Scales, kept_scales
+from lmprog.runtime.engine.attention.backend import Float8Scales, kept_scales
 from lmprog.runtime.engine.device.attention_choice import (
     DeviceAttentionName,
     page_reader,
     right_attention,
 )
 from lmprog.runtime.engine.device.cuda_driver import CudaDriver
-from lmprog.runtime.engine.device.device_adapters import DeviceAdapters
-from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
+from lmprog.runtime.engine.device.device_decoder import DeviceAdapters, DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine, DeviceModel
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull
 from lmprog.runtime.engine.device.device_weights import (
     DeviceWeights,
+    TransferredWeights,
     WeightReading,
+    WeightTransfer,
     device_weights,
     quantized_weights,
 )
 from lmprog.runtime.engine.device.driver import Driver, KernelsKey, ProductKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
 from lmprog.runtime.engine.device.kernels import Kernels
-from lmprog.runtime.engine.device.quantized_weight import WeightKind
+from lmprog.runtime.engine.device.products import WeightKind
 from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
-from lmprog.runtime.engine.device.weight_transfer import TransferredWeights, WeightTransfer
-from lmprog.runtime.engine.machine.region import pages_that_fit
+from lmprog.runtime.engine.machine.resources import pages_that_fit
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.resolution import context_length, quantized_type

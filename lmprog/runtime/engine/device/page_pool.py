@@ -1,9 +1,10 @@
 """Where the pages of all layers lie: in one allocation, or at reserved addresses that get memory
-when a page is first written and lose it when nobody has used it for a while.
+when a page is first written and lose it when nobody has used it for a while; and attention that
+reads them by other means than our kernels.
 
-Layers lie one after the other, pages in a layer likewise, at addresses that never change: so graphs
-that were captured before stay valid. Knows bytes of pages; knows neither what is in them nor who
-has them.
+Layers lie one after the other, pages in a layer likewise, at addresses that never change: so
+graphs that were captured before stay valid. Knows bytes of pages and the layout of a layer's;
+knows neither weights, nor how pages are written, nor who has them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lmprog.runtime.engine.attention import AttentionShape
+from lmprog.runtime.engine.attention.reference import attend
 from lmprog.runtime.engine.device.device_memory import DeviceMemory, VirtualMemory
+from lmprog.runtime.scheduling.batch import Batch
 
 
 class PagePool(Protocol):
@@ -169,3 +173,52 @@ class VirtualPages:
         before = np.concatenate(([0], np.cumsum(self._is_mapped)))
         mapped = before[self._last + 1] - before[self._first]
         self._has_memory = mapped == self._last + 1 - self._first
+
+
+class PageReader(Protocol):
+    """One step: `begin` once, then `read` for every layer in order, all within `Driver.compute`.
+
+    The reference reads pages with torch; FlashInfer has a file of its own. Both exist so that a
+    device on which our kernels are wrong, or slower, need not use them.
+    """
+
+    def begin(self, batch: Batch) -> None:
+        """Takes the rows of the step and their pages."""
+        ...
+
+    def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Causal attention of every row over its own pages, the step's tokens included.
+
+        pages [pages, 2, kv_heads, page_size, dim], keys before values, as they are kept; q and out
+        [tokens, heads, dim], perhaps longer than the step.
+        """
+        ...
+
+
+class ReferencePageReader:
+    """Gathers the keys and values of one row after the other: slow, and right wherever torch is."""
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._batch: Batch | None = None
+
+    def begin(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
+        batch = self._batch
+        assert batch is not None, "begin() comes before read()"
+        for row in range(batch.num_rows):
+            first, last = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
+            table = batch.pages[batch.page_starts[row] : batch.page_starts[row + 1]]
+            used = -(-int(batch.kv_lens[row]) // batch.page_size)
+            at = torch.from_numpy(table[:used].astype(np.int64)).to(pages.device)
+            own = pages[at].permute(1, 0, 3, 2, 4).flatten(1, 2)  # [2, slots, kv_heads, dim]
+            keys, values = own[:, : int(batch.kv_lens[row])]
+            if (scales := self._shape.float8) is not None:
+                keys = keys.float() * scales.keys[layer]
+                values = values.float() * scales.values[layer]
+            positions = torch.from_numpy(batch.positions[first:last].astype(np.int64))
+            out[first:last] = attend(
+                q[first:last], keys, values, positions.to(pages.device), self._shape.layers[layer]
+            )

@@ -33,8 +33,7 @@ from lmprog.runtime.engine.device.kernels import (
     TreeArgs,
     address,
 )
-from lmprog.runtime.engine.device.page_pool import FixedPages, PagePool, VirtualPages
-from lmprog.runtime.engine.device.page_readers import PageReader
+from lmprog.runtime.engine.device.page_pool import FixedPages, PagePool, PageReader, VirtualPages
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import StepRules
 from lmprog.runtime.scheduling.batch import Batch

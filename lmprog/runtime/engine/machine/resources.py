@@ -1,14 +1,25 @@
-"""What this machine has: cores for threads, memory that is free, torch. Knows the operating system
-and what is installed.
+"""What this machine has: cores for threads, memory that is free, torch; and memory from the
+operating system, handed out front to back on aligned addresses.
+
+Knows the operating system and what is installed, and how many pages of keys and values a budget
+holds. The system's own pages are given only when they are first written, and huge ones are asked
+for.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import mmap
 import os
+import sys
+from functools import cache
 from pathlib import Path
 
-from lmprog.errors import NotSupported
+import numpy as np
+from numpy.typing import NDArray
+
+from lmprog.errors import InvalidParameter, NotSupported
 
 _GIB = 1 << 30
 TORCH_INSTALL = "pip install 'lmprog[torch]'"
@@ -60,3 +71,98 @@ def free_memory() -> int:
     return next(
         (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 4 * _GIB
     )
+
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register. Everything that `Region.take` returns starts
+on a multiple.
+"""
+
+_POPULATE_WRITE = 23
+"""Linux 5.14 and later; Python's `mmap` has no name for it."""
+
+Bytes = NDArray[np.uint8]
+
+
+def pages_that_fit(num_bytes: int, bytes_per_page: int) -> int:
+    """How many whole pages a budget holds; refuses one that holds none."""
+    if bytes_per_page <= 0:
+        raise ValueError(f"bytes_per_page must be positive, got {bytes_per_page}")
+    fit = num_bytes // bytes_per_page
+    if fit < 1:
+        raise InvalidParameter(
+            f"{num_bytes} bytes of key/value memory hold no page: one needs {bytes_per_page} "
+            "bytes. "
+            "Give more memory or a smaller page size.",
+            name="kv_memory",
+            value=num_bytes,
+            allowed=f">= {bytes_per_page}",
+        )
+    return fit
+
+
+def aligned(num_bytes: int) -> int:
+    """`num_bytes` rounded up to the alignment."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def allocate(num_bytes: int) -> mmap.mmap:
+    """Zeros, until they are written."""
+    region = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(
+        mmap, "MADV_HUGEPAGE"
+    ):  # Linux: fewer address translations for a memory of gigabytes
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return region
+
+
+@cache
+def _madvise() -> ctypes._CFuncPtr:  # type: ignore[name-defined]
+    """The system's; that of Python's `mmap` keeps other threads waiting."""
+    found = ctypes.CDLL(None).madvise
+    found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return found
+
+
+class Region:
+    """One block, cut up by `take`; what is taken keeps the whole alive.
+
+    Zeros, or a file's `memory`, which may be read-only.
+    """
+
+    def __init__(self, num_bytes: int, memory: mmap.mmap | None = None) -> None:
+        self.num_bytes = num_bytes
+        self._taken = 0
+        whole = allocate(num_bytes) if memory is None else memory
+        self._whole = whole
+        self._memory: Bytes = np.frombuffer(whole, np.uint8)[:num_bytes]
+
+    def take(self, num_bytes: int) -> Bytes:
+        """The next bytes; the caller owns them from now on."""
+        start, end = self._taken, self._taken + num_bytes
+        if end > self.num_bytes:
+            raise ValueError(f"the region holds {self.num_bytes} bytes, {end} were asked for")
+        self._taken = aligned(end)
+        return self._memory[start:end]
+
+    def populate(self, part: Bytes, start: int, end: int) -> bool:
+        """Has the system give the memory of bytes `start .. end` of `part`, which was taken from
+        here, as a write would; what they hold stays. Other threads run meanwhile. False where it
+        cannot.
+        """
+        begin = part.ctypes.data - self._memory.ctypes.data
+        first = (begin + start) // mmap.PAGESIZE * mmap.PAGESIZE
+        last = -(-(begin + end) // mmap.PAGESIZE) * mmap.PAGESIZE
+        return sys.platform == "linux" and not _madvise()(
+            self._memory.ctypes.data + first, last - first, _POPULATE_WRITE
+        )
+
+    def give_back(self, part: Bytes, start: int, end: int) -> None:
+        """Returns the system's pages inside bytes `start .. end` of `part`, which was taken from
+        here, to the system. They are zeros from now on.
+        """
+        begin = part.ctypes.data - self._memory.ctypes.data
+        first = -(-(begin + start) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (begin + end) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._whole.madvise(mmap.MADV_DONTNEED, first, last - first)

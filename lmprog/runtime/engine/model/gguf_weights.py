@@ -4,7 +4,7 @@ that other checkpoints have.
 Quantized ones are given as float32, a few rows at a time. A block holds 32 or 256 numbers of a row:
 small whole numbers, and what they are multiplied with (and, in some types, what is taken off).
 Llama's queries and keys lie in GGUF with the two halves of each head interleaved; they are given as
-they were. Knows names and blocks; what the file says of the model is `documents.gguf_documents`'s.
+they were. Knows names and blocks; what the file says of the model is `documents`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.errors import ModelError
-from lmprog.runtime.documents.gguf_documents import config_of, usual_type
+from lmprog.runtime.documents.checkpoint_documents import config_of, usual_type
 from lmprog.runtime.documents.gguf_file import BLOCKS, GgufFile, GgufTensor, gguf_file
 from lmprog.runtime.engine.model.checkpoint import check_weights
 from lmprog.runtime.engine.model.mixture import ExpertNames

@@ -12,8 +12,7 @@ from typing import Any
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
-from lmprog.runtime.engine.machine.region import pages_that_fit
-from lmprog.runtime.engine.machine.resources import free_memory
+from lmprog.runtime.engine.machine.resources import free_memory, pages_that_fit
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
 from lmprog.runtime.engine.model.gguf_weights import mostly_quantized
 from lmprog.runtime.engine.model.quantization import WeightType, read_quantization

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.runtime.engine.native.engine import NativeEngine
-from lmprog.runtime.scheduling import logit_edits
+from lmprog.runtime.scheduling import sampling_requests
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
     SampleRequest,
@@ -89,13 +89,13 @@ class _Cells:
     def of(self, pick: SampleRequest, size: int) -> tuple[int, ...]:
         """Adds what `pick` changes, and says where each kind begins, and where the last ends."""
         starts = [len(self.tokens)]
-        bias = logit_edits.bias(pick)
+        bias = sampling_requests.bias(pick)
         self._add(starts, list(bias), list(bias.values()))
-        for found in (logit_edits.repeated(pick), logit_edits.counted(pick)):
+        for found in (sampling_requests.repeated(pick), sampling_requests.counted(pick)):
             tokens = [] if found is None else found[0].tolist()
             amounts = [] if found is None else np.broadcast_to(found[1], len(tokens)).tolist()
             self._add(starts, tokens, amounts)
-        bans = logit_edits.bans(pick, size)
+        bans = sampling_requests.bans(pick, size)
         self._add(starts, bans, [0.0] * len(bans))
         ids = [] if pick.mask is None or pick.mask.ids is None else pick.mask.ids.tolist()
         self._add(starts, ids, [0.0] * len(ids))
@@ -149,7 +149,7 @@ class _Call:
         found["top_k"] = [each.top_k for each in params]
         found["least"] = [math.log(each.min_p) if each.min_p else -math.inf for each in params]
         for index, pick in enumerate(picks):
-            if logit_edits.is_edited(pick):
+            if sampling_requests.is_edited(pick):
                 self._describe_edits(found[index], pick)
         return found
 
@@ -199,7 +199,7 @@ class _Call:
         """Of each of its rows the most likely tokens that its mask allows. What is taken from a
         logit for its log-probability is the same for all tokens, and known of the target.
         """
-        tokens = logit_edits.allowed(score, self._logits.shape[1])
+        tokens = sampling_requests.allowed(score, self._logits.shape[1])
         found = []
         for at, (target, logprob) in enumerate(zip(score.targets, logprobs, strict=True)):
             row = self._logits[score.logit + at]

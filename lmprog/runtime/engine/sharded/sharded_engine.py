@@ -29,12 +29,11 @@ from lmprog.errors import LmprogError, ModelError
 from lmprog.runtime.engine.attention import make_attention, page_bytes
 from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
-from lmprog.runtime.engine.device.device_weights import device_weights
+from lmprog.runtime.engine.device.device_weights import WeightTransfer, device_weights
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.loading import OpenedDevice, asked_model
 from lmprog.runtime.engine.device.products import Product, ProductInputs
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
-from lmprog.runtime.engine.device.weight_transfer import WeightTransfer
 from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.checkpoint_digests import checkpoint_digests
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, locate

@@ -16,15 +16,14 @@ import torch
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
-from lmprog.runtime.engine.adapters.adapter_folder import Adapter
-from lmprog.runtime.engine.adapters.adapter_list import load_adapters
+from lmprog.runtime.engine.adapters.adapter_folder import Adapter, load_adapters
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
     make_attention,
     page_bytes,
 )
-from lmprog.runtime.engine.attention.float8 import kept_scales
+from lmprog.runtime.engine.attention.backend import kept_scales
 from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape
 from lmprog.runtime.engine.model.resolution import computable, context_length, data_type, num_pages

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lmprog.runtime.scheduling import logit_edits
+from lmprog.runtime.scheduling import sampling_requests
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
     SampleRequest,
@@ -77,7 +77,7 @@ def _pick_all(logits: Tensor, picks: Sequence[SampleRequest]) -> tuple[SampleRes
         return ()
     rows = _rows(logits, [pick.logit for pick in picks])
     finite = _finite(rows)
-    if any(logit_edits.is_edited(pick) or pick.sampling.temperature > 0 for pick in picks):
+    if any(sampling_requests.is_edited(pick) or pick.sampling.temperature > 0 for pick in picks):
         usable, tokens = _choose(rows, finite, picks)
     else:
         usable, tokens = finite, rows.argmax(1)
@@ -179,7 +179,7 @@ class _Cells:
 def _add_bias(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     cells = _Cells()
     for row, pick in enumerate(picks):
-        if bias := logit_edits.bias(pick):
+        if bias := sampling_requests.bias(pick):
             cells.add(row, list(bias), list(bias.values()))
     if (found := cells.within(values)) is not None:
         rows, tokens, amounts = found
@@ -189,9 +189,9 @@ def _add_bias(values: Tensor, picks: Sequence[SampleRequest]) -> None:
 def _penalize(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     repeated, counted = _Cells(), _Cells()
     for row, pick in enumerate(picks):
-        if (seen := logit_edits.repeated(pick)) is not None:
+        if (seen := sampling_requests.repeated(pick)) is not None:
             repeated.add(row, *seen)
-        if (counts := logit_edits.counted(pick)) is not None:
+        if (counts := sampling_requests.counted(pick)) is not None:
             counted.add(row, *counts)
     if (cells := repeated.within(values)) is not None:
         rows, tokens, amounts = cells
@@ -207,7 +207,7 @@ def _ban(values: Tensor, picks: Sequence[SampleRequest]) -> None:
     rows: list[int] = []  # plain lists: almost every row of a forced length has a few bans
     tokens: list[int] = []
     for row, pick in enumerate(picks):
-        known = logit_edits.bans(pick, size)
+        known = sampling_requests.bans(pick, size)
         rows += [row] * len(known)
         tokens += known
     if rows:
@@ -373,7 +373,7 @@ def _score_all(logits: Tensor, scores: Sequence[ScoreRequest]) -> tuple[ScoreRes
 
 def likeliest_allowed(logits: Tensor, score: ScoreRequest) -> tuple[Likely, ...]:
     """Of each of its rows the most likely tokens that its mask allows."""
-    tokens = torch.from_numpy(logit_edits.allowed(score, logits.shape[1])).to(logits.device)
+    tokens = torch.from_numpy(sampling_requests.allowed(score, logits.shape[1])).to(logits.device)
     rows = logits[score.logit : score.logit + len(score.targets)].float().log_softmax(1)[:, tokens]
     best = rows.topk(min(score.top, len(tokens)), dim=1)
     return tuple(
