@@ -146,10 +146,10 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
     assert len(modules["all"]) <= RUNTIME_MODULES
 
 
-MOST_FILES = 467
-MOST_LINES = 96_000
+MOST_FILES = 457
+MOST_LINES = 97_600
 """Of the package; the aims are 420 and 84,000."""
-MOST_BESIDE = 50
+MOST_BESIDE = 46
 """Files that only one file of their own folder imports; the aim is 40."""
 
 

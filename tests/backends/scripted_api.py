@@ -9,31 +9,22 @@ line ends, and single other characters.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, cast
+
+from lmprog.testing import ServiceDouble
+from lmprog.testing import ServiceFailure as Fault
+from lmprog.testing.services import ServiceRefusal
+
+__all__ = ["LETTERS", "WORDS", "Fault", "Model", "ScriptedApi", "Written", "document", "until"]
 
 Model = Callable[[str], str]
 WORDS = re.compile(r"\n| ?\w+|[\s\S]")
 LETTERS = re.compile(r"[\s\S]")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Told instead of an answer."""
-
-    status: int
-    message: str = "scripted"
-    code: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    breaks_after: int | None = None
-    """A stream tells so many pieces, and then this error."""
 
 
 @dataclass(frozen=True)
@@ -48,24 +39,21 @@ class Written:
         return "".join(self.tokens)
 
 
-class ScriptedApi:
+class ScriptedApi(ServiceDouble):
     """The server; `base_url` is where. A context manager: leaving it stops the server."""
 
     def __init__(
         self, model: Model, *, tokens: re.Pattern[str] = WORDS, prefills: bool = False
     ) -> None:
+        super().__init__()
         self.model = model
         self.tokens = tokens
         self.prefills = prefills
         self.owner = "scripted"
-        self.faults: list[Fault] = []
-        self.requests: list[dict[str, Any]] = []
-        self.paths: list[str] = []
         self.looks: list[str] = []
         """What was asked for by GET."""
         self.is_deaf = False
         """Every GET fails."""
-        self.headers: list[dict[str, str]] = []
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.hold = threading.Event()
@@ -76,40 +64,76 @@ class ScriptedApi:
         """Requests whose client went away while they were held."""
         self.extra: dict[str, Callable[[dict[str, Any]], object]] = {}
         """Further routes. What gives a tuple tells it as a stream."""
-        self._lock = threading.Lock()
-        owner = self
-
-        class Handler(_Handler):
-            api = owner
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), daemon=True
-        )
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
     def base_url(self) -> str:
         return self.url + "/v1"
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.hold.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__exit__(*error)
+
+    # --- what it answers
+
+    def looked_up(self, path: str) -> dict[str, Any]:
+        self.looks.append(path)
+        if self.is_deaf:
+            raise ServiceRefusal("not now", status=503)
+        if path == "/v1/models":
+            card = {
+                "id": "scripted-1",
+                "object": "model",
+                "owned_by": self.owner,
+                "max_model_len": 4096,
+            }
+            return {"object": "list", "data": [card]}
+        if path in self.extra:
+            return cast("dict[str, Any]", self.extra[path]({}))
+        raise ServiceRefusal(f"no route {path}", status=404)
+
+    def told(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Any:
+        if path in self.extra:
+            told = self.extra[path](body)
+            return iter(told) if isinstance(told, tuple) else told
+        if path not in ("/v1/chat/completions", "/v1/completions"):
+            raise ServiceRefusal(f"no route {path}", status=404)
+        if body.get("echo"):
+            return _echo(self, body)
+        is_chat = path == "/v1/chat/completions"
+        prompt = self.prompt_of(path, body)
+        with self.lock:
+            self.prompt_tokens += self.count(prompt)
+        written = [self.write(prompt, body) for _ in range(body.get("n", 1))]
+        generated = sum(one.num_tokens for one in written)
+        usage = {"prompt_tokens": self.count(prompt), "completion_tokens": generated}
+        if body.get("stream"):
+            return _chunks(written, is_chat, usage)
+        choices = [_choice(index, one, body, is_chat) for index, one in enumerate(written)]
+        return {"id": "x", "choices": choices, "usage": usage}
+
+    class handler(ServiceDouble.handler):
+        """Holds answers back."""
+
+        service: ScriptedApi
+
+        def waited(self) -> bool:
+            api = self.service
+            if api.hold.is_set():
+                return True
+            with api.lock:
+                api.num_held += 1
+            self.connection.setblocking(False)
+            while not api.hold.wait(0.01):
+                try:
+                    if self.connection.recv(1) == b"":
+                        with api.lock:
+                            api.left += 1
+                        self.close_connection = True
+                        return False
+                except BlockingIOError:
+                    pass
+            self.connection.setblocking(True)
+            return True
 
     # --- what it writes
 
@@ -139,7 +163,7 @@ class ScriptedApi:
 
     def _counted(self, written: list[str], finish: str, num_tokens: int | None = None) -> Written:
         num_tokens = len(written) if num_tokens is None else num_tokens
-        with self._lock:
+        with self.lock:
             self.completion_tokens += num_tokens
         return Written(written, finish, num_tokens)
 
@@ -153,128 +177,6 @@ class ScriptedApi:
         if goes_on:
             return "".join(parts).removesuffix("</>")
         return "".join([*parts, "<assistant>"])
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    api: ScriptedApi
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.api.looks.append(self.path)
-        if self.api.is_deaf:
-            self._send(503, {"error": {"message": "not now"}})
-        elif self.path == "/v1/models":
-            card = {
-                "id": "scripted-1",
-                "object": "model",
-                "owned_by": self.api.owner,
-                "max_model_len": 4096,
-            }
-            self._send(200, {"object": "list", "data": [card]})
-        elif self.path in self.api.extra:
-            self._send(200, self.api.extra[self.path]({}))
-        else:
-            self._send(404, {"error": {"message": f"no route {self.path}"}})
-
-    def do_POST(self) -> None:
-        api = self.api
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-        with api._lock:
-            api.requests.append(body)
-            api.paths.append(self.path)
-            api.headers.append({name.lower(): value for name, value in self.headers.items()})
-            fault = api.faults.pop(0) if api.faults else None
-        if not self._wait():
-            return
-        if fault is not None and fault.breaks_after is None:
-            self._send(fault.status, _error(fault), fault.headers)
-        elif self.path in api.extra:
-            told = api.extra[self.path](body)
-            if isinstance(told, tuple):
-                self._stream(iter(told), fault)
-            else:
-                self._send(200, told)
-        elif self.path not in ("/v1/chat/completions", "/v1/completions"):
-            self._send(404, {"error": {"message": f"no route {self.path}"}})
-        else:
-            self._answer(body, fault)
-
-    def _wait(self) -> bool:
-        """Waits while answers are held; False when the client has gone meanwhile."""
-        api = self.api
-        if api.hold.is_set():
-            return True
-        with api._lock:
-            api.num_held += 1
-        self.connection.setblocking(False)
-        while not api.hold.wait(0.01):
-            try:
-                if self.connection.recv(1) == b"":
-                    with api._lock:
-                        api.left += 1
-                    self.close_connection = True
-                    return False
-            except BlockingIOError:
-                pass
-        self.connection.setblocking(True)
-        return True
-
-    def _answer(self, body: dict[str, Any], fault: Fault | None) -> None:
-        api = self.api
-        is_chat = self.path == "/v1/chat/completions"
-        if body.get("echo"):
-            self._send(200, _echo(api, body))
-            return
-        prompt = api.prompt_of(self.path, body)
-        with api._lock:
-            api.prompt_tokens += api.count(prompt)
-        written = [api.write(prompt, body) for _ in range(body.get("n", 1))]
-        generated = sum(one.num_tokens for one in written)
-        usage = {"prompt_tokens": api.count(prompt), "completion_tokens": generated}
-        if not body.get("stream"):
-            choices = [_choice(index, one, body, is_chat) for index, one in enumerate(written)]
-            self._send(200, {"id": "x", "choices": choices, "usage": usage})
-            return
-        self._stream(_chunks(written, is_chat, usage), fault)
-
-    def _stream(self, chunks: Iterator[dict[str, Any]], fault: Fault | None) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        for count, chunk in enumerate(chunks):
-            if fault is not None and count == fault.breaks_after:
-                self._event(_error(fault))
-                break
-            self._event(chunk)
-        else:
-            self.wfile.write(b": a comment\n\ndata: [DONE]\n\n")
-        self.close_connection = True
-
-    def _event(self, chunk: object) -> None:
-        if isinstance(chunk, dict) and "type" in chunk:
-            self.wfile.write(f"event: {chunk['type']}\n".encode())
-        self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        self.wfile.flush()
-
-    def _send(self, status: int, body: object, headers: Mapping[str, str] = {}) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-
-def _error(fault: Fault) -> dict[str, Any]:
-    return {
-        "error": {"message": fault.message, "type": "scripted", "param": None, "code": fault.code}
-    }
 
 
 def _choice(index: int, written: Written, body: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
@@ -324,7 +226,7 @@ def _echo(api: ScriptedApi, body: Mapping[str, Any]) -> dict[str, Any]:
             }
         )
     prompt_tokens = sum(api.count(prompt) for prompt in body["prompt"])
-    with api._lock:
+    with api.lock:
         api.prompt_tokens += prompt_tokens
     return {"choices": choices, "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 0}}
 

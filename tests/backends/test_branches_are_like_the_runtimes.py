@@ -20,10 +20,9 @@ from typing import NoReturn
 import pytest
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, JsonBody, TextListener
 from lmprog.backends.blackbox.api_backend import ApiBackend, BlackBox
 from lmprog.backends.blackbox.call_answers import CallAnswers
-from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Prompt

@@ -12,10 +12,9 @@ import msgspec
 import pytest
 
 from lmprog import wire
-from lmprog.backends.blackbox.anthropic_api import AnthropicApi
-from lmprog.backends.blackbox.api import Api, ApiRequest
+from lmprog.backends.blackbox.anthropic_backend import AnthropicApi
+from lmprog.backends.blackbox.api import Api, ApiRequest, JsonBody
 from lmprog.backends.blackbox.dialects import DIALECTS
-from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy

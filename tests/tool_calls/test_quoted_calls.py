@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.backends.blackbox.anthropic_api import _Draft
+from lmprog.backends.blackbox.anthropic_backend import _Draft
 from lmprog.backends.blackbox.openai_answer import Drafts
 from lmprog.lang.ops.tool_calls import OfferedTools
 from lmprog.lang.ops.tool_functions import ToolSet, checked_tools

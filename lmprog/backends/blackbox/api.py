@@ -1,16 +1,17 @@
-"""Requests to an API, its answers, and the protocol that every kind of API implements. Knows no
-branches.
+"""Requests to an API, its answers, and the protocols: of every kind of API, and of the transports
+that send JSON to one. Knows no branches; implementations of transports wrap the libraries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from lmprog import wire
 from lmprog.backends.blackbox.transcript import Kind, Prompt
 
+JsonBody: TypeAlias = dict[str, Any]
 TextListener: TypeAlias = Callable[[int, str, int], None]
 """Called with each streamed delta: the index among the `n` results, the text, and the approximate
 number of its tokens.
@@ -72,6 +73,26 @@ class Api(Protocol):
 
     async def flush(self) -> None:
         """Clears the service's cache. Raises `NotSupported` if it has no such request."""
+        ...
+
+    async def close(self) -> None:
+        """Closes connections."""
+        ...
+
+
+class Transport(Protocol):
+    """The address and key of one service. Failures are `LmprogError`s, or a `TransientError` if a
+    retry may succeed.
+    """
+
+    async def post(self, path: str, body: JsonBody) -> Mapping[str, Any]:
+        """The answer to one request."""
+        ...
+
+    async def open(self, path: str, body: JsonBody) -> AsyncIterator[Mapping[str, Any]]:
+        """The pieces of a streamed answer. Raises at once if the request fails; closing the
+        iterator cancels the request.
+        """
         ...
 
     async def close(self) -> None:

@@ -108,7 +108,7 @@ class CallAnswers:
             return self._answer_ready(state, op, ready, wire.Usage(), on_text)
         if state.speculated is not None:
             self.drop(state.speculated)
-        state, prompt, tools = prompt_with_tools(state, op, self.api.kind)
+        state, prompt, tools = prompt_with_tools(state, op.tools, self.api.kind)
         spent = wire.Usage()
         if state.num_spec_tokens and tools is None and may_speculate(op.sampling, op.constraint):
             done, spent = await self._speculate(state, op, prompt, on_text)
@@ -118,7 +118,7 @@ class CallAnswers:
         if refused is not None:
             return replace(state, has_missed=True), refused
         if op.constraint is not None and not self.api.enforces(op.constraint, prompt):
-            answer, is_streamed = await self._validated(op, prompt), False
+            answer, is_streamed = await self._validated(op, prompt, tools), False
         else:
             is_streamed = _keeps_first(op)
             request = ApiRequest(prompt, _sampling_to_request(op), op.constraint, tools, op.heal)
@@ -143,14 +143,14 @@ class CallAnswers:
         for one token, without a constraint and stops, which have no text to hold. The token is not
         kept, but for the likeliest ones beside it; the usage is what the service counts.
         """
-        prompt = state.transcript.prompt(self.api.kind)
+        state, prompt, tools = prompt_with_tools(state, op.tools, self.api.kind)
         refused = self._refusal(prompt, state)
         if refused is not None:
             return state, refused
         sampling = msgspec.structs.replace(
             op.sampling, max_tokens=1, min_tokens=0, n=1, stop=(), stop_regex=(), stop_token_ids=()
         )
-        answer = await self._request(ApiRequest(prompt, sampling), None)
+        answer = await self._request(ApiRequest(prompt, sampling, tools=tools), None)
         scored = answer.outputs[0].logprobs
         outputs = tuple(wire.Output("", (), "length") for _ in range(op.sampling.n))
         next_logprobs = scored[0].top if scored else ()
@@ -252,7 +252,9 @@ class CallAnswers:
 
     # --- constraints that the service cannot enforce
 
-    async def _validated(self, op: wire.Generate, prompt: Prompt) -> ApiAnswer:
+    async def _validated(
+        self, op: wire.Generate, prompt: Prompt, tools: wire.ToolOffer | None
+    ) -> ApiAnswer:
         """Requests without the constraint until the text satisfies it. Raises `ValidationFailed`
         with the last text.
         """
@@ -272,7 +274,7 @@ class CallAnswers:
             sampling = msgspec.structs.replace(
                 _sampling_to_request(op), seed=None if seed is None else (seed + count) % 2**63
             )
-            answer = await self._request(ApiRequest(prompt, sampling), None)
+            answer = await self._request(ApiRequest(prompt, sampling, tools=tools), None)
             total = _sum(total, answer.usage)
             checked = [_fitting(constraint, output) for output in answer.outputs]
             found = [output for output in checked if output is not None]
@@ -293,20 +295,20 @@ class CallAnswers:
         """By likelihood if the service gives log-probabilities; else the model generates one of the
         choices.
         """
-        prompt = state.transcript.prompt(self.api.kind)
+        state, prompt, tools = prompt_with_tools(state, None, self.api.kind)
         refused = self._refusal(prompt, state)
         if refused is not None:
             raise refused
         async with self._room:
             reply = await self.api.select(prompt, op)
         if reply is None:
-            return await self._generated_choice(state, op, prompt)
+            return await self._generated_choice(state, op, prompt, tools)
         self.counters.prompt_tokens += reply.usage.prompt
         self.counters.completion_tokens += reply.usage.generated
         return state.with_result(op, reply), reply
 
     async def _generated_choice(
-        self, state: AnswerState, op: wire.Select, prompt: Prompt
+        self, state: AnswerState, op: wire.Select, prompt: Prompt, tools: wire.ToolOffer | None
     ) -> tuple[AnswerState, wire.Chosen]:
         """A generation constrained to the choices. It gives no log-probabilities: scores and
         probabilities are NaN.
@@ -322,9 +324,10 @@ class CallAnswers:
         )
         asked = wire.Generate(op.branch, op.call, sampling, wire.Choices(op.choices))
         if self.api.enforces(wire.Choices(op.choices), prompt):
-            answer = await self._request(ApiRequest(prompt, sampling, asked.constraint), None)
+            request = ApiRequest(prompt, sampling, asked.constraint, tools)
+            answer = await self._request(request, None)
         else:
-            answer = await self._validated(asked, prompt)
+            answer = await self._validated(asked, prompt, tools)
         text = answer.outputs[0].text
         if text not in op.choices:
             raise ValidationFailed(

@@ -11,8 +11,8 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lmprog.backends.blackbox.api import JsonBody
 from lmprog.backends.blackbox.api_errors import failure, unreachable
-from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.retry_policy import TransientError
 from lmprog.errors import LmprogError, NotSupported, ProtocolError
 

@@ -9,10 +9,10 @@ import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lmprog.backends.blackbox.api import JsonBody
 from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
 from lmprog.backends.blackbox.api_errors import failure, unreachable
 from lmprog.backends.blackbox.dialects import PLAIN
-from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.errors import InvalidParameter, LmprogError, NotSupported, hint
 

@@ -15,11 +15,10 @@ from typing import Any, cast
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, JsonBody, TextListener, Transport
 from lmprog.backends.blackbox.api_errors import broken_off, hidden_error, refuse_hidden
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
 from lmprog.backends.blackbox.dialects import ApiDialect
-from lmprog.backends.blackbox.http_transport import JsonBody, Transport
 from lmprog.backends.blackbox.openai_answer import Drafts, echoed, usage_of
 from lmprog.backends.blackbox.openai_body import body_of, enforceable
 from lmprog.backends.blackbox.response_schema import OPENAI_SUBSET, ResponseSchema, format_of

@@ -8,9 +8,8 @@ import json
 from typing import Any
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiRequest
+from lmprog.backends.blackbox.api import ApiRequest, JsonBody
 from lmprog.backends.blackbox.dialects import ApiDialect
-from lmprog.backends.blackbox.http_transport import JsonBody
 from lmprog.backends.blackbox.response_schema import ROOM, ResponseSchema, has_format
 from lmprog.backends.blackbox.tool_call_fields import tools_of
 from lmprog.backends.blackbox.transcript import ChatPrompt, TextPrompt, TranscriptMessage

@@ -14,10 +14,9 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, JsonBody, TextListener, Transport
 from lmprog.backends.blackbox.api_errors import ModelReplaced, failure
 from lmprog.backends.blackbox.dialects import LMPROG
-from lmprog.backends.blackbox.http_transport import JsonBody, Transport
 from lmprog.backends.blackbox.openai_body import sampling_fields, structured_outputs
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Kind, PiecesPrompt, Prompt

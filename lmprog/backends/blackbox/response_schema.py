@@ -9,6 +9,7 @@ the service does not take are checked in the answer. Knows JSON and the subsets,
 
 from __future__ import annotations
 
+import decimal
 import functools
 import json
 import re
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lmprog import wire
-from lmprog.backends.blackbox.http_transport import JsonBody
+from lmprog.backends.blackbox.api import JsonBody
 from lmprog.errors import NotSupported, UnsupportedSchema, ValidationFailed
 
 Reader: TypeAlias = Callable[[Any], Any]
@@ -116,7 +117,7 @@ class ResponseSchema:
         ):
             return text  # of a value that was cut, the program is told that it was
         try:
-            answered = json.loads(text)
+            answered = _parsed(text)
             value = self.reader(answered[_WRAPPED] if self.is_wrapped else answered)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise ValidationFailed(
@@ -124,7 +125,7 @@ class ResponseSchema:
             ) from None
         if self.is_bare and isinstance(value, str):
             return value
-        made = text if value == answered else json.dumps(value, ensure_ascii=False)
+        made = text if value == answered else _spelled(value)
         if self.asked is not None and not is_valid(self.asked, made):
             raise ValidationFailed(
                 f"the model wrote {made}, which the schema does not allow, and of which the "
@@ -132,6 +133,16 @@ class ResponseSchema:
                 text=made,
             )
         return made
+
+
+def _parsed(text: str) -> Any:
+    """JSON whose fractions keep their digits."""
+    return json.loads(text, parse_float=decimal.Decimal)
+
+
+def _spelled(value: Any) -> str:
+    made = json.dumps(value, ensure_ascii=False, default=lambda number: f"\0{number}\0")
+    return re.sub(r'"\\u0000([-+.0-9E]+)\\u0000"', r"\1", made)
 
 
 _FENCED = re.compile(r"\s*```[\w-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
@@ -194,7 +205,10 @@ _SAYS_NOTHING = frozenset([
 """Keywords without which the same values are allowed. Formats are read as values afterwards."""
 _INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
 """Bounds that only keep digits from going on for ever; services end them themselves."""
-_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
+_KINDS = {
+    bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null",
+    decimal.Decimal: "number",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -434,7 +448,7 @@ class _Writer:
         self.is_coded = True
         self._drops(schema, set())
         sent = {"type": "string", "description": "The value, written as JSON."}
-        return sent, lambda value: json.loads(value) if isinstance(value, str) else value
+        return sent, lambda value: _parsed(value) if isinstance(value, str) else value
 
     # --- keywords
 
@@ -476,8 +490,8 @@ class _Writer:
         if "anyOf" in sent:
             return any(self._fits(one, value) for one in sent["anyOf"])
         kind = sent.get("type")
-        if type(value) is float and kind == "integer":
-            return value.is_integer()
+        if kind == "integer" and isinstance(value, decimal.Decimal):
+            return value == value.to_integral_value()
         if "enum" in sent:
             return _KINDS.get(type(value)) == kind and value in sent["enum"]
         if kind == "object" and isinstance(value, dict):

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import Any, cast
 
+from lmprog.backends.blackbox.api import JsonBody
 from lmprog.backends.blackbox.api_errors import broken_off, failure, unreachable
-from lmprog.backends.blackbox.http_transport import JsonBody
 
 
 class SdkTransport:

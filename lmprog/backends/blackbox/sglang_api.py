@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from lmprog import wire
-from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, TextListener
+from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, JsonBody, TextListener, Transport
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
-from lmprog.backends.blackbox.http_transport import JsonBody, Transport
 from lmprog.backends.blackbox.openai_answer import last_tokens
 from lmprog.backends.blackbox.openai_body import json_value, sglang_constraint
 from lmprog.backends.blackbox.retry_policy import RetryPolicy

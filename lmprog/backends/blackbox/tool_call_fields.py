@@ -24,12 +24,17 @@ from lmprog.tool_calls.writing import as_json
 
 
 def prompt_with_tools(
-    state: AnswerState, op: wire.Generate, kind: Kind
+    state: AnswerState, offered: wire.ToolOffer | None, kind: Kind
 ) -> tuple[AnswerState, Prompt, wire.ToolOffer | None]:
-    """The prompt of a request, and the tools to send with it. Raises `NotSupported` where there
+    """The prompt of a request, and the tools to send with it: those that the call offers, or those
+    that earlier answers may have called. Raises `NotSupported` where there
     are no messages that tools could be sent with.
     """
-    state, tools = _with_tools(state, op)
+    tools = offered
+    if offered is not None:
+        state = replace(state, tools=offered)
+    elif state.tools is not None:
+        tools = msgspec.structs.replace(state.tools, choice="none")
     prompt = state.transcript.prompt(kind)
     if not isinstance(prompt, ChatPrompt):
         if tools is not None:
@@ -39,15 +44,6 @@ def prompt_with_tools(
         return state, prompt, None
     prompt = with_calls(prompt)
     return state, prompt, tools or _tools_called(prompt)
-
-
-def _with_tools(state: AnswerState, op: wire.Generate) -> tuple[AnswerState, wire.ToolOffer | None]:
-    """The tools of a request: the call's own, or those that earlier answers may have called."""
-    if op.tools is not None:
-        return replace(state, tools=op.tools), op.tools
-    if state.tools is None:
-        return state, None
-    return state, msgspec.structs.replace(state.tools, choice="none")
 
 
 def with_calls(prompt: ChatPrompt) -> ChatPrompt:

@@ -1,9 +1,11 @@
-"""A double for testing programs without a model: a backend with answers written in advance.
+"""Doubles for testing programs without a model: backends with answers written in advance.
 
-Programs run on it unchanged and without a model. `Scripted(["Paris", "yes"])` answers the calls in
-the order in which they are made; `Scripted(lambda prompt: ...)` answers each from its prompt. It
-checks that a scripted answer is one that a real runtime could give (an option of the select, a
-match of the regex), and, on exit, that no answer is left over.
+Programs run on them unchanged. `Scripted(["Paris", "yes"])` stands for a runtime: it answers the
+calls in the order in which they are made, or each from its prompt (`Scripted(lambda prompt: ...)`).
+`StrictOpenAI` and `StrictAnthropic` stand for these services: servers on this machine that refuse
+what the real ones document to refuse, with their statuses and messages. All check that an answer is
+one that could be given (an option of the select, a match of the regex, a value of the schema), and,
+on exit, that none is left over.
 """
 
 from __future__ import annotations
@@ -19,6 +21,20 @@ from lmprog import wire
 from lmprog.backends.client import Client
 from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, ProgramError
+from lmprog.testing.services import Calls, ServiceDouble, ServiceFailure
+from lmprog.testing.strict_services import StrictAnthropic, StrictOpenAI
+
+__all__ = [
+    "Calls",
+    "Hold",
+    "Scripted",
+    "ScriptedRequest",
+    "Scripting",
+    "ServiceDouble",
+    "ServiceFailure",
+    "StrictAnthropic",
+    "StrictOpenAI",
+]
 
 
 class Hold:
