@@ -8,6 +8,7 @@ from typing import Any
 
 from lmprog.errors import ProgramError
 from lmprog.lang.checkpoints.checkpoint_file import RunCheckpoint
+from lmprog.lang.ops.type_values import read_arguments
 from lmprog.lang.program import Program
 from lmprog.lang.runs.results import Run
 
@@ -41,7 +42,7 @@ def _again(
     found = _program(origin.program) if program is None else program
     unbound: Program[..., Any] = type(found)(found.function, settings=found.settings)
     made = unbound.using(**{**origin.settings, "checkpoint": path, **options})
-    return made, origin.arguments["args"], origin.arguments["kwargs"]
+    return made, *read_arguments(found.function, origin.arguments)
 
 
 def _program(name: str) -> Program[..., Any]:

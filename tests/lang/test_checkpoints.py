@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import os
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pydantic
 import pytest
 
 import lmprog
@@ -234,6 +237,61 @@ def test_what_json_does_not_have_is_refused_where_it_is_given(tmp_path: Path) ->
             once.using(checkpoint=tmp_path / "no" / "run")
         with pytest.raises(ProgramError, match="needs the checkpoint"):
             once.using(backend=scripted, answer=1).run(1)
+
+
+class Row(pydantic.BaseModel):
+    name: str
+    when: datetime.date
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    at: datetime.datetime
+
+
+@lmprog.function
+def described(s: lmprog.Branch, row: Row, *points: Point, day: datetime.date | None) -> str:
+    s += f"{row.name} {row.when.year} {[point.at.hour for point in points]} {day and day.month}: "
+    first = s.gen("first", max_tokens=2).value
+    return f"{first}{s.gen('second', max_tokens=2).value}"
+
+
+def test_arguments_are_what_their_parameters_types_say_when_a_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    row = Row(name="Ada", when=datetime.date(1815, 12, 10))
+    points = [Point(x, datetime.datetime(2026, 1, 2, 3 + x)) for x in range(2)]
+    day = datetime.date(2026, 11, 27)
+    with Scripted(["a", "b"]) as scripted:
+        run = described.using(backend=scripted, checkpoint=path)
+        assert run.run(row, *points, day=day).value == "ab"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]))  # after the first result
+    asked: list[str] = []
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        return "c"
+
+    with Scripted(answer) as scripted:
+        assert lmprog.resume(path, described, backend=scripted).value == "ac"
+    assert asked == ["Ada 1815 [3, 4] 11: a"]
+
+
+def test_an_argument_that_its_type_does_not_read_back_is_refused(tmp_path: Path) -> None:
+    @lmprog.function
+    def untyped(s: lmprog.Branch, row) -> None:  # type: ignore[no-untyped-def]
+        s += str(row)
+
+    @lmprog.function
+    def other(s: lmprog.Branch, row: datetime.date) -> None:
+        s += str(row)
+
+    point = Point(1, datetime.datetime(2026, 1, 2))
+    with Scripted([]) as scripted:
+        for program, given in ((untyped, point), (other, point), (other, object())):
+            with pytest.raises(InvalidParameter, match="types of their parameters"):
+                program.using(backend=scripted, checkpoint=tmp_path / "run").run(given)
 
 
 def test_who_won_wins_again_and_losers_are_not_asked(tmp_path: Path) -> None:

@@ -1,24 +1,29 @@
 """Converts JSON data to values of Python types and back, and inspects types without a schema.
 
-The counterpart of `type_schemas.py`, which lists the supported types. Uses the standard library
-only.
+The counterpart of `type_schemas.py`, which lists the supported types. Knows pydantic's models and
+attrs' classes without importing either.
 """
 
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import datetime
 import decimal
 import enum
+import inspect
 import ipaddress
+import json
 import pathlib
 import re
 import types
 import typing
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from lmprog.errors import InvalidParameter
 
 _DURATION = re.compile(
     r"(-)?P(?:(\d+)W)?(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)D)?"
@@ -306,3 +311,72 @@ def _text_of(value: Any) -> str:
     if isinstance(value, decimal.Decimal | pathlib.PurePath) or type(value) in _TEXT_PARSERS:
         return str(value)
     raise TypeError(f"a value of {type(value).__name__} has no JSON")
+
+
+# --- the arguments of a program
+
+
+def written_arguments(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those of a program's function, after its branch, as JSON data that `read_arguments` reads.
+    Raises `InvalidParameter` for what JSON does not have and no type of a parameter reads back.
+    """
+    bound = inspect.signature(function).bind(None, *args, **kwargs)
+    typed = []
+    for name, value in list(bound.arguments.items())[1:]:
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            bound.arguments[name] = _written_argument(function, name, value, error)
+            typed.append(name)
+    given = {"args": list(bound.args[1:]), "kwargs": bound.kwargs}
+    as_json: dict[str, Any] = json.loads(json.dumps(given))
+    return as_json | {"typed": typed} if typed else as_json
+
+
+def _written_argument(function: Callable[..., Any], name: str, value: Any, error: Exception) -> Any:
+    kind = _type_of(function, name)
+    with contextlib.suppress(TypeError, ValueError, NameError):
+        data = json.loads(json.dumps(as_json_data(value)))
+        if kind is not None and convert(kind, data) == _as_list(function, name, value):
+            return data
+    allowed = "arguments that JSON has: texts, numbers, lists, dicts with texts as keys"
+    raise InvalidParameter(
+        f"a run with a checkpoint needs {allowed}; or ones that the types of their parameters say "
+        f"(`row: Row` for a model, a dataclass, a date), so that they can be written ({error})",
+        name="arguments",
+        value=name,
+        allowed=allowed,
+    )
+
+
+def read_arguments(
+    function: Callable[..., Any], written: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Those that were written, with what their parameters' types say."""
+    if "typed" not in written:
+        return written["args"], written["kwargs"]
+    bound = inspect.signature(function).bind(None, *written["args"], **written["kwargs"])
+    for name in written["typed"]:
+        data = _as_list(function, name, bound.arguments[name])
+        bound.arguments[name] = convert(_type_of(function, name), data)
+    return list(bound.args[1:]), bound.kwargs
+
+
+def _as_list(function: Callable[..., Any], name: str, value: Any) -> Any:
+    """What `*rows` gets is a tuple, which JSON has as a list."""
+    way = inspect.signature(function).parameters[name].kind
+    return list(value) if way is inspect.Parameter.VAR_POSITIONAL else value
+
+
+def _type_of(function: Callable[..., Any], name: str) -> Any:
+    """The type of a parameter, of all of `*rows` or `**named`; None where none is given."""
+    plain: Any = getattr(function, "func", function)  # of a method
+    kind = hints_of(plain).get(name)
+    way = inspect.signature(function).parameters[name].kind
+    if kind is not None and way is inspect.Parameter.VAR_POSITIONAL:
+        return types.GenericAlias(list, (kind,))
+    if kind is not None and way is inspect.Parameter.VAR_KEYWORD:
+        return types.GenericAlias(dict, (str, kind))
+    return kind

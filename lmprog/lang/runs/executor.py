@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmprog.backends import Backend
 from lmprog.backends.client import running_loop
 from lmprog.backends.connecting.default import run_began, run_ended
-from lmprog.errors import Cancelled, CheckpointMismatch, InvalidParameter, ProgramError
+from lmprog.errors import Cancelled, CheckpointMismatch, ProgramError
 from lmprog.lang.branches import scope as scopes
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.call_request import BranchSettings
@@ -58,21 +58,6 @@ class Job:
         """By which a program is found again."""
         plain: Any = getattr(self.function, "func", self.function)  # of a method
         return f"{plain.__module__}:{plain.__qualname__}"
-
-    def arguments_as_json(self) -> dict[str, Any]:
-        """Raises `InvalidParameter` for what JSON does not have."""
-        bound = inspect.signature(self.function).bind(None, *self.args, **self.kwargs)
-        given = {"args": list(bound.args[1:]), "kwargs": bound.kwargs}
-        try:
-            as_json: dict[str, Any] = json.loads(json.dumps(given))
-        except (TypeError, ValueError) as error:
-            allowed = "arguments that JSON has: texts, numbers, lists, dicts with texts as keys"
-            raise InvalidParameter(
-                f"a run with a checkpoint needs {allowed}, so that they can be written ({error})",
-                name="arguments",
-                allowed=allowed,
-            ) from None
-        return as_json
 
     @property
     def gives_pending(self) -> bool:
@@ -133,6 +118,7 @@ def _origin(job: Job, scope: Scope) -> RunOrigin:
     have.
     """
     from lmprog.lang.checkpoints.checkpoint_file import RunOrigin
+    from lmprog.lang.ops.type_values import written_arguments
 
     welcome, settings = scope.client.welcome, scope.settings.as_json()
     documents = {
@@ -141,7 +127,7 @@ def _origin(job: Job, scope: Scope) -> RunOrigin:
     }
     return RunOrigin(
         job.path,
-        job.arguments_as_json(),
+        written_arguments(job.function, job.args, job.kwargs),
         json.loads(json.dumps(settings)),
         welcome.model,
         welcome.vocab_size,
