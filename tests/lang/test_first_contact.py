@@ -250,6 +250,9 @@ def test_a_pending_result_can_be_copied() -> None:
         (lambda: lmprog.gen(name=int), r"a type comes first: gen\(int"),  # type: ignore[call-overload]
         (lambda: lmprog.gen("x", choices=[1, 2]), "1 is of type int"),  # type: ignore[list-item]
         (lambda: lmprog.select(["a", "\ud800"]), "lone surrogate"),
+        (lambda: lmprog.gen("x", stop=["a", "\ud800"]), "lone surrogate"),
+        (lambda: lmprog.gen("x", regex="\ud800+"), "lone surrogate"),
+        (lambda: lmprog.gen("x", schema={"const": "\ud800"}), "lone surrogate"),
         (lambda: lmprog.Runtime(kv_memory=5), "did you mean 'kv_memory_mb'"),  # type: ignore[call-arg]
         (lambda: lmprog.Runtime(modl="nano"), "did you mean 'model'"),  # type: ignore[call-arg]
         (lambda: lmprog.OpenAI("m", api_kei="x"), "did you mean 'api_key'"),  # type: ignore[call-arg]

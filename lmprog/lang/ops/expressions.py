@@ -9,7 +9,7 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
 
@@ -244,7 +244,19 @@ def _constraint(options: dict[str, Any]) -> wire.Constraint | None:
     if "choices" in present:
         present["choices"] = _choices(present["choices"])
     made = [constraint_of(name, value) for name, value in present.items()]
+    if made:
+        fields = (getattr(made[0], name) for name in made[0].__struct_fields__)
+        _check_texts(fields)
     return made[0] if made else None
+
+
+def _check_texts(values: Iterable[object]) -> None:
+    """Raises `InvalidParameter` for half of a character."""
+    for value in values:
+        if isinstance(value, str):
+            check_text(value)
+        elif isinstance(value, tuple | list):
+            _check_texts(value)
 
 
 def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | None, object]:
@@ -256,28 +268,20 @@ def _confined(tp: object, options: dict[str, Any]) -> tuple[wire.Constraint | No
     from lmprog.lang.ops.outlines_terms import constraint_of_term, is_term
     from lmprog.lang.ops.text_patterns import TextPattern
 
-    if isinstance(tp, TextPattern) and asked is not None:
-        raise InvalidParameter(
-            "a pattern cannot be combined with another constraint; give one",
-            name="type",
-            allowed="one constraint",
-        )
-    if is_term(tp):
-        if asked is not None:
-            raise InvalidParameter(
-                "a term of Outlines cannot be combined with another constraint; give one",
-                name="type",
-                allowed="one constraint",
-            )
-        asked, tp = constraint_of_term(tp), str
-    if asked is not None and not isinstance(tp, TextPattern):
-        raise InvalidParameter(
+    if asked is not None:
+        why = (
             f"a type says what the text must be, and so does a constraint; give either {tp!r} or "
-            "the constraint, or a type with bounds: Annotated[str, Field(pattern=...)]",
-            name="type",
-            allowed="one constraint",
+            "the constraint, or a type with bounds: Annotated[str, Field(pattern=...)]"
         )
-    asked = asked or typed.constraint_of(tp)
+        if isinstance(tp, TextPattern):
+            why = "a pattern cannot be combined with another constraint; give one"
+        elif is_term(tp):
+            why = "a term of Outlines cannot be combined with another constraint; give one"
+        raise InvalidParameter(why, name="type", allowed="one constraint")
+    if is_term(tp):
+        asked, tp = constraint_of_term(tp), str
+    else:
+        asked = typed.constraint_of(tp)
     if options.keys() & JsonLayout.__annotations__.keys():
         asked = with_layout(asked, options)
     return asked, tp
@@ -313,6 +317,7 @@ _LONG_NAME, _MOST_WORDS, _ENDS_OF_SENTENCES = 200, 2, tuple(".?!:")
 def gen_op(what: object, max_tokens: int | None, options: Mapping[str, Any]) -> GenOp[Any]:
     """The op for `gen(what, max_tokens, **options)`; `what` is a name, a type or None."""
     rest = dict(options)
+    _check_texts(rest.values())
     name = rest.pop("name", None)
     if isinstance(what, str):
         name, what = what, None
