@@ -15,6 +15,13 @@ its parent does, however that ended.
 from __future__ import annotations
 
 from lmprog.launch.connection import Connection, checked_welcome, connect, greet
-from lmprog.launch.runtime_process import RuntimeProcess
+from lmprog.launch.runtime_process import RuntimeProcess, options_signature
 
-__all__ = ["Connection", "RuntimeProcess", "checked_welcome", "connect", "greet"]
+__all__ = [
+    "Connection",
+    "RuntimeProcess",
+    "checked_welcome",
+    "connect",
+    "greet",
+    "options_signature",
+]

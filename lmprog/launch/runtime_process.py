@@ -6,6 +6,7 @@ does.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import tempfile
@@ -160,6 +161,18 @@ class _StageReporter:
             sys.stderr.write(line + "\n")
         else:
             log.info(line)
+
+
+def options_signature() -> inspect.Signature:
+    """What `configured` takes, for `help` and notebooks."""
+    kind = inspect.Parameter
+    options = [one for one in fields(RuntimeConfig) if one.name not in ("model", "scheduler")]
+    keywords = [
+        kind(one.name, kind.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        for one in (*options, *fields(SchedulerConfig))
+    ]
+    model = kind("model", kind.POSITIONAL_OR_KEYWORD, default=None, annotation="str | None")
+    return inspect.Signature([kind("self", kind.POSITIONAL_OR_KEYWORD), model, *keywords])
 
 
 def configured(model: str | RuntimeConfig, options: dict[str, Any]) -> RuntimeConfig:

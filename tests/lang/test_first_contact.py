@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,8 @@ from lmprog.errors import (
     ProgramError,
     TokenBudgetExceeded,
 )
+from lmprog.lang.ops.expressions import ToolOptions
+from lmprog.launch.runtime_process import configured
 from lmprog.testing import Hold, Scripted
 from tests.backends.programs import on
 from tests.backends.scripted_api import ScriptedApi
@@ -335,3 +338,16 @@ def test_a_result_shows_only_what_programs_use() -> None:
     assert {"value", "text", "meta", "cancel"} <= set(shown)
     assert not {"key", "origin", "wanted", "compared_text", "root"} & set(shown)
     assert are_there
+
+
+def test_help_names_the_keywords_of_gen_and_of_a_runtime() -> None:
+    for gen in (lmprog.gen, lmprog.Branch.gen):
+        named = inspect.signature(gen).parameters
+        assert {"name_or_type", "max_tokens", "temperature", "stop", "schema", "tools"} <= {*named}
+        for name in named.keys() - {"self", "name_or_type", "tools"}:
+            assert name in {"name", "max_tokens", *ToolOptions.__annotations__}
+    named = inspect.signature(lmprog.Runtime).parameters
+    assert [*named][:2] == ["model", "device"]
+    for name, one in named.items():
+        if name not in ("self", "model") and one.default not in (None, one.empty):
+            configured("nano", {name: one.default})

@@ -64,6 +64,9 @@ class Runtime(RuntimeBackend):
         self.close()
 
 
+Runtime.__init__.__signature__ = launch.options_signature()  # type: ignore[attr-defined]
+
+
 def connect(
     address: str,
     *,

@@ -35,6 +35,7 @@ from lmprog.lang.ops.expressions import (
     SelectOptions,
     ToolOptions,
     gen_op,
+    gen_signature,
     leading,
     select_op,
 )
@@ -497,6 +498,9 @@ class BranchContents:
 
     def __repr__(self) -> str:
         return f"<branch {self.cursor.id}, {len(self.cursor.gens)} calls>"
+
+
+BranchContents.gen.__signature__ = gen_signature("self")  # type: ignore[attr-defined]
 
 
 class _ActingView:

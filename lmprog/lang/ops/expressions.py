@@ -9,6 +9,7 @@ results.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
@@ -215,6 +216,39 @@ _SELECT_NAMES = {
 
 _TOOL_NAMES = {"tools", "tool_choice", "parallel_tool_calls"}
 _CONFINING = {*CONSTRAINT_NAMES, *JsonLayout.__annotations__}
+
+
+class _Unsaid:
+    def __repr__(self) -> str:
+        return "..."
+
+
+_UNSAID = _Unsaid()
+"""In place of a default that the branch and the run decide."""
+
+
+def gen_signature(*before: str) -> inspect.Signature:
+    """What `gen` takes, for `help` and notebooks, which do not see its overloads."""
+    kind = inspect.Parameter
+    leading = [kind(name, kind.POSITIONAL_OR_KEYWORD) for name in before]
+    leading += [
+        kind(name, kind.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+        for name, annotation in (
+            ("name_or_type", "str | type | None"),
+            ("max_tokens", "int | None"),
+        )
+    ]
+    tools = "Sequence[Callable | Tool]"
+    options = {"name": "str | None", "tools": tools, **ToolOptions.__annotations__}
+    keywords = [
+        kind(
+            name, kind.KEYWORD_ONLY, default=_UNSAID, annotation=getattr(tp, "__forward_arg__", tp)
+        )
+        for name, tp in options.items()
+    ]
+    return inspect.Signature([*leading, *keywords])
+
+
 _SAMPLING_NAMES = {*SamplingOptions.__annotations__, *ALIASES}
 
 

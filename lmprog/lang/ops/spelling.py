@@ -21,6 +21,7 @@ from lmprog.lang.ops.expressions import (
     SelectOptions,
     ToolOptions,
     gen_op,
+    gen_signature,
     leading,
     select_op,
 )
@@ -74,6 +75,9 @@ def gen(*what: Any, **options: Any) -> Any:
     if options.get("choices") is not None:
         return _scored(name, options)
     return gen_op(name, max_tokens, options)
+
+
+gen.__signature__ = gen_signature()  # type: ignore[attr-defined]
 
 
 def _scored(name: str | None, options: dict[str, Any]) -> SelectOp:
