@@ -124,7 +124,14 @@ class ServiceDouble:
 
         def do_POST(self) -> None:
             service = self.service
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+            try:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)))
+                if not isinstance(body, dict):
+                    raise ValueError("a request is an object")
+            except ValueError as error:
+                unread = ServiceFailure(400, f"The body of the request is no JSON object: {error}.")
+                self.send(400, service.error(unread))
+                return
             headers = {name.lower(): value for name, value in self.headers.items()}
             with service.lock:
                 service.requests.append(body)

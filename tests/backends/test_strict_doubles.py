@@ -5,6 +5,9 @@ backends send.
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -297,6 +300,20 @@ def test_answers_that_are_left_over_or_missing_are_told(make: Callable[..., Serv
         pytest.raises(RequestRejected, match="no more answers"),
     ):
         typed.using(backend=backend).run(str)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize("make", [StrictOpenAI, StrictAnthropic])
+def test_a_body_that_is_no_json_object_is_refused(
+    make: Callable[..., Service], body: bytes
+) -> None:
+    with make([]) as service:
+        asked = urllib.request.Request(f"{service.url}/v1/messages", data=body, method="POST")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked)
+        assert refused.value.code == 400
+        assert "no JSON object" in json.loads(refused.value.read())["error"]["message"]
+        assert service.requests == []
 
 
 @each_service
