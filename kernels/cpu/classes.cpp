@@ -1,5 +1,4 @@
-// One character of a set as a byte automaton: the plain twins, lmprog/constraints/lower.py and net.byte_strings_leaf,
-// explain it.
+// One character of a set as a byte automaton.
 //
 // A spelling is a chain of sets of bytes whose ends are shared, so equal ends are one number. A state of the automaton is
 // a set of such ends. Knows UTF-8 and how JSON escapes characters; knows no patterns.

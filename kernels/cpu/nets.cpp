@@ -1,4 +1,4 @@
-// Nets from a builder's parts: costs, trimming, flat arrays. The plain twin, lmprog/constraints/finish.py, explains them.
+// Nets from a builder's parts: costs, trimming, flat arrays. lmprog/constraints/finish.py explains them.
 //
 // The parts' nodes and states are numbered one after the other, the net itself first. Knows bytes, not tokens' ids.
 #include "lmprog_nets.h"

@@ -1,6 +1,6 @@
 /* One character of a set as a byte automaton: the C interface of kernels/cpu/classes.cpp.
  *
- * lmprog/constraints/lower.py is its plain twin and says how characters are spelled.
+ * lmprog/constraints/lower.py says what the spellings are for.
  */
 #ifndef LMPROG_CLASSES_H
 #define LMPROG_CLASSES_H

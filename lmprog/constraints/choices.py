@@ -16,8 +16,7 @@ from lmprog.constraints.expression import ANYTHING, Chars, Expression, Repeat, a
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import NetBuilder, Node
-from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import lower_text_set
+from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 
 _MANY = 32

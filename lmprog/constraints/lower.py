@@ -2,9 +2,8 @@ r"""Lowers expressions over characters to nodes over bytes: plain UTF-8, or insi
 
 Inside a JSON string a character may be written in every way that JSON allows: as itself (except
 `"`, `\` and control characters), with its short escape, as `\uXXXX` or as a surrogate pair. So the
-set of *texts* is exact, whatever the spelling. Classes of characters are spelled by the native
-kernel (lmprog_classes.h) where there is a compiler, else here. Knows UTF-8 and JSON escapes; knows
-no patterns and no schemas.
+set of *texts* is exact, whatever the spelling; classes of characters are spelled by
+lmprog_classes.h. Knows UTF-8 and JSON escapes; knows no patterns and no schemas.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ import ctypes
 import functools
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
-from lmprog import native
 from lmprog.constraints import charset
 from lmprog.constraints.charset import ByteRanges, CharSet
 from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Seq
+from lmprog.constraints.kernel import LONG, kernel, or_memory
 from lmprog.constraints.leaves import Leaf
-from lmprog.constraints.net import FAIL, ByteSets, NetBuilder, Node, byte_strings_leaf
+from lmprog.constraints.net import FAIL, ByteSets, NetBuilder, Node
 from lmprog.errors import GrammarError
 
 _SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 0x2F: "/", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
@@ -105,14 +103,25 @@ class Lowering:
 
 
 @functools.lru_cache(maxsize=512)
-def class_leaf(ranges: CharSet, in_json: bool) -> Leaf:
+def class_leaf(chars: CharSet, in_json: bool) -> Leaf:
     """One character of the set; cached, as a class like `\\w` has hundreds of ranges."""
-    found = native_class_leaf(ranges, in_json)
-    return plain_class_leaf(ranges, in_json) if found is None else found
-
-
-def plain_class_leaf(ranges: CharSet, in_json: bool) -> Leaf:
-    return byte_strings_leaf(json_char_bytes(ranges) if in_json else char_bytes(ranges))
+    core = kernel()
+    ranges = np.fromiter(chain.from_iterable(chars), np.int32, 2 * len(chars))
+    handle = or_memory(core.lmprog_class_new(ranges.ctypes.data, len(chars), in_json))
+    try:
+        states, edges = LONG(), LONG()
+        core.lmprog_class_sizes(handle, ctypes.byref(states), ctypes.byref(edges))
+        made = Leaf(
+            np.empty((edges.value, 3), np.int32),
+            np.empty(states.value, np.int32),
+            np.empty(states.value, np.uint8),
+            np.empty(states.value, np.int64),
+        )
+        parts = (made.edges, made.num_edges, made.final, made.cost)
+        core.lmprog_class_copy(handle, *(part.ctypes.data for part in parts))
+        return made
+    finally:
+        core.lmprog_class_free(handle)
 
 
 @functools.cache
@@ -208,50 +217,3 @@ def _spellings(low: int, high: int) -> tuple[tuple[int, int], ...]:
     if high >= 10:
         out += [(55 + max(low, 10), 55 + high), (87 + max(low, 10), 87 + high)]
     return tuple(out)
-
-
-# --- classes of characters, by the kernel
-
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-
-
-@functools.cache
-def _kernel() -> ctypes.CDLL | None:
-    found = native.library("masks")
-    if found is None:
-        return None
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "new": (_POINTER, [_POINTER, _LONG, _INT]),
-        "sizes": (None, [_POINTER, _POINTER, _POINTER]),
-        "copy": (None, [_POINTER] * 5),
-        "free": (None, [_POINTER]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(found, f"lmprog_class_{name}")
-        function.restype, function.argtypes = result, arguments
-    return found
-
-
-def native_class_leaf(chars: CharSet, in_json: bool) -> Leaf | None:
-    """What `lower.plain_class_leaf` says; None if the kernel cannot be built."""
-    kernel = _kernel()
-    if kernel is None:
-        return None
-    ranges = np.fromiter(chain.from_iterable(chars), np.int32, 2 * len(chars))
-    handle = kernel.lmprog_class_new(ranges.ctypes.data, len(chars), in_json)
-    if not handle:
-        raise MemoryError("no memory for a class of characters")
-    try:
-        states, edges = _LONG(), _LONG()
-        kernel.lmprog_class_sizes(handle, ctypes.byref(states), ctypes.byref(edges))
-        made = Leaf(
-            np.empty((edges.value, 3), np.int32),
-            np.empty(states.value, np.int32),
-            np.empty(states.value, np.uint8),
-            np.empty(states.value, np.int64),
-        )
-        parts = (made.edges, made.num_edges, made.final, made.cost)
-        kernel.lmprog_class_copy(handle, *(part.ctypes.data for part in parts))
-        return made
-    finally:
-        kernel.lmprog_class_free(handle)

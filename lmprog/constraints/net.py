@@ -2,9 +2,9 @@
 
 A net has *leaves*, small deterministic byte automata (a text, one character of a class, a number),
 and *nodes* that combine them: sequence, alternation, counted repetition, members of which each
-comes at most once, and tables, which are automata over classes of characters (`text_table.py`).
+comes at most once, and tables, which are automata over classes of characters (`UnfinishedTable`).
 Nodes may refer to themselves through holes, so recursive schemas are nets too. A `NetBuilder`
-shares equal parts; `finish.finish` turns it into arrays.
+shares equal parts; `finish` turns it into arrays.
 
 Nothing is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON. A trimmed net as
 arrays knows no builder and no kernel.
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
 from lmprog.constraints.leaves import Edge, Leaf, LeafSource, leaf
-from lmprog.constraints.text_table import UnfinishedTable
 from lmprog.errors import GrammarError, UnsupportedSchema
 
 ALL_BYTES = frozenset(range(256))
@@ -34,7 +33,7 @@ LONGEST_COVER = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Net:
-    """A trimmed net as arrays, shared by the native automaton and the plain one.
+    """A trimmed net as arrays, as the native automaton reads it.
 
     Node n is (kind[n], args[n, 0:3]): LEAF (state), SEQ, ALT and TABLE (offset and length in
     `items`), REPEAT (child, low, high or -1), ONCE (offset in `items`, number of members, how many
@@ -234,7 +233,7 @@ class NetBuilder:
         return self._node(REPEAT, (item, low, NO_LIMIT if high is None else high))
 
     def once(self, of: EachOnce) -> Node:
-        """See `once.py` for what may follow."""
+        """See lmprog_once.h for what may follow."""
         optional = [item for item in of.optional if item != FAIL]
         low = max(of.low, len(of.required), 1)
         most = len(of.required) + len(optional) + (of.again != FAIL)
@@ -312,6 +311,34 @@ class UniqueArray:
     """Whether there are more different items than any array will have."""
     has_bare: bool = False
     """Whether items may be others than strings: numbers, `true`, `false` and `null`."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedTable:
+    """An automaton over classes of characters as one node, with bounds on the length.
+
+    Its states are never multiplied with lengths: a position of the byte automaton holds a state and
+    the number of characters so far, and is made when it is met. A target of -1 is behind the table:
+    the node is all that follows. How the finished one lies in `items`: lmprog_text_table.h.
+    """
+
+    low: int
+    high: int | None
+    final: Sequence[int]
+    loops: Sequence[int]
+    """By state: a state that is final and leads to itself alone is a repetition, whose node this
+    is; else -1."""
+    starts: Sequence[int]
+    """The first edge of each state, and the end of the last."""
+    targets: Sequence[int]
+    nodes: Sequence[int]
+
+    def args(self) -> array[int]:
+        out = array("i", (self.low, -1 if self.high is None else self.high))
+        out.extend((len(self.final), len(self.targets)))
+        for part in (self.final, self.loops, self.starts, self.targets, self.nodes):
+            out.extend(part)
+        return out
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

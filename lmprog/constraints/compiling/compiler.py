@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 
 from lmprog import wire
-from lmprog.constraints.automaton import DEAD
+from lmprog.constraints.automaton import DEAD, Automaton
 from lmprog.constraints.choices import choices_node, free_text_node
 from lmprog.constraints.compiling.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.constraint import (
@@ -32,14 +32,12 @@ from lmprog.constraints.finish import finish
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.net import Net, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.entry import schema_node, why_nothing_fits
 from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.constraints.walk import MaskEngine, PlainEngine
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 
 DEFAULT_LIMITS = CompileLimits()
@@ -66,16 +64,12 @@ def compile_constraint(
     except NeedsLlguidance as why:
         assert grammar is not None, "only grammars may be left to the other engine"
         return LlguidanceConstraint(grammar, vocabulary, limits, str(why), check)
-    engine = _engine(net, vocabulary, limits)
+    engine = Automaton(net, vocabulary, limits)
     made = RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
     if not builder.unique_arrays:
         return made
     arrays = {int(net.args[leaf, 0]): one for leaf, one in builder.unique_arrays.items()}
     return UniqueItemsConstraint(made, arrays, vocabulary)
-
-
-def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngine:
-    return native_engine(net, vocabulary, limits) or PlainEngine(net, vocabulary, limits)
 
 
 def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> None:
@@ -84,7 +78,7 @@ def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> N
     """
     rng = random.Random(0)
     try:
-        probe = _engine(net, vocabulary, _PROBE_LIMITS)
+        probe = Automaton(net, vocabulary, _PROBE_LIMITS)
         for number in range(_PROBE_TEXTS):  # always the first branch, the last, then random
             state = probe.start
             for _ in range(_PROBE_BYTES):
@@ -119,7 +113,7 @@ def _net_of(
     spec: wire.Constraint, builder: NetBuilder, vocabulary: Vocabulary, limits: CompileLimits
 ) -> Net:
     try:
-        root = _root(spec, builder, limits)
+        root = root_node(spec, builder, limits)
     except RecursionError as error:
         raise GrammarError("the constraint nests too deeply", position=None) from error
     try:
@@ -133,7 +127,7 @@ def _net_of(
         raise UnsatisfiableConstraint(why_nothing_fits(schema, limits, builder.check)) from error
 
 
-def _root(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
+def root_node(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
     return _NODES[type(spec)](spec, builder, limits)
 
 
@@ -141,7 +135,7 @@ def _part(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> 
     """Of a constraint that others are made of. Raises GrammarError for one that cannot be."""
     if spec.is_whole:
         raise GrammarError("a grammar cannot be a part of another constraint", position=None)
-    return _root(spec, builder, limits)
+    return root_node(spec, builder, limits)
 
 
 def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) -> Node:

@@ -15,8 +15,7 @@ from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.schema.schema_document import Json
-from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import lower_text_set
+from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from lmprog.wire import Whitespace
 
