@@ -21,11 +21,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, too_large
-from lmprog.constraints.exclusion import any_text
 from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
-from lmprog.constraints.leaves import UNREACHABLE, Leaf
-from lmprog.constraints.lower import any_json_character
-from lmprog.constraints.net import Net
+from lmprog.constraints.lower import any_json_character, any_text
+from lmprog.constraints.net import UNREACHABLE, Leaf, Net
 from lmprog.constraints.vocabulary import NUM_GROUPS, Vocabulary, group_bytes
 
 DEAD = 0

@@ -19,13 +19,14 @@ from array import array
 
 import numpy as np
 
-from lmprog.constraints.exclusion import any_text
 from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
-from lmprog.constraints.leaves import UNREACHABLE, Leaf
+from lmprog.constraints.lower import any_text
 from lmprog.constraints.net import (
     ALL_BYTES,
     LONGEST_COVER,
+    UNREACHABLE,
     Alphabet,
+    Leaf,
     Net,
     NetBuilder,
     NetPart,

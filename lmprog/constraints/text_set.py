@@ -13,7 +13,7 @@ import ctypes
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from threading import Lock
@@ -23,7 +23,6 @@ import numpy as np
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.constraint import Check
-from lmprog.constraints.exclusion import CharTrie, all_but
 from lmprog.constraints.expression import (
     Alt,
     Anchor,
@@ -35,7 +34,7 @@ from lmprog.constraints.expression import (
     lengths,
 )
 from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
-from lmprog.constraints.lower import Lowering
+from lmprog.constraints.lower import Lowering, all_but
 from lmprog.constraints.net import FAIL, NetBuilder, Node, UnfinishedTable
 from lmprog.errors import GrammarError
 
@@ -239,7 +238,7 @@ def automaton_of(texts: TextSet, check: Check, lower: Lower) -> TextAutomaton:
     """
     core = kernel()
     program = b"".join(map(_program, (*texts.within, *texts.outside)))
-    trie = CharTrie(texts.excluded) if texts.excluded else None
+    trie = _CharTrie(texts.excluded) if texts.excluded else None
     is_word, starts, children = _trie_arrays(trie)
     given = _CInput(
         program,
@@ -304,7 +303,36 @@ def matches(expression: Expression, text: str) -> bool:
     return found.takes(text)
 
 
-def _trie_arrays(trie: CharTrie | None) -> tuple[bytes, bytes, bytes]:
+class _CharTrie:
+    """Texts by their characters. Vertex 0 is the empty text."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.children: list[dict[str, int]] = [{}]
+        self.is_text: list[bool] = [False]
+        for text in texts:
+            at = 0
+            for char in text:
+                after = self.children[at].get(char)
+                if after is None:
+                    after = self.children[at][char] = len(self.children)
+                    self.children.append({})
+                    self.is_text.append(False)
+                at = after
+            self.is_text[at] = True
+
+    def below(self, vertex: int) -> list[str]:
+        """How the texts go on that begin with the one of `vertex`."""
+        found: list[str] = []
+        pending = [(vertex, "")]
+        while pending:
+            at, text = pending.pop()
+            if self.is_text[at]:
+                found.append(text)
+            pending += [(after, text + char) for char, after in self.children[at].items()]
+        return found
+
+
+def _trie_arrays(trie: _CharTrie | None) -> tuple[bytes, bytes, bytes]:
     if trie is None:
         return b"", b"", b""
     starts, children = array("i", [0]), array("i")
@@ -316,7 +344,7 @@ def _trie_arrays(trie: CharTrie | None) -> tuple[bytes, bytes, bytes]:
 
 
 def _copied(
-    core: ctypes.CDLL, handle: int, sizes: _CSizes, trie: CharTrie | None, lower: Lower
+    core: ctypes.CDLL, handle: int, sizes: _CSizes, trie: _CharTrie | None, lower: Lower
 ) -> TextAutomaton:
     if not sizes.states:
         return TextAutomaton()

@@ -8,17 +8,20 @@ tokens their bytes only.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from lmprog import wire
+from lmprog.constraints import charset
 from lmprog.constraints.automaton import DEAD, Automaton
 from lmprog.constraints.compiling.compiler import root_node
-from lmprog.constraints.exclusion import all_but_leaf
 from lmprog.constraints.finish import finish
-from lmprog.constraints.leaves import UNREACHABLE, AllBut, LeafSource, text_leaf
+from lmprog.constraints.lower import STRICT, class_leaf
 from lmprog.constraints.net import (
     ALT,
     LEAF,
@@ -29,8 +32,13 @@ from lmprog.constraints.net import (
     REPEAT,
     SEQ,
     TABLE,
+    UNREACHABLE,
+    AllBut,
+    Edge,
+    LeafSource,
     NetBuilder,
     Node,
+    text_leaf,
 )
 from lmprog.constraints.vocabulary import Vocabulary
 
@@ -239,13 +247,11 @@ _States: TypeAlias = list[tuple[bool, dict[int, int]]]
 def _states(source: LeafSource, single: frozenset[int]) -> _States:
     """The states of a leaf, with the edges to its end by bytes that can be spelled; none where the
     end cannot be reached."""
-    if isinstance(source, bytes):
-        source = text_leaf(source)
-    made = all_but_leaf(source) if isinstance(source, AllBut) else source
-    states = [
-        (final, [(byte, to) for low, high, to in edges for byte in range(low, high + 1)])
-        for final, edges in made.states()
-    ]
+    if isinstance(source, AllBut):
+        states = _all_but(source.names)
+    else:
+        made = text_leaf(source) if isinstance(source, bytes) else source
+        states = [(final, _by_byte(edges)) for final, edges in made.states()]
     lives = {state for state, (final, _) in enumerate(states) if final}
     while (
         more := {
@@ -261,6 +267,53 @@ def _states(source: LeafSource, single: frozenset[int]) -> _States:
         for final, edges in states
         if 0 in lives
     ]
+
+
+def _by_byte(edges: Iterable[Edge]) -> list[tuple[int, int]]:
+    return [(byte, to) for low, high, to in edges for byte in range(low, high + 1)]
+
+
+def _all_but(names: Iterable[bytes]) -> list[tuple[bool, list[tuple[int, int]]]]:
+    """A state is how a name begins (None: no longer), the bytes of a character of it so far, and
+    where they lead in the automaton of any character."""
+    texts = {name.replace(b"\xc0\x80", b"\0").decode() for name in names}
+    char = list(class_leaf(charset.ALL, STRICT).states())
+    numbers: dict[tuple[str | None, bytes, int], int] = {("", b"", 0): 0}
+    states = []
+    for begun, spelled, place in (queue := list(numbers)):  # appended to while iterated
+        more = [one for one in texts if begun is not None and one.startswith(begun)]
+        following = {one[len(begun or "")] for one in more if one != begun}
+        edges = []
+        for byte, to in _by_byte(char[place][1]):
+            so_far = spelled + bytes([byte])
+            whole = [one for one in following if so_far in _spellings(one)]
+            ways = (way for one in following for way in _spellings(one))
+            after: tuple[str | None, bytes, int]
+            if whole:
+                after = ((begun or "") + whole[0], b"", 0)
+            elif any(way.startswith(so_far) for way in ways):
+                after = (begun, so_far, to)
+            else:
+                after = (None, b"", 0 if char[to][0] else to)
+            if after not in numbers:
+                numbers[after] = len(numbers)
+                queue.append(after)
+            edges.append((byte, numbers[after]))
+        states.append((place == 0 and begun not in texts, edges))
+    return states
+
+
+@functools.cache
+def _spellings(char: str) -> set[bytes]:
+    """Within a JSON string where printable ASCII is never escaped."""
+    if " " <= char <= "\x7f" and char not in '"\\':
+        return {char.encode()}
+    short = json.dumps(char, ensure_ascii=False)[1:-1].encode()
+    data = char.encode("utf-16-be").hex()
+    digits = ["".join(one) for one in itertools.product(*((one, one.upper()) for one in data))]
+    return {short} | {
+        "".join(f"\\u{one[at : at + 4]}" for at in range(0, len(one), 4)).encode() for one in digits
+    }
 
 
 class Judged:

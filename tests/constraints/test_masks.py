@@ -13,7 +13,7 @@ from lmprog import wire
 from lmprog.constraints.automaton import Automaton
 from lmprog.constraints.compiling.compiler import ConstraintCache, compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, Constraint
-from lmprog.constraints.leaves import UNREACHABLE
+from lmprog.constraints.net import UNREACHABLE
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint

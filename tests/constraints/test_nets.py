@@ -16,9 +16,9 @@ from benchmarks.constraint_cases import generated
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.exclusion import all_but
 from lmprog.constraints.finish import finish
 from lmprog.constraints.inspect import accepts
+from lmprog.constraints.lower import UTF8, all_but, class_leaf
 from lmprog.constraints.net import EMPTY, NetBuilder, NetPart, Node, UnfinishedTable
 from lmprog.constraints.schema.build import SchemaBuilder
 from lmprog.constraints.schema.entry import schema_node
@@ -43,9 +43,12 @@ def random_net(rng: random.Random, parts: list[NetPart]) -> tuple[NetBuilder, No
             case 2:
                 low = rng.randint(97, 110)
                 ranges = ((low, low + rng.randint(0, 8)),)
-                made = net.byte_strings(((ranges, ((48, 57),)), (ranges,)))
+                letter, digit = (class_leaf(one, UTF8) for one in (ranges, ((48, 57),)))
+                behind = net.optional(net.same_leaf(digit))
+                made = net.seq([net.same_leaf(letter), behind])
             case 3:
-                names = ["".join(rng.choices('abc é"', k=rng.randint(0, 6))) for _ in range(4)]
+                letters = rng.choice(["abc ", 'abc é"', "a\0\n\U0001f600/"])
+                names = ["".join(rng.choices(letters, k=rng.randint(0, 5))) for _ in range(4)]
                 made = all_but(names[: rng.randint(0, 4)], net)
             case 4:
                 made = net.seq(some)
@@ -71,7 +74,7 @@ def random_table(rng: random.Random, net: NetBuilder) -> UnfinishedTable:
     """Some of its states are dead ends, some of its classes cannot be spelled with few bytes."""
     size = rng.randint(1, 6)
     ranges = [((low, low + rng.randint(0, 2)),) for low in rng.choices(range(97, 110), k=4)]
-    classes = [net.byte_strings(((one,),)) for one in ranges]
+    classes = [net.same_leaf(class_leaf(one, UTF8)) for one in ranges]
     low, high = rng.choice([(0, None), (0, 7), (2, 2), (3, None), (1, 4)])
     starts, targets, nodes = array("i", [0]), array("i"), array("i")
     loops = array("i", [-1]) * size

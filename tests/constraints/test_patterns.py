@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import warnings
@@ -13,8 +14,8 @@ from lmprog.constraints import charset
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Seq, whole
-from lmprog.constraints.leaves import Edge
-from lmprog.constraints.lower import class_leaf
+from lmprog.constraints.lower import EVERY, SHORTEST, STRICT, UTF8, class_leaf
+from lmprog.constraints.net import Edge
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
@@ -341,7 +342,8 @@ def test_a_class_takes_its_characters_in_all_their_spellings(rng: random.Random)
             bounds = [sorted(rng.choices(range(highest + 1), k=2)) for _ in range(4)]
             sets.append(charset.charset((low, high) for low, high in bounds))
     for chars in filter(None, sets):
-        plain, in_json = (list(class_leaf(chars, one).states()) for one in (False, True))
+        ways = [list(class_leaf(chars, way).states()) for way in (UTF8, EVERY, STRICT, SHORTEST)]
+        plain, in_json, strict, shortest = ways
         edges = [code for pair in rng.sample(chars, min(len(chars), 20)) for code in pair]
         some = [*(code + step for code in edges for step in (-1, 0, 1)), *range(0x30)]
         some += [*(rng.randrange(1 << bits) for bits in (7, 11, 16, 20)), 0xFFFF, 0x10000, 0x10FFFF]
@@ -350,9 +352,14 @@ def test_a_class_takes_its_characters_in_all_their_spellings(rng: random.Random)
                 continue
             is_member = charset.contains(chars, code)
             assert takes(plain, chr(code).encode()) == is_member, code
-            for text in spellings(chr(code)):
+            bare = " " <= chr(code) <= "\x7f" and chr(code) not in '"\\'
+            one_way = json.dumps(chr(code), ensure_ascii=False)[1:-1].encode()
+            for text in {*spellings(chr(code)), one_way}:
                 assert takes(in_json, text) == is_member, (code, text)
+                may = is_member and (text == chr(code).encode() or not bare)
+                assert takes(strict, text) == may, (code, text)
+                assert takes(shortest, text) == (is_member and text == one_way), (code, text)
         overlong = [b"\xc0\x80", b"\xe0\x80\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b""]
-        assert not any(takes(states, text) for states in (plain, in_json) for text in overlong)
-        bare = [b'"', b"\\", b"\n", b"\\ud800", b"\\udc00\\ud800", b"\\u00", b"\\x"]
-        assert not any(takes(in_json, text) for text in bare)
+        assert not any(takes(states, text) for states in ways for text in overlong)
+        halves = [b'"', b"\\", b"\n", b"\\ud800", b"\\udc00\\ud800", b"\\u00", b"\\x"]
+        assert not any(takes(states, text) for states in ways[1:] for text in halves)

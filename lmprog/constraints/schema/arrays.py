@@ -21,9 +21,18 @@ from lmprog.constraints.automaton import Automaton, MemoryFull
 from lmprog.constraints.constraint import CompileTooLong
 from lmprog.constraints.expression import whole
 from lmprog.constraints.finish import finish
-from lmprog.constraints.leaves import Leaf, text_leaf
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import EMPTY, EVERY_BYTE, FAIL, EachOnce, NetBuilder, Node, UniqueArray
+from lmprog.constraints.net import (
+    EMPTY,
+    EVERY_BYTE,
+    FAIL,
+    EachOnce,
+    Leaf,
+    NetBuilder,
+    Node,
+    UniqueArray,
+    text_leaf,
+)
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.schema.flat import FIRST_LETTERS, ArrayFacet, Bound, Flat, NumberFacet
 from lmprog.constraints.schema.layout import Layout

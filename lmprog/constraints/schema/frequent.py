@@ -25,9 +25,8 @@ from lmprog import wire
 from lmprog.constraints.constraint import Check, CompileLimits, CompileTooLong
 from lmprog.constraints.expression import ANYTHING
 from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
-from lmprog.constraints.leaves import AllBut, LeafSource
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import NetBuilder, NetPart, NewNodes, Node
+from lmprog.constraints.net import AllBut, LeafSource, NetBuilder, NetPart, NewNodes, Node
 from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, REFUSED
 from lmprog.constraints.schema.keywords import ANNOTATIONS, ASSERTIONS
 from lmprog.constraints.schema.layout import SEPARATORS
