@@ -25,9 +25,11 @@ from lmprog.transport.channel import (
     ReplyReader,
     RuntimeChannel,
     Unreadable,
+    WatchedChannel,
     local_pair,
 )
-from lmprog.transport.zmq_channel import EventSocket, ZmqClientChannel, ZmqRuntimeChannel
+from lmprog.transport.event_socket import EventSocket
+from lmprog.transport.zmq_channel import ZmqClientChannel, ZmqRuntimeChannel
 
 __all__ = [
     "ClientChannel",
@@ -43,6 +45,7 @@ __all__ = [
     "ReplyReader",
     "RuntimeChannel",
     "Unreadable",
+    "WatchedChannel",
     "ZmqClientChannel",
     "ZmqRuntimeChannel",
     "client_keys",
