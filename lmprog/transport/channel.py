@@ -113,7 +113,7 @@ class WatchedChannel(ClientChannel, Protocol):
 
     def watch(self, loop: AbstractEventLoop, look: Callable[[], None]) -> None:
         """From now on only the loop's thread sends and receives. Calls `look` when `receive(0.0)`
-        may have something, or the runtime's end to tell.
+        has something to do: to send, to give out, or to tell of the runtime's end.
         """
         ...
 

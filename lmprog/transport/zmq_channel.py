@@ -350,8 +350,9 @@ class ZmqClientChannel:
                 )
             self._outbox.extend(frames)
             self._unsent_bytes += num_bytes
-        self._flush_or_wake()
-        if self._look is not None:
+        if self._look is None:
+            self._flush_or_wake()
+        else:
             self._look()
 
     def receive(self, timeout: float) -> list[wire.Reply]:
@@ -369,8 +370,9 @@ class ZmqClientChannel:
                 self._flush_or_wake()
 
     def watch(self, loop: AbstractEventLoop, look: Callable[[], None]) -> None:
-        """See `WatchedChannel`. A socket's descriptor turns readable once for what has happened,
-        and any use of the socket may take note of that instead: so a send ends with a look.
+        """See `WatchedChannel`. What is sent goes out with the next `receive`. A socket's
+        descriptor turns readable once for what has happened, and a send may take note of that
+        instead: so each asks for a look.
         """
         self._look = look
         loop.add_reader(self._socket.fileno(), look)
