@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, RuntimeRestarted, from_wire
 from lmprog.launch import Connection
+from lmprog.server.fairness.accounts import MemoryPool
 from lmprog.server.fairness.dispatch import Dispatcher
 from lmprog.server.link.exchange import (
     NOBODY,
@@ -81,8 +82,8 @@ class RuntimeLink:
         self.records = RecordKeeper(time.monotonic)
         self.turns: Dispatcher | None = None
         """None: everything is sent at once."""
-        self.held_logprobs = 0
-        self.queued_bytes = 0
+        self.memory = MemoryPool(128 << 20)
+        """Where exchanges count what waits for their readers."""
         self._connection: Connection | None = None
         self._reader: ReplyReader | _LoopReader | None = None
         self._numbers = itertools.count(1)
@@ -154,9 +155,10 @@ class RuntimeLink:
         own = (one for one in self._exchanges if one.record.number and one.record.calls)
         yield from sorted(own, key=lambda one: one.record.number)
 
-    def slowest(self) -> Exchange:
-        """The one for whose reader most waits."""
-        return max(self._exchanges, key=lambda one: one.queued_bytes)
+    def slowest(self, account: str) -> Exchange:
+        """That of the account for whose reader most waits."""
+        own = (one for one in self._exchanges if one.record.origin.account == account)
+        return max(own, key=lambda one: one.queued_bytes)
 
     async def ask(self, make: Callable[[int], wire.Op], timeout: float = 10.0) -> Answer:
         """One call by itself: `await link.ask(wire.Describe)`. Raises why it failed, `TimeoutError`
