@@ -22,7 +22,7 @@ from lmprog.cli.arguments import given_options
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
-from lmprog.launch.runtime_process import configured
+from lmprog.launch.runtime_process import configured, replica_options
 from lmprog.server.options.option_table import options
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.transport import client_keys
@@ -91,7 +91,7 @@ def _supervise(settings: ServerSettings, chosen: Configuration, cluster: str | N
     from lmprog.server.supervision.supervised_fleet import several_runtimes
 
     cores = os.cpu_count() or 1
-    options = {"threads": max(1, cores // settings.replicas), **options}
+    options = {"threads": max(1, cores // settings.replicas), **replica_options(options)}
     return several_runtimes(
         lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options), settings.replicas
     )
