@@ -11,14 +11,22 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
-from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, choose_for_session, keys_of, mark_of
+from lmprog.fleet.placement import (
+    BLOCK,
+    PrefixMemory,
+    choose,
+    choose_for_session,
+    keys_of,
+    mark_of,
+    relieved,
+)
 from lmprog.fleet.program_log import Diverged, ProgramLog, first_text
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
 from lmprog.journal import ProgramCall, ProgramReply
@@ -27,6 +35,8 @@ CHARACTERS_PER_TOKEN = 4
 """How many blocks a replica's pages hold is only guessed at."""
 PREFIX_CALL = 2**53 - 1
 """The call for what other fleets send to a replica; calls of programs count from 1."""
+ASSUMED_WRITTEN = 64.0
+"""Tokens that a program writes, before replicas have told it."""
 HOMELESS_SECONDS = 60.0
 """A program waits so long for a replica."""
 
@@ -97,6 +107,15 @@ class Router:
     def drain(self, name: str) -> None:
         """No new program goes there; those that run stay."""
         self._replicas[name].draining = True
+
+    def take_figures(self, name: str, figures: Mapping[str, float], *, is_silent: bool) -> None:
+        """A replica's newest figures; one that is silent gets no new program while others are
+        heard.
+        """
+        replica = self._replicas[name]
+        replica.is_silent = is_silent
+        if num_programs := figures.get("programs"):
+            replica.written = figures.get("generated_tokens", 0.0) / num_programs
 
     def evacuate(self, name: str) -> None:
         """What still runs there is moved to other replicas, if there are any to take it; nothing
@@ -321,8 +340,9 @@ class Router:
 
     def _place(self, program: RoutedProgram) -> None:
         """Finds the program a replica, and sends it there with all that it has."""
-        replicas = [one for one in self._replicas.values() if not one.draining]
-        replicas = replicas or list(self._replicas.values())
+        known = self._replicas.values()
+        replicas = [one for one in known if not one.draining and not one.is_silent]
+        replicas = replicas or [one for one in known if not one.draining] or list(known)
         if self._stranded is not None:
             self._give_up(program, self._stranded)
             return
@@ -336,23 +356,34 @@ class Router:
         if program.session:
             home = replicas[choose_for_session(program.session, [one.name for one in replicas])]
         else:
-            home = replicas[
-                choose(
-                    self._memory.matched(keys, [one.number for one in replicas]),
-                    [one.load for one in replicas],
-                    lambda index: self._memory.held(replicas[index].number),
-                    replicas[0].slots,
-                    mark_of(f"{program.salt}:{text[:BLOCK]}"),
-                    [one.mark for one in replicas],
-                )
-            ]
+            home = self._best(replicas, keys, keys[0] if keys else mark_of(text))
         self._memory.remember(home.number, keys)
+        program.beginning = keys[0] if keys else 0
         home.load += 1
+        home.alike[program.beginning] = home.alike.get(program.beginning, 0) + 1
         program.home, program.homeless_since = home, None
         ops = program.log.rebuilt() if program.was_sent else list(program.log.journal.ops)
         program.was_sent = True
         told = [wire.SharePrefix(tuple(keys[: wire.MAX_PREFIX_KEYS]))] if keys else []
         self.outgoing.append((home.name, [*told, *ops]))
+
+    def _best(self, replicas: Sequence[Replica], keys: Sequence[int], mark: int) -> Replica:
+        """The replica for a program whose text has these `keys`."""
+        matched = self._memory.matched(keys, [one.number for one in replicas])
+        loads = [one.load for one in replicas]
+        index = choose(
+            matched,
+            loads,
+            lambda index: self._memory.held(replicas[index].number),
+            replicas[0].slots,
+            mark,
+            [one.mark for one in replicas],
+        )
+        chosen = replicas[index]
+        if matched[index] and chosen.load > 1:
+            blocks = chosen.written * CHARACTERS_PER_TOKEN / BLOCK
+            index = relieved(index, matched, loads, chosen.alike.get(keys[0], 0), blocks)
+        return replicas[index]
 
     def _move(self, program: RoutedProgram) -> None:
         """The program has lost its replica. If all its calls are answered, it moves when the next
@@ -384,6 +415,10 @@ class Router:
     def _leave_home(self, program: RoutedProgram) -> None:
         if program.home is not None:
             program.home.load -= 1
+            alike, beginning = program.home.alike, program.beginning
+            alike[beginning] -= 1
+            if not alike[beginning]:
+                del alike[beginning]
             program.home = None
 
     def _forget(self, program: RoutedProgram) -> None:
@@ -418,6 +453,11 @@ class Replica:
     draining: bool = False
     mark: int = 0
     """Of its name: see `placement.mark_of`."""
+    is_silent: bool = False
+    written: float = ASSUMED_WRITTEN
+    """Tokens that a program writes there on average."""
+    alike: dict[int, int] = field(default_factory=dict)
+    """Its open programs by the key of their first block; 0: they have none."""
 
 
 @dataclass(eq=False, slots=True)
@@ -431,6 +471,8 @@ class RoutedProgram:
     """Names the cache that it uses: its salt, and its adapter."""
     session: str = ""
     home: Replica | None = None
+    beginning: int = 0
+    """The key of its first block where it was placed."""
     was_sent: bool = False
     homeless_since: float | None = None
     failure: LmprogError | None = None
