@@ -37,6 +37,8 @@ PREFIX_CALL = 2**53 - 1
 """The call for what other fleets send to a replica; calls of programs count from 1."""
 ASSUMED_WRITTEN = 64.0
 """Tokens that a program writes, before replicas have told it."""
+TRIAL_SECONDS = 30.0
+"""A program waits so long for a replica for itself; then it goes where others are."""
 HOMELESS_SECONDS = 60.0
 """A program waits so long for a replica."""
 
@@ -62,6 +64,8 @@ class Router:
         self._holding: dict[int, RoutedProgram] = {}
         """Programs with held ops, by identity."""
         self._homeless: list[RoutedProgram] = []
+        self._suspects: list[RoutedProgram] = []
+        """Programs that wait to be tried alone."""
         self._stranded: LmprogError | None = None
         """Why no replica will take a program; None while one does or may still join."""
         self._questions = Questions()
@@ -98,10 +102,13 @@ class Router:
         self.outgoing = deque(frame for frame in self.outgoing if frame[0] != name)
         self.replies.extend(self._questions.without(name))
         self._ask(self._questions.postponed())
-        for program in self._at(lost):
+        programs = self._at(lost)
+        asked = [one for one in programs if one.log.pending]
+        for program in programs:
             program.home = None
             if died and program.log.pending:
-                program.log.deaths += 1
+                program.log.note_death(is_alone=len(asked) == 1)
+        for program in programs:
             self._move(program)
 
     def drain(self, name: str) -> None:
@@ -123,12 +130,15 @@ class Router:
         """
         source = self._replicas[name]
         source.draining = True
-        if all(one.draining for one in self._replicas.values()):
-            return
+        if not all(one.draining for one in self._replicas.values()):
+            self._empty(source)
+
+    def _empty(self, source: Replica) -> None:
+        """Its programs go on elsewhere, as far as they can be moved."""
         for program in self._at(source):
             if program.failure is None and program.log.movable:
                 close: list[wire.Op] = [wire.Close(one) for one in sorted(program.branches)]
-                self.outgoing.append((name, close))
+                self.outgoing.append((source.name, close))
                 self._leave_home(program)
                 self._move(program)
 
@@ -150,8 +160,18 @@ class Router:
         self._homeless.clear()
 
     def tick(self) -> None:
-        """Gives up programs that have waited too long for a replica."""
+        """Gives up programs that have waited too long for a replica; ends trials."""
         now = self._clock()
+        for replica in self._replicas.values():
+            tried = replica.trial
+            if tried is not None and (tried.home is not replica or not tried.log.pending):
+                replica.trial = None
+                if tried.home is replica:
+                    tried.log.deaths = 0  # it was not the cause
+        suspects, self._suspects = self._suspects, []
+        for program in suspects:
+            if program.failure is None and program.log.pending:
+                self._place(program)
         for program in list(self._homeless):
             since = program.homeless_since
             if since is not None and now - since > HOMELESS_SECONDS:
@@ -341,8 +361,12 @@ class Router:
     def _place(self, program: RoutedProgram) -> None:
         """Finds the program a replica, and sends it there with all that it has."""
         known = self._replicas.values()
-        replicas = [one for one in known if not one.draining and not one.is_silent]
+        replicas = [
+            one for one in known if not one.draining and not one.is_silent and one.trial is None
+        ]
         replicas = replicas or [one for one in known if not one.draining] or list(known)
+        if program.log.is_suspect and not self._is_tried(program, replicas):
+            return
         if self._stranded is not None:
             self._give_up(program, self._stranded)
             return
@@ -366,6 +390,26 @@ class Router:
         program.was_sent = True
         told = [wire.SharePrefix(tuple(keys[: wire.MAX_PREFIX_KEYS]))] if keys else []
         self.outgoing.append((home.name, [*told, *ops]))
+
+    def _is_tried(self, program: RoutedProgram, replicas: list[Replica]) -> bool:
+        """Leaves one of `replicas` to a program that may have ended others: one that works on
+        nothing, or where there are several one whose programs go to them. False: it waits for one.
+        """
+        free = [one for one in replicas if one.trial is None]
+        chosen = next((one for one in free if not any(p.log.pending for p in self._at(one))), None)
+        if chosen is None and len(free) > 1:
+            chosen = min(free, key=lambda one: one.load)
+        if chosen is not None:
+            chosen.trial = program
+            self._empty(chosen)
+            replicas[:] = [chosen]
+            return True
+        if program.homeless_since is None:
+            program.homeless_since = self._clock()
+        if self._clock() - program.homeless_since >= TRIAL_SECONDS:
+            return True
+        self._suspects.append(program)
+        return False
 
     def _best(self, replicas: Sequence[Replica], keys: Sequence[int], mark: int) -> Replica:
         """The replica for a program whose text has these `keys`."""
@@ -454,6 +498,8 @@ class Replica:
     mark: int = 0
     """Of its name: see `placement.mark_of`."""
     is_silent: bool = False
+    trial: RoutedProgram | None = None
+    """The program that it is left to, to see whether it is the cause of deaths."""
     written: float = ASSUMED_WRITTEN
     """Tokens that a program writes there on average."""
     alike: dict[int, int] = field(default_factory=dict)
