@@ -23,6 +23,7 @@ UNITS = {
     "wire": Unit("lmprog.wire"),
     "journal": Unit("lmprog.journal", "errors wire"),
     "native": Unit("lmprog.native"),
+    "cgroup": Unit("lmprog.cgroup"),
     "weight_cache": Unit("lmprog.weight_cache", "native"),
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
@@ -69,7 +70,7 @@ UNITS = {
     # tensors: they see batches, never requests
     "engine": Unit(
         "lmprog.runtime.engine",
-        "errors config native weight_cache wire documents tier scheduling",
+        "errors config cgroup native weight_cache wire documents tier scheduling",
     ),
     "loop": Unit(
         "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",
@@ -121,8 +122,8 @@ UNITS = {
     "gpu_report": Unit("lmprog.runtime.engine.gpu_report", "errors config wire scheduling engine"),
     "cli": Unit(
         "lmprog.cli",
-        "errors config wire native weight_cache transport launch gpu_report quality model_report "
-        "backends ops branches runs threads lang facade constraint "
+        "errors config wire cgroup native weight_cache transport launch gpu_report quality "
+        "model_report backends ops branches runs threads lang facade constraint "
         "simulation server options http gateway supervision ray",
     ),
 }
