@@ -436,6 +436,9 @@ class Scope(RunContext):
 
 def total(usages: Iterable[wire.Usage]) -> wire.Usage:
     """The sum, field by field."""
+    usages = list(usages)
+    if len(usages) == 1:
+        return usages[0]
     sums: dict[str, Any] = dict.fromkeys(wire.Usage.__struct_fields__, 0)
     for usage in usages:
         for name in sums:
