@@ -47,12 +47,12 @@ UNITS = {
         "errors wire journal tool_calls backends threads ops streaming checkpoints branches",
     ),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends threads ops branches runs"),
+    "evaluation": Unit(
+        "lmprog.evaluation", "errors wire backends threads ops streaming branches runs"
+    ),
     "lang": Unit(
         "lmprog.lang",
-        "errors wire backends threads ops streaming checkpoints branches runs rehearsal",
-    ),
-    "evaluation": Unit(
-        "lmprog.evaluation", "errors wire backends threads ops streaming branches runs lang"
+        "errors wire backends threads ops streaming checkpoints branches runs rehearsal evaluation",
     ),
     "facade": Unit(
         "lmprog lmprog.grammar lmprog.sglang",
@@ -124,7 +124,7 @@ UNITS = {
     "cli": Unit(
         "lmprog.cli",
         "errors config wire native weight_cache transport launch gpu_report quality backends ops "
-        "branches runs threads lang facade constraint "
+        "branches runs threads lang evaluation facade constraint "
         "simulation server options http gateway supervision ray",
     ),
 }
@@ -162,5 +162,5 @@ DOORS = {
     "rich": "lmprog.cli",
     "ray": "lmprog.ray",
     "flashinfer": "lmprog.runtime.engine.device.flashinfer_reader",
-    "typing_extensions": "lmprog.lang lmprog.backends",
+    "typing_extensions": "lmprog.lang lmprog.backends lmprog.evaluation",
 }

@@ -20,9 +20,8 @@ from lmprog.evaluation import report
 from lmprog.evaluation.evaluated import Evaluation
 from lmprog.evaluation.evaluated_row import EvaluatedRow
 from lmprog.evaluation.evaluating import evaluate
-from lmprog.evaluation.rows import Metric, as_json, rows_of
+from lmprog.evaluation.rows import MeasuredProgram, Metric, as_json, rows_of
 from lmprog.evaluation.statistics import Interval, difference_interval, mean, paired_probability
-from lmprog.lang.program import Program
 
 NOISE = 0.05
 """A difference that chance gives at least as often is within noise."""
@@ -118,8 +117,8 @@ def _names(a: Evaluation, b: Evaluation) -> tuple[str, str]:
 
 
 def compare(
-    a: Program[..., Any] | Evaluation,
-    b: Program[..., Any] | Evaluation,
+    a: MeasuredProgram | Evaluation,
+    b: MeasuredProgram | Evaluation,
     rows: object = None,
     metric: Metric | None = None,
     *,
@@ -212,7 +211,7 @@ class Grid(Sequence[Evaluation]):
 
 
 def grid(
-    program: Program[..., Any],
+    program: MeasuredProgram,
     rows: object,
     metric: Metric,
     *,

@@ -59,6 +59,10 @@ class EvaluatedRow:
     """That of the judge."""
     seconds: float = 0.0
     seed: int = 0
+    num_calls: int = 0
+    """Of the program itself; those of runs inside it are not counted."""
+    named: dict[str, Any] = field(default_factory=dict)
+    """What the program gave a name to, as JSON has it."""
     num_from_cache: int = 0
     """Calls answered from a folder or a checkpoint."""
     branches: dict[str, RowWork] = field(default_factory=dict)
@@ -90,6 +94,8 @@ class EvaluatedRow:
             "judging": _work_as_json(self.judging),
             "seconds": self.seconds,
             "seed": self.seed,
+            "num_calls": self.num_calls,
+            "named": self.named,
             "num_from_cache": self.num_from_cache,
             "branches": {name: _work_as_json(one) for name, one in self.branches.items()},
             "transcript": {
@@ -125,6 +131,12 @@ def _work_as_json(work: RowWork) -> dict[str, Any]:
 def _work_of(told: Mapping[str, Any]) -> RowWork:
     counts = {name: one for name, one in told.items() if name != "cost"}
     return RowWork(wire.Usage(**counts), told.get("cost"))
+
+
+def named_by(run: Run[Any]) -> dict[str, Any]:
+    """The variables of a run that has ended well."""
+    names = run.branch.cursor.names
+    return {name: as_json(run[name]) for name in names} if names else {}
 
 
 def work_of(

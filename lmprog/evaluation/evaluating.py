@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import json
 import queue
 import threading
 import time
@@ -19,13 +18,15 @@ from concurrent.futures import FIRST_EXCEPTION
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Literal, overload
+from typing import Any, Literal, overload
 
 from lmprog.backends.client import running_loop
-from lmprog.errors import Cancelled, CheckpointMismatch, ProgramError, not_allowed
+from lmprog.errors import Cancelled, ProgramError, not_allowed
 from lmprog.evaluation.evaluated import Evaluation
-from lmprog.evaluation.evaluated_row import EvaluatedRow, Prices, RowWork, priced, work_of
+from lmprog.evaluation.evaluated_row import EvaluatedRow, Prices, RowWork, named_by, priced, work_of
+from lmprog.evaluation.row_file import RowFile, run_file
 from lmprog.evaluation.rows import (
+    MeasuredProgram,
     Metric,
     Row,
     arguments_of,
@@ -40,16 +41,13 @@ from lmprog.lang.branches import scope as scopes
 from lmprog.lang.branches.scope import RunSettings
 from lmprog.lang.ops import threads
 from lmprog.lang.ops.sampling import Sampling
-from lmprog.lang.program import Program, with_options
 from lmprog.lang.runs.executor import Job, awaiting, blocking, execute, open_run
 from lmprog.lang.runs.results import Run, stop_runs
-
-FORMAT = "lmprog evaluated rows 1"
 
 
 @overload
 def evaluate(
-    program: Program[..., Any],
+    program: MeasuredProgram,
     rows: object,
     metric: Metric,
     *,
@@ -60,7 +58,7 @@ def evaluate(
 ) -> RowStream: ...
 @overload
 def evaluate(
-    program: Program[..., Any],
+    program: MeasuredProgram,
     rows: object,
     metric: Metric,
     *,
@@ -70,7 +68,7 @@ def evaluate(
     **options: Any,
 ) -> Evaluation: ...
 def evaluate(
-    program: Program[..., Any],
+    program: MeasuredProgram,
     rows: object,
     metric: Metric,
     *,
@@ -99,7 +97,7 @@ def evaluate(
 
 
 async def aevaluate(
-    program: Program[..., Any],
+    program: MeasuredProgram,
     rows: object,
     metric: Metric,
     *,
@@ -118,7 +116,7 @@ async def aevaluate(
 class EvaluationPlan:
     """What is evaluated, and how."""
 
-    program: Program[..., Any]
+    program: MeasuredProgram
     settings: RunSettings
     rows: Iterable[Row]
     size: int | None
@@ -131,9 +129,9 @@ class EvaluationPlan:
 
     @classmethod
     def of(
-        cls, program: Program[..., Any], rows: object, metric: Metric, options: Mapping[str, Any]
+        cls, program: MeasuredProgram, rows: object, metric: Metric, options: Mapping[str, Any]
     ) -> EvaluationPlan:
-        if not isinstance(program, Program):
+        if not isinstance(program, MeasuredProgram):
             allowed = "a function decorated with @lmprog.function"
             raise not_allowed("program", type(program).__name__, allowed)
         rest = dict(options)
@@ -142,10 +140,10 @@ class EvaluationPlan:
             raise not_allowed("on_error", on_error, "'raise' or 'collect'")
         checkpoint = rest.pop("checkpoint", None)
         if checkpoint is not None:
-            checkpoint = with_options(RunSettings(), {"checkpoint": checkpoint}).checkpoint
+            checkpoint = program.using(checkpoint=checkpoint).settings.checkpoint
         given = rest.pop("prices", None) or {}
         transcripts = rest.pop("transcripts", True)
-        settings = with_options(program.settings, rest) if rest else program.settings
+        settings: RunSettings = program.using(**rest).settings
         seed = settings.sampling.given().get("seed")
         found, size = rows_of(rows)
         return cls(
@@ -160,6 +158,16 @@ class EvaluationPlan:
             transcripts,
             0 if seed is None else int(seed),
         )
+
+    def origin(self) -> dict[str, Any]:
+        """Which evaluation it is, for a checkpoint."""
+        said = {**self.settings.as_json(), "seed": self.seed}
+        return {
+            "program": Job(self.program.function, (), {}).path,
+            "bound": as_json(self.program.bound),
+            "settings": as_json(said),
+            "metric": metric_name(self.metric),
+        }
 
 
 def seed_of_row(seed: int, index: int) -> int:
@@ -188,7 +196,9 @@ class EvaluationLoop:
         self.done: list[EvaluatedRow] = []
         self.told: Callable[[EvaluatedRow], object] = lambda row: None
         """Told of each row that is done."""
-        self._file = None if plan.checkpoint is None else _RowFile(plan)
+        self.ran: Callable[[], object] = lambda: None
+        """Told of the end of each run, before its row is kept."""
+        self._file = None if plan.checkpoint is None else RowFile(plan.checkpoint, plan.origin())
         self._bar: Any = None
         self._shows = progress
         self._sum = 0.0
@@ -283,6 +293,12 @@ class EvaluationLoop:
 
     # --- a row
 
+    def settings_of(self, index: int) -> RunSettings:
+        """Those of a row's run."""
+        settings = self._plan.settings
+        own = Sampling(seed=seed_of_row(self._plan.seed, index))
+        return replace(settings, sampling=own.over(settings.sampling))
+
     def _next(self) -> tuple[int, Row] | None:
         """The next row that is not done; rows are drawn one after the other, as they are needed."""
         with self._drawing:
@@ -300,8 +316,7 @@ class EvaluationLoop:
         plan = self._plan
         kwargs = arguments_of(plan.program, self._parameters, row)
         job = Job(plan.program.function, (), kwargs)
-        own = Sampling(seed=seed_of_row(plan.seed, index))
-        settings = replace(plan.settings, sampling=own.over(plan.settings.sampling))
+        settings = self.settings_of(index)
         if self._file is not None:
             settings = replace(settings, checkpoint=self._file.run_file(index))
         run = open_run(settings)
@@ -348,6 +363,7 @@ class EvaluationLoop:
                 return
             ended.failed.add_note(f"raised by row {ended.index}")
             raise ended.failed
+        self.ran()
         row = ended.row_with(self._plan)
         if self._file is not None and ended.failed is None:
             self._file.add(row)
@@ -447,6 +463,8 @@ class _Ended:
             self.scored.judging,
             round(self.seconds, 6),
             seed_of_row(plan.seed, self.index),
+            len(self.run.scope.all_gens()),
+            {} if failed is not None else named_by(self.run),
             self.run.num_from_cache,
             branches,
             transcript,
@@ -459,7 +477,7 @@ class _Scorer:
     def __init__(self, plan: EvaluationPlan) -> None:
         self._plan = plan
         self._name = metric_name(plan.metric)
-        self._judge = plan.metric if isinstance(plan.metric, Program) else None
+        self._judge = plan.metric if isinstance(plan.metric, MeasuredProgram) else None
         self._metric = plain_metric(plan.metric) if self._judge is None else None
 
     def score(self, index: int, value: Any, row: Row, run: Run[Any]) -> _Scored:
@@ -485,7 +503,7 @@ class _Scorer:
         return _Scored(scores_of(given, self._name))
 
     def _judged_by(
-        self, judge: Program[..., Any], index: int, value: Any, row: Row
+        self, judge: MeasuredProgram, index: int, value: Any, row: Row
     ) -> tuple[Job, Run[Any]]:
         kwargs = arguments_of(judge, parameters_of(judge), row, value=value)
         settings, own = judge.settings, Sampling(seed=seed_of_row(self._plan.seed, index))
@@ -493,7 +511,7 @@ class _Scorer:
             settings = replace(settings, backend=self._plan.settings.backend)
         settings = replace(settings, sampling=own.over(settings.sampling))
         if self._plan.checkpoint is not None:
-            settings = replace(settings, checkpoint=_beside(self._plan.checkpoint, index, "judge"))
+            settings = replace(settings, checkpoint=run_file(self._plan.checkpoint, index, "judge"))
         return Job(judge.function, (), kwargs), open_run(settings)
 
     def _verdict(self, judging: Run[Any]) -> _Scored:
@@ -503,94 +521,3 @@ class _Scorer:
 
 async def _awaited(given: Any) -> Any:
     return await given
-
-
-# --- the checkpoint
-
-
-def _beside(path: Path, index: int, what: str) -> Path:
-    return path.with_name(f"{path.name}.{what}-{index}")
-
-
-class _RowFile:
-    """The rows that are done, a line each, and the files of the runs that are not. A last line that
-    was not written to its end counts as absent.
-    """
-
-    def __init__(self, plan: EvaluationPlan) -> None:
-        """Raises `CheckpointMismatch` where the file is of another evaluation."""
-        assert plan.checkpoint is not None
-        self._path = plan.checkpoint
-        self._lock = threading.Lock()
-        self._known: dict[int, dict[str, Any]] = {}
-        job = Job(plan.program.function, (), {})
-        said = {**plan.settings.as_json(), "seed": plan.seed}
-        told = {
-            "format": FORMAT,
-            "program": job.path,
-            "bound": as_json(plan.program.bound),
-            "settings": as_json(said),
-            "metric": metric_name(plan.metric),
-        }
-        end = self._read(told) if self._path.exists() else 0
-        self._file: IO[str] = self._path.open("a", encoding="utf-8")
-        self._file.truncate(end)
-        if end == 0:
-            self._write(told)
-
-    def _read(self, told: Mapping[str, Any]) -> int:
-        """Gives the place up to which lines are whole."""
-        end = 0
-        with self._path.open("rb") as file:
-            for number, line in enumerate(file):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    found = json.loads(line)
-                    if number:
-                        self._known[int(found["index"])] = found
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ProgramError(f"{self._path}, line {number + 1}: {error}") from None
-                if not number:
-                    self._check(told, found)
-                end += len(line)
-        return end
-
-    def _check(self, told: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        for name, now in told.items():
-            if found.get(name) != now:
-                raise CheckpointMismatch(
-                    f"the checkpoint {str(self._path)!r} is of an evaluation with {name} "
-                    f"{found.get(name)!r}, and this one has {now!r}; give it a file of its own"
-                )
-
-    def known(self, index: int, row: Row) -> EvaluatedRow | None:
-        """A row that is done."""
-        found = self._known.pop(index, None)
-        if found is None:
-            return None
-        if found["row"] != as_json(row):
-            raise CheckpointMismatch(
-                f"the checkpoint {str(self._path)!r} has another row {index}: {found['row']!r}, "
-                f"and not {row!r}; rows must come in the same order"
-            )
-        return EvaluatedRow.of_json(found)
-
-    def run_file(self, index: int) -> Path:
-        """Of a row that is under way."""
-        return _beside(self._path, index, "run")
-
-    def add(self, row: EvaluatedRow) -> None:
-        """A row is done; its run needs no file any more."""
-        self._write(row.as_json())
-        for what in ("run", "judge"):
-            _beside(self._path, row.index, what).unlink(missing_ok=True)
-
-    def _write(self, told: Mapping[str, Any]) -> None:
-        line = json.dumps(told, ensure_ascii=False)
-        with self._lock:
-            self._file.write(f"{line}\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()

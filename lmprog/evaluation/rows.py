@@ -13,14 +13,35 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from lmprog.errors import InvalidParameter, ProgramError, UnknownName, hint, not_allowed
+from lmprog.lang.branches.scope import RunSettings
 from lmprog.lang.ops.type_values import as_json_data
-from lmprog.lang.program import Program
 
 Row: TypeAlias = dict[str, Any]
-Metric: TypeAlias = "str | Callable[..., Any] | Program[..., Any]"
+
+
+@runtime_checkable
+class MeasuredProgram(Protocol):
+    """A program, as `@lmprog.function` makes it: this room is below it."""
+
+    @property
+    def function(self) -> Callable[..., Any]: ...
+
+    @property
+    def settings(self) -> RunSettings: ...
+
+    @property
+    def bound(self) -> Mapping[str, Any]: ...
+
+    @property
+    def using(self) -> Callable[..., Any]:
+        """The same program with settings for its runs."""
+        ...
+
+
+Metric: TypeAlias = "str | Callable[..., Any] | MeasuredProgram"
 KINDS = "dicts, dataclasses, a pandas or polars DataFrame, or the path of a .jsonl or .csv file"
 
 
@@ -119,7 +140,7 @@ def as_json(value: Any) -> Any:
 
 
 def arguments_of(
-    program: Program[..., Any],
+    program: MeasuredProgram,
     parameters: Iterable[inspect.Parameter],
     row: Mapping[str, Any],
     **more: Any,
@@ -148,7 +169,7 @@ def arguments_of(
     return found
 
 
-def parameters_of(program: Program[..., Any]) -> list[inspect.Parameter]:
+def parameters_of(program: MeasuredProgram) -> list[inspect.Parameter]:
     """Those of the program's own, after its branch."""
     after = list(inspect.signature(program.function).parameters.values())[1:]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -161,7 +182,7 @@ def parameters_of(program: Program[..., Any]) -> list[inspect.Parameter]:
 def metric_name(metric: Metric) -> str:
     if isinstance(metric, str):
         return metric
-    function = metric.function if isinstance(metric, Program) else metric
+    function = metric.function if isinstance(metric, MeasuredProgram) else metric
     return str(getattr(function, "__name__", function))
 
 
