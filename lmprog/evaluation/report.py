@@ -29,8 +29,8 @@ th{position:sticky;top:0;background:#fff;border-bottom:2px solid #bbb;white-spac
 th.sorts{cursor:pointer}th.sorts::after{content:" \\2195";color:#aaa}
 th[aria-sort=ascending]::after{content:" \\2191";color:#222}
 th[aria-sort=descending]::after{content:" \\2193";color:#222}
-td.num,th.num{text-align:right;font-variant-numeric:tabular-nums}
-td{overflow-wrap:anywhere}tr.low td.score{color:#b00020;font-weight:600}
+td.num,th.num{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
+td{overflow-wrap:anywhere}tr.low td.first{color:#b00020;font-weight:600}
 tr.failed td{background:#fdf1f1}
 tr.row{cursor:pointer}tr.row:hover td{background:#f6f8fb}tr.behind td{background:#fafafa}
 pre{white-space:pre-wrap;margin:.2rem 0 .8rem;font:12.5px/1.5 ui-monospace,monospace}
@@ -184,7 +184,9 @@ def _row(
     cells = [f"<td class=num>{row.index}</td>"]
     cells += [_cell(row.row.get(name, "")) for name in columns]
     cells.append(_cell(row.failure or row.value))
-    cells += [f"<td class='num score'>{row.scores.get(name, 0.0):.3g}</td>" for name in scores]
+    for name in scores:
+        kind = "num first" if name == scores[0] else "num"
+        cells.append(f"<td class='{kind}'>{row.scores.get(name, 0.0):.3g}</td>")
     tokens = row.usage.prompt + row.usage.generated
     cells.append(f"<td class=num>{tokens}</td>")
     if has_cost:

@@ -10,7 +10,7 @@ from lmprog.cli import main
 from lmprog.evaluation.evaluated import Evaluation
 from lmprog.testing import Scripted
 
-PROGRAM = '''
+PROGRAM = """
 import lmprog
 
 @lmprog.function
@@ -26,7 +26,7 @@ def worse(s: lmprog.Branch, word: str) -> str:
 
 def is_right(value, row):
     return value == row["word"]
-'''
+"""
 
 
 def say(prompt: str) -> str:
