@@ -91,9 +91,10 @@ UNITS = {
         "engine ranks kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text scheduling engine"),
+    "model_report": Unit("lmprog.runtime.model_report", "errors config documents text engine"),
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
-    "http": Unit("lmprog.server.http", "errors wire options"),
+    "http": Unit("lmprog.server.http", "errors wire options fairness"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
         "lmprog.server.link",
@@ -114,7 +115,7 @@ UNITS = {
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs lmprog.server.local",
-        "errors config wire tool_calls options http link gateway operations",
+        "errors config wire tool_calls options http fairness link gateway operations",
     ),
     "server": Unit(
         "lmprog.server",
@@ -123,8 +124,8 @@ UNITS = {
     "gpu_report": Unit("lmprog.runtime.engine.gpu_report", "errors config wire scheduling engine"),
     "cli": Unit(
         "lmprog.cli",
-        "errors config wire native weight_cache transport launch gpu_report quality backends ops "
-        "branches runs threads lang evaluation facade constraint "
+        "errors config wire native weight_cache transport launch gpu_report quality model_report "
+        "backends ops branches runs threads lang evaluation facade constraint "
         "simulation server options http gateway supervision ray",
     ),
 }

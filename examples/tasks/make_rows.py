@@ -81,7 +81,7 @@ def told_sum(draw: random.Random) -> dict[str, str]:
 def main() -> None:
     for name, make in (("orders", order), ("messages", message), ("sums", told_sum)):
         draw = random.Random(name)
-        found = {}
+        found: dict[str, dict[str, str]] = {}
         while len(found) < 400:
             row = make(draw)
             found.setdefault(next(iter(row.values())), row)
