@@ -42,19 +42,18 @@ def default_limit(
     is_turn: bool,
     is_alone: bool = True,
     is_typed: bool = False,
-    is_service: bool = False,
-    is_thought: bool = False,
+    is_reasoned: bool = False,
     has_tools: bool = False,
 ) -> int | None:
     """None is what is left of the context. A turn ends by itself, and may take that, unless others
-    compete with it or are to follow (it is not alone); so may all that a service says in a turn,
-    whose reasoning counts, too. A `context_len` of 0 is not known.
+    compete with it or are to follow (it is not alone); so may all in a turn in which reasoning
+    counts, too, as services and thoughts have it. A `context_len` of 0 is not known.
     """
     is_confined = is_typed or constraint is not None
     is_free = constraint is None and (not is_typed or has_tools)
-    if is_turn and is_alone and (is_service or is_free):
+    if is_turn and is_alone and (is_reasoned or is_free):
         return None
-    if not is_confined and not is_service and not is_thought:
+    if not is_confined and not is_reasoned:
         return GENERAL
     context_len = context_len or 2 * MOST
     if is_confined:

@@ -457,8 +457,7 @@ class Cursor:
             is_turn=self.is_in_turn(),
             is_alone=op.keep == "first" and not op.is_thought,
             is_typed=op.tp is not str,
-            is_service=not welcome.vocab_size,
-            is_thought=op.is_thought,
+            is_reasoned=op.is_thought or not welcome.vocab_size,
             has_tools=op.tools is not None,
         )
 
