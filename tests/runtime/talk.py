@@ -37,16 +37,17 @@ class Talk:
         is_forcing: bool = False,
         context_len: int = 200,
         tokenising: Executor | None = None,
+        is_timed: bool = False,
         **changes: Any,
     ) -> None:
         """Without an engine the fake model answers. `is_forcing`: what a constraint leaves no
-        choice about is not sampled.
+        choice about is not sampled. `is_timed`: the scheduler counts the seconds of `now`, too.
         """
         config = SchedulerConfig(**{"page_size": 4, "num_pages": 64, **changes})
         self.now = 0.0
         self.tokenizer = tokenizer or LetterTokenizer()
         self.channel = SimChannel()
-        self.scheduler = Scheduler(config, context_len)
+        self.scheduler = Scheduler(config, context_len, clock=self._time if is_timed else None)
         self.engine = engine or FakeEngine(
             config.num_pages, config.page_size, self.tokenizer.vocab_size
         )

@@ -1,7 +1,8 @@
 """Honest clients get their part of a busy runtime, whatever another one does to get more.
 
 Four of them always have calls waiting, beside one that lies; in virtual time each has at least nine
-tenths of a fifth of all tokens computed in any ten seconds.
+tenths of a fifth of all work in any ten seconds. Work is seconds of steps: each row has an equal
+part of what a step takes by itself, and pays for its own tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ LIAR = b"liar"
 SECONDS = 30
 WINDOW = 10
 MAX_WAITING = 48
+STEP, TOKEN = 0.02, 0.0005
+"""Seconds of a step and of each token."""
 
 
 class Asker:
@@ -73,11 +76,11 @@ class BusyRuntime:
 
     def __init__(self, askers: list[Asker], **changes: Any) -> None:
         self.askers = askers
-        self.tokens: list[tuple[float, bytes, int]] = []
-        """When so many were computed, for whom."""
+        self.work: list[tuple[float, bytes, float]] = []
+        """When so many seconds were computed, for whom."""
         config = {"page_size": 4, "num_pages": 512, "max_rows": 2, "token_budget": 64, **changes}
         self._engine = FakeEngine(512, 4, LetterTokenizer.vocab_size)
-        self.talk = Talk(engine=self, context_len=600, **config)
+        self.talk = Talk(engine=self, context_len=600, is_timed=True, **config)
         commit = self.talk.scheduler.commit
         self.talk.scheduler.commit = self._counted(commit)  # type: ignore[method-assign]
         for asker in askers:
@@ -86,14 +89,15 @@ class BusyRuntime:
     vocab_size = LetterTokenizer.vocab_size
 
     def forward(self, batch: Batch) -> Any:
-        self.talk.now += 0.02 + 0.0005 * batch.num_tokens
+        self.talk.now += STEP + TOKEN * batch.num_tokens
         return self._engine.forward(batch)
 
     def _counted(self, commit: Callable[..., Any]) -> Callable[..., Any]:
         def counting(plan: Plan, *given: Any) -> Any:
             for row in plan.rows:
                 name = row.sequence.group.client[0]  # type: ignore[index]
-                self.tokens.append((self.talk.now, name, row.num_tokens))
+                seconds = STEP / len(plan.rows) + TOKEN * row.num_tokens
+                self.work.append((self.talk.now, name, seconds))
             return commit(plan, *given)
 
         return counting
@@ -109,9 +113,9 @@ class BusyRuntime:
             self.talk.loop.step()
 
     def parts(self, begin: float) -> dict[bytes, float]:
-        """Of all tokens of the window that begins then."""
-        counts = {asker.name: 0 for asker in self.askers}
-        for at, name, count in self.tokens:
+        """Of all work of the window that begins then."""
+        counts = {asker.name: 0.0 for asker in self.askers}
+        for at, name, count in self.work:
             if begin <= at < begin + WINDOW:
                 counts[name] += count
         total = sum(counts.values())
@@ -142,7 +146,7 @@ def a_full_queue() -> Asker:
 def test_a_client_gets_its_part_in_any_ten_seconds_beside_one_that_lies(
     lie: Callable[[], Asker],
 ) -> None:
-    honest = [Asker(name, 4, 8, 16) for name in HONEST]
+    honest = [Asker(name, 4, 8, 8) for name in HONEST]
     runtime = BusyRuntime([lie(), *honest], max_waiting=MAX_WAITING)
     runtime.run(SECONDS)
     least = min(

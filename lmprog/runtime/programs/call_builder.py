@@ -239,7 +239,7 @@ class CallBuilder:
         return SequenceGroup(
             op.priority,
             branch.program,
-            (call.client, branch.account),
+            branch.payer,
             branch.weight,
             timing=GroupTiming(now),
             prompt_len=prompt_len,

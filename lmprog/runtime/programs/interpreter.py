@@ -57,6 +57,7 @@ from lmprog.runtime.programs.clients import (
     PrefixNews,
     Run,
     failed,
+    payer_of,
     unknown_branch,
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
@@ -147,9 +148,14 @@ class Interpreter:
             self._run_ready()
 
     def _run_ready(self) -> None:
-        now = self._clock()
+        """Branches that may go on, each on its own account."""
+        began = self._clock()
         while self._ready:
-            self._runner.run(self._ready.pop(), now)
+            branch = self._ready.pop()
+            self._runner.run(branch, began)
+            now = self._clock()
+            self.scheduler.shares.work(branch.payer, now - began)
+            began = now
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
@@ -184,7 +190,7 @@ class Interpreter:
                 if branch is not None:
                     self._num_programs += 1
                     branch.program = self._num_programs
-                    branch.account, branch.weight = op.account, op.weight
+                    branch.payer, branch.weight = payer_of(client_id, op.account), op.weight
                     self._runner.open(branch, op.lora)
             case wire.Fork():
                 self._fork(client, op)
@@ -230,7 +236,7 @@ class Interpreter:
                     if self._constraints is not None:
                         self._constraints.flush()
                     trim()
-            return wire.Described(op.call, self.figures())
+            return wire.Described(op.call, self.figures(), self.scheduler.shares.figures())
         except LmprogError as error:
             return failed(op.call, error)
 
@@ -372,7 +378,10 @@ class Interpreter:
         now = self._clock()
         self.scheduler.tree.tick(now)
         for one in progress:
+            before = self._clock() if one.ended else now
             self._delivery.deliver(one, began, now)
+            if one.ended:  # what is delivered of others is alike for all rows
+                self.scheduler.shares.work(one.sequence.group.client, self._clock() - before)
         if self._deadlines.under_way:
             self._expire(now)
         for under_way, go_on in self._works:

@@ -39,6 +39,7 @@ from lmprog.runtime.scheduling.waiting_queue import (
     ClientQueue,
     ClientShares,
     OrderedSequences,
+    WaitCause,
     WaitingQueue,
 )
 
@@ -93,29 +94,34 @@ class ProgramAdmission:
         self._step = 0
         self._growth: float | None = None
         """What the active programs are expected to add, as it was reckoned in that step."""
+        self.blocked_by: WaitCause | None = None
+        """Why `next` found nobody."""
 
     def next(
         self, running: Items[Sequence], step: int, now: float, limit: float
     ) -> Sequence | None:
-        """The next sequence to admit in a step, of a client that was served less than `limit`; its
-        prefix is locked. None when there is none, or no memory for it yet.
+        """The next sequence to admit in a step, of a client that was served no more than `limit`;
+        its prefix is locked. None when there is none, or no memory for it yet.
         """
         if step != self._step:
             self._step, self._growth = step, None
+        self.blocked_by = None
         queues = {queue.client: queue for queue in self._waiting.clients()}
         for place, client in enumerate(self._shares.least_served_first(queues)):
             queue = queues[client]
-            if self._shares.served(client) >= limit:
+            if self._shares.served(client) > limit:
                 return None
             if queue.active.head is not None and not self._is_overdue(queue):
                 sequence = queue.active.head[1]
                 if not self._has_pages(sequence, running):
+                    self.blocked_by = "memory"
                     return None
                 return None if self._is_loading(queue.active, running) else sequence
             if queue.others.head is not None and (place == 0 or self._is_overdue(queue)):
                 sequence = queue.others.head[1]
                 if self._has_place(sequence, running, now, self._is_overdue(queue)):
                     return None if self._is_loading(queue.others, running) else sequence
+                self.blocked_by = "place"
                 if self._is_overdue(queue):
                     return None
         return None
@@ -130,8 +136,10 @@ class ProgramAdmission:
             if is_kept:
                 self._memory.pins.demote(program)
 
-    def take_place(self, sequence: Sequence) -> None:
+    def take_place(self, sequence: Sequence, now: float) -> None:
         """The sequence, which has left the queue, begins to run."""
+        until = self._waiting.clock.read(now)
+        self._shares.wait(sequence.group.client, sequence.waits_since, until)
         if self._programs.admit(sequence):
             program = self._programs.number_of(sequence)
             self._waiting.move_program(program, is_active=True)
@@ -153,6 +161,7 @@ class ProgramAdmission:
         head, *others = [sequence for _, sequence in part.entries[:FETCHED_AHEAD]]
         if not self._awaits_load(tier, head, lambda count: self._free(count, reserve)):
             return False
+        self.blocked_by = "load"
         self._memory.tables.detach(head)
         pinned = self._memory.tree.num_pinned
         for sequence in others:
@@ -268,7 +277,7 @@ class RunningSequences:
 
     def admit_next(self, step: int, now: float, limit: float) -> Sequence | None:
         """The next sequence runs from now on, its prefix locked. None when none waits of a client
-        that was served less than `limit`, or there is no memory for it yet.
+        that was served no more than `limit`, or there is no memory for it yet.
         """
         sequence = self._admission.next(self.sequences, step, now, limit)
         if sequence is None:
@@ -285,11 +294,17 @@ class RunningSequences:
         sequence.state = SequenceState.RUNNING
         self.sequences.append(sequence)
         self.sequences.sort(key=attrgetter("admission_order"))
-        self._admission.take_place(sequence)
+        self._admission.take_place(sequence, now)
         return sequence
 
-    def queue(self, sequence: Sequence) -> None:
-        """The sequence waits."""
+    @property
+    def blocked_by(self) -> WaitCause | None:
+        """Why nobody was admitted last."""
+        return self._admission.blocked_by
+
+    def queue(self, sequence: Sequence, now: float | None = None) -> None:
+        """The sequence waits; without a time since the wait clock was read last."""
+        sequence.waits_since = self._waiting.clock.read(now)
         number = self._programs.number_of(sequence)
         self._waiting.push(sequence, is_active=self._programs.is_active(number))
 
