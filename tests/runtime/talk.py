@@ -85,7 +85,8 @@ class Talk:
     def until_idle(self) -> list[wire.Reply]:
         replies = self.step()
         for _ in range(1000):
-            if self.scheduler.idle and not self.channel.inbox:
+            is_said = not self.channel.inbox and not self.interpreter.is_working
+            if self.scheduler.idle and is_said:
                 return replies
             replies += self.step()
         raise AssertionError("never idle")

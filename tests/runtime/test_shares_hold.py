@@ -8,6 +8,7 @@ part of what a step takes by itself, and pays for its own tokens.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +37,8 @@ class Asker:
         self.num_open, self.num_prompt, self.num_tokens = num_open, num_prompt, num_tokens
         self.close_after = float("inf")
         self.is_salted = False
+        self.priority = 0
+        self.account = ""
         self._dice = random.Random(name)
         self._asked_at: dict[int, float] = {}
         self._number = 0
@@ -59,12 +62,13 @@ class Asker:
             self._number += 1
             number = self._number
             self._asked_at[number] = now
-            yield wire.Open(number, f"salt {number}" if self.is_salted else "")
+            salt = f"salt {number}" if self.is_salted else ""
+            yield wire.Open(number, salt, account=self.account)
             yield text(number, "".join(self._dice.choices("abcdefghij", k=self.num_prompt)))
             sampling = wire.SamplingParams(
                 temperature=0.0, max_tokens=self.num_tokens, ignore_eos=True
             )
-            yield wire.Generate(number, number, sampling)
+            yield wire.Generate(number, number, sampling, priority=self.priority)
 
     def _close(self, number: int) -> Iterator[wire.Op]:
         del self._asked_at[number]
@@ -95,7 +99,8 @@ class BusyRuntime:
     def _counted(self, commit: Callable[..., Any]) -> Callable[..., Any]:
         def counting(plan: Plan, *given: Any) -> Any:
             for row in plan.rows:
-                name = row.sequence.group.client[0]  # type: ignore[index]
+                connection, account = row.sequence.group.client  # type: ignore[misc]
+                name = account.encode() or connection
                 seconds = STEP / len(plan.rows) + TOKEN * row.num_tokens
                 self.work.append((self.talk.now, name, seconds))
             return commit(plan, *given)
@@ -114,40 +119,64 @@ class BusyRuntime:
 
     def parts(self, begin: float) -> dict[bytes, float]:
         """Of all work of the window that begins then."""
-        counts = {asker.name: 0.0 for asker in self.askers}
+        counts: Counter[bytes] = Counter()
         for at, name, count in self.work:
             if begin <= at < begin + WINDOW:
-                counts[name] += count
+                counts[name] += count  # type: ignore[assignment]
         total = sum(counts.values())
         return {name: count / total for name, count in counts.items()}
 
 
-def one_call_at_a_time() -> Asker:
-    return Asker(LIAR, 1, 8, 100)
+def one_call_at_a_time() -> list[Asker]:
+    return [Asker(LIAR, 1, 8, 100)]
 
 
-def ask_close_ask() -> Asker:
+def ask_close_ask() -> list[Asker]:
     liar = Asker(LIAR, 1, 400, 1)
     liar.close_after = 0.15
-    return liar
+    return [liar]
 
 
-def many_salts() -> Asker:
+def many_salts() -> list[Asker]:
     liar = Asker(LIAR, 8, 8, 16)
     liar.is_salted = True
-    return liar
+    return [liar]
 
 
-def a_full_queue() -> Asker:
-    return Asker(LIAR, 2 * MAX_WAITING, 8, 16)
+def a_full_queue() -> list[Asker]:
+    return [Asker(LIAR, 2 * MAX_WAITING, 8, 16)]
 
 
-@pytest.mark.parametrize("lie", [one_call_at_a_time, ask_close_ask, many_salts, a_full_queue])
+def many_connections() -> list[Asker]:
+    """Of one key."""
+    liars = [Asker(b"liar %d" % number, 1, 8, 16) for number in range(8)]
+    for liar in liars:
+        liar.account = LIAR.decode()
+    return liars
+
+
+def the_highest_priority() -> list[Asker]:
+    liar = Asker(LIAR, 8, 8, 16)
+    liar.priority = 100
+    return [liar]
+
+
+LIES = [
+    one_call_at_a_time,
+    ask_close_ask,
+    many_salts,
+    a_full_queue,
+    many_connections,
+    the_highest_priority,
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
 def test_a_client_gets_its_part_in_any_ten_seconds_beside_one_that_lies(
-    lie: Callable[[], Asker],
+    lie: Callable[[], list[Asker]],
 ) -> None:
     honest = [Asker(name, 4, 8, 8) for name in HONEST]
-    runtime = BusyRuntime([lie(), *honest], max_waiting=MAX_WAITING)
+    runtime = BusyRuntime([*lie(), *honest], max_waiting=MAX_WAITING)
     runtime.run(SECONDS)
     least = min(
         (runtime.parts(begin)[name], begin, name)

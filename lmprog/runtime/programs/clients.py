@@ -63,6 +63,8 @@ class SelectRun:
 
     group: SequenceGroup
     ballot: Ballot
+    num_left: int = 0
+    """Of its sequences, those that are not scored yet."""
 
 
 class SteeredRun(Protocol):

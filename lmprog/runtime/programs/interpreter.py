@@ -61,6 +61,7 @@ from lmprog.runtime.programs.clients import (
     unknown_branch,
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
+from lmprog.runtime.programs.host_work import HostWork
 from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
@@ -111,7 +112,8 @@ class Interpreter:
         judging = cache(lambda: judging_of(model, texts, limits, judged))
         forcing = constraints.forcing if constraints is not None and model.is_forcing else None
         calls = CallBuilder(model, limits, texts, forcing, rng, judging)
-        delivery = Delivery(scheduler, self._completion, calls, model, encoder, judging)
+        self._work = work = HostWork(scheduler.shares, clock)
+        delivery = Delivery(scheduler, self._completion, calls, model, encoder, judging, work)
         self._delivery = delivery
         self._runner = BranchRunner(scheduler, self._completion, delivery, calls, texts, model)
         self.welcome = model.welcome
@@ -121,6 +123,7 @@ class Interpreter:
         self._works: list[tuple[Sized, Callable[[], object]]] = [
             (texts.under_way, lambda: texts.turn(self._ready.append)),
             (judged, lambda: judging().turn()),
+            (work.under_way, work.turn),
         ]
         """What goes on beside steps until it is done: what of it is under way, and its turn."""
         if constraints is not None:
@@ -411,9 +414,9 @@ class Interpreter:
         return any(map(itemgetter(0), self._works))
 
     @property
-    def is_tokenising(self) -> bool:
-        """A long text is tokenised further in the next step."""
-        return bool(self._texts.under_way) and self._texts.is_busy
+    def is_working(self) -> bool:
+        """A long text is tokenised further in the next step, or the host has other work."""
+        return bool(self._work.under_way) or (bool(self._texts.under_way) and self._texts.is_busy)
 
     @property
     def next_deadline(self) -> float | None:
@@ -569,8 +572,7 @@ class BranchRunner:
             if isinstance(call.op, wire.Read):
                 self._read(call)
             else:
-                self._completion.submit(call, self._run_of(call, now))
-                self._delivery.deliver_forced(call, now)
+                self._delivery.begin(call, self._run_of(call, now), now)
         except LmprogError as error:
             self._completion.fail(call, error)
 

@@ -18,6 +18,7 @@ within a client those that run go before those that wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import inf
@@ -340,27 +341,33 @@ class Scheduler:
         """
         return min(self.context_len, (self.config.num_pages - 1) * self.config.page_size)
 
-    def submit(self, group: SequenceGroup) -> list[SequenceGroup]:
-        """Queues all sequences of `group`. Raises `Overloaded` when there is no room for them in
-        the queue, and then queues none of them; a call that goes on is never refused.
+    def submit(self, group: SequenceGroup, num_more: int = 0) -> list[SequenceGroup]:
+        """Queues all sequences of `group`; so many more follow by `add`. Raises `Overloaded` when
+        there is no room for all of them in the queue, and then queues none of them; a call that
+        goes on is never refused.
 
         Returns the groups that lose their places to it, which the caller must end.
         """
-        displaced = self.waiting.displaced_by(group)
-        now = self._clock()
+        displaced = self.waiting.displaced_by(group, num_more)
         if group.program is None:
             group.program = self.programs.new_number()
-        self.programs.submit(group.program, len(group.sequences), now)
+        self.add(group, group.sequences)
+        return displaced
+
+    def add(self, group: SequenceGroup, sequences: Items[Sequence]) -> None:
+        """Queues further sequences of a group that was submitted."""
+        now, number = self._clock(), group.program
+        assert number is not None
+        self.programs.submit(number, len(sequences), now)
         waiting: Iterable[Client] = ()
         if not self.waiting.has(group.client):
             waiting = [queue.client for queue in self.waiting.clients()]
-        self.shares.submit(group.client, len(group.sequences), group.weight, waiting, now)
-        for sequence in group.sequences:
+        self.shares.submit(group.client, len(sequences), group.weight, waiting, now)
+        for sequence in sequences:
             sequence.arrival, sequence.queued_at = self.step, now
             sequence.matched = self.tables.cached_prefix(sequence)
             self.stats.generated_tokens += sequence.num_generated  # forced before the first step
             self._running.queue(sequence, now)
-        return displaced
 
     def end(self, sequence: Sequence, keep: int | None = None) -> Node | None:
         """Ends `sequence` in any state. What it computed of its first `keep` tokens (None: all)

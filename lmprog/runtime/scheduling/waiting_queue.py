@@ -162,16 +162,18 @@ class WaitingQueue:
             retry_after=1.0,
         )
 
-    def displaced_by(self, group: SequenceGroup) -> list[SequenceGroup]:
-        """The calls that lose their places to `group`; none where there is room. Raises
+    def displaced_by(self, group: SequenceGroup, num_more: int = 0) -> list[SequenceGroup]:
+        """The calls that lose their places to `group`, of which `num_more` sequences are not known
+        yet; none where there is room. Raises
         `Overloaded` where its client would have as many waiting as anybody else.
         """
-        num_missing = len(self) + len(group.sequences) - self.limit
+        num_own = len(group.sequences) + num_more
+        num_missing = len(self) + num_own - self.limit
         if num_missing <= 0 or group.goes_on:
             return []
         queues = {queue.client: queue for queue in self.clients()}
         mine = queues.pop(group.client, None)
-        own = (len(group.sequences) + (len(mine.queued) if mine else 0)) / group.weight
+        own = (num_own + (len(mine.queued) if mine else 0)) / group.weight
         counts = {client: len(queue.queued) / queue.weight for client, queue in queues.items()}
         newest = {client: queue.newest_calls() for client, queue in queues.items()}
         found: list[SequenceGroup] = []
