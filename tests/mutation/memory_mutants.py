@@ -342,6 +342,27 @@ MEMORY_MUTANTS = [
         "            account.totals",
     ),
     Mutant(
+        "nobody passes the first in turn that waits for memory",
+        "scheduling",
+        _SCHEDULING + "admission.py",
+        "        if found is None and self._first is not None and running:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "what passes the first in turn may end long after that could begin",
+        "scheduling",
+        _SCHEDULING + "admission.py",
+        "                    most = inf if sequence is first else steps\n",
+        "                    most = inf\n",
+    ),
+    Mutant(
+        "what passes the first in turn may have come at any time",
+        "scheduling",
+        _SCHEDULING + "admission.py",
+        "                    if key[1] > min(latest, own):\n",
+        "                    if False:\n",
+    ),
+    Mutant(
         "in a full queue nobody loses a place",
         "scheduling",
         _SCHEDULING + "waiting_queue.py",

@@ -44,6 +44,8 @@ class Asker:
         self._number = 0
         self._silent_until = 0.0
         self.num_refused = 0
+        self.waits: list[float] = []
+        """Seconds until each call that was answered was."""
 
     def hear(self, reply: wire.Reply, now: float) -> Iterator[wire.Op]:
         if isinstance(reply, wire.CallDone | wire.Failed) and reply.call in self._asked_at:
@@ -51,6 +53,8 @@ class Asker:
                 assert reply.code == "overloaded"
                 self.num_refused += 1
                 self._silent_until = now + 1.0
+            else:
+                self.waits.append(now - self._asked_at[reply.call])
             yield from self._close(reply.call)
 
     def ask(self, now: float) -> Iterator[wire.Op]:
