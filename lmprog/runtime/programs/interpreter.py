@@ -67,6 +67,7 @@ from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.sequence import Client
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter
 from lmprog.transport import ClientId, Gone, Received, Unreadable
@@ -154,18 +155,16 @@ class Interpreter:
         """Branches that may go on, each on its own account."""
         began = self._clock()
         while self._ready:
-            branch = self._ready.pop()
-            self._runner.run(branch, began)
-            now = self._clock()
-            self.scheduler.shares.work(branch.payer, now - began)
-            began = now
+            branch, before = self._ready.pop(), began
+            self._runner.run(branch, before)
+            began = self._clock()
+            self.scheduler.shares.work(branch.payer, began - before)
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
             error = ProtocolError(
                 f"the client speaks protocol {hello.version}, this runtime "
-                f"{wire.PROTOCOL_VERSION}; "
-                "install the same version of lmprog on both sides."
+                f"{wire.PROTOCOL_VERSION}; install the same version of lmprog on both sides."
             )
             self._completion.send(client_id, failed(None, error))
             return
@@ -189,11 +188,11 @@ class Interpreter:
     def _take(self, client_id: ClientId, client: ClientState, op: wire.Op) -> None:
         match op:
             case wire.Open():
-                branch = self._new_branch(client, op.branch, op.salt)
+                payer = payer_of(client_id, op.account)
+                branch = self._new_branch(client, op.branch, op.salt, payer)
                 if branch is not None:
                     self._num_programs += 1
-                    branch.program = self._num_programs
-                    branch.payer, branch.weight = payer_of(client_id, op.account), op.weight
+                    branch.program, branch.weight = self._num_programs, op.weight
                     self._runner.open(branch, op.lora)
             case wire.Fork():
                 self._fork(client, op)
@@ -266,23 +265,24 @@ class Interpreter:
 
     # --- branches and calls
 
-    def _new_branch(self, client: ClientState, number: int, salt: str) -> RuntimeBranch | None:
-        """None where the client has too many, or the number is taken; then the branch that has it
-        fails.
-        """
+    def _new_branch(
+        self, client: ClientState, number: int, salt: str, payer: Client
+    ) -> RuntimeBranch | None:
+        """None where the client has too many, or it is taken: then the branch that has it fails."""
         if number in client.branches:
             error = ProtocolError(f"branch {number} was opened twice.")
             self._completion.fail_branch(client.branches[number], error)
             return None
         if len(client.branches) >= MAX_BRANCHES:
             return None
-        branch = client.branches[number] = RuntimeBranch(number, salt)
+        branch = client.branches[number] = RuntimeBranch(number, salt, payer=payer)
         self.scheduler.stats.branches += 1
         return branch
 
     def _fork(self, client: ClientState, op: wire.Fork) -> None:
         parent = client.branches.get(op.branch)
-        made = [self._new_branch(client, number, "") for number in op.children]
+        whose = ("", None) if parent is None else (parent.salt, parent.payer)  # known at once
+        made = [self._new_branch(client, number, *whose) for number in op.children]
         children = tuple(child for child in made if child is not None)
         if parent is not None:
             self._queue(parent, BoundFork(children, op.lora))
@@ -340,11 +340,11 @@ class Interpreter:
             promises.append(Promise())
         call = ActiveCall(client_id, op, branch, tuple(promises))
         if isinstance(op, wire.Generate):
-            owner = (client_id, branch.salt)
+            owner = branch.payer, branch.salt
             if op.constraint is not None:
-                call.constraint = begin_constraint(self._constraints, op, owner)
+                call.constraint = begin_constraint(self._constraints, op, *owner)
             if op.sampling.stop_regex:
-                call.stops = begin_stops(self._constraints, op, owner)
+                call.stops = begin_stops(self._constraints, op, *owner)
         client.add(call)
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:
@@ -404,7 +404,7 @@ class Interpreter:
         constraints = self._constraints
         assert constraints is not None, "something is compiled"
         constraints.turn(busy=not self.scheduler.idle)
-        for pending in constraints.collect():
+        for pending in constraints.collect(self.scheduler.shares.work):
             self._ready += pending.waiting
 
     @property
