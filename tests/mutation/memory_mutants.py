@@ -331,7 +331,7 @@ MEMORY_MUTANTS = [
         "a step is shared out by tokens alone",
         "scheduling",
         _SCHEDULING + "step_costs.py",
-        "        return self.fixed / max(1, num_rows), self.per_token\n",
+        "        return self.fixed / (num_rows or 1), self.per_token\n",
         "        return 0.0, self.per_token\n",
     ),
     Mutant(

@@ -156,7 +156,7 @@ class StepCosts:
         """
         if self.fixed <= 0.0 and self.per_token <= 0.0:
             return 0.0, UNKNOWN
-        return self.fixed / max(1, num_rows), self.per_token
+        return self.fixed / (num_rows or 1), self.per_token
 
     def token_cost(self) -> float:
         """`per_token` as it is when it is asked for."""

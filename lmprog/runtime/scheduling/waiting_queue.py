@@ -420,6 +420,13 @@ class ClientShares:
         `price[1]`.
         """
         row, token = price
+        if len(parts) == 1:  # as mostly
+            client, _, _, charged = parts[0]
+            one = self._accounts.get(client)
+            if one is not None:
+                one.served += (seconds - charged) / one.weight
+                one.totals.step_seconds += seconds
+            return
         counts = [row * part.num_rows + token * part.num_tokens for part in parts]
         rate = seconds / (sum(counts) or 1.0)
         for part, count in zip(parts, counts, strict=True):
