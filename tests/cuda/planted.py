@@ -64,10 +64,8 @@ ATTENTION: dict[str, Fault] = {
 SAMPLING: dict[str, Fault] = {
     "histogram read before it is empty": (_SAMPLE, "shared_store<u32>(i * 4, 0);\n        block_sync();", "shared_store<u32>(i * 4, 0);"),
     "top-p one token too many": (_SAMPLE, "if (own[i] && (double)before < wanted)", "if (own[i] && (double)before <= wanted)"),
-    "a bin's carry is lost": (_SAMPLE, "(before + low < low ? 1 : 0)", "0"),
     "the highest word of a weight is lost": (_SAMPLE, "if (high) shared_add(at + kHistogramBytes / 2, high);", ""),
     "one of the histograms is not joined": (_SAMPLE, "for (int i = 0; i < kHistograms; i++) sum +=", "for (int i = 0; i < 1; i++) sum +="),
-    "coarse bins begin one key too low": (_SAMPLE, "bin ? ordered(least) + 1 : 0", "bin ? ordered(least) - (1 << 20) : 0"),
     "a not-finite logit is seen by its own thread alone": (_SAMPLE, "return block_sum(broken) != 0;", "block_sum(broken); return broken != 0;"),
     "a not-finite logit is seen by its own warp alone": (_SAMPLE, "return block_sum(broken) != 0;", "block_sum(broken); return warp_sum(broken) != 0;"),
     "the best token before the edits": (_SAMPLE, "block_sync();\n                find_best(row, best_token);", "block_sync();"),
