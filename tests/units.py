@@ -88,6 +88,7 @@ UNITS = {
         "engine ranks kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text scheduling engine"),
+    "model_report": Unit("lmprog.runtime.model_report", "errors config documents text engine"),
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
     "http": Unit("lmprog.server.http", "errors wire options"),
@@ -120,8 +121,8 @@ UNITS = {
     "gpu_report": Unit("lmprog.runtime.engine.gpu_report", "errors config wire scheduling engine"),
     "cli": Unit(
         "lmprog.cli",
-        "errors config wire native weight_cache transport launch gpu_report quality backends ops "
-        "branches runs threads lang facade constraint "
+        "errors config wire native weight_cache transport launch gpu_report quality model_report "
+        "backends ops branches runs threads lang facade constraint "
         "simulation server options http gateway supervision ray",
     ),
 }

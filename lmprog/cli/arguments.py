@@ -36,6 +36,18 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+def _add_model(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="whether and how this model will run here, and the memory it needs; nothing is loaded",
+    )
+    doctor.add_argument("--quantize", metavar="TYPE", help="for MODEL: int8 or int4")
+    doctor.add_argument("--dtype", metavar="TYPE", help="for MODEL: float32 or bfloat16")
+    doctor.add_argument("--context-len", type=_positive, metavar="TOKENS", help="for MODEL")
+
+
 def _add_gpu(doctor: argparse.ArgumentParser) -> None:
     doctor.add_argument(
         "--gpu",
@@ -79,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser(
         "doctor", help="what this machine has, what is missing, and how to get it"
     )
+    _add_model(doctor)
     _add_gpu(doctor)
     _add_quality(doctor)
     _add_serve(commands)
