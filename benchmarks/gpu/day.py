@@ -88,6 +88,10 @@ def sanitized(asked: Asked, tool: str) -> str:
     return (done.stdout + done.stderr)[-2000:]
 
 
+def timed(work: Callable[[], kernel_times.Timing]) -> dict[str, Any]:
+    return asdict(work())
+
+
 def things(asked: Asked) -> Iterator[Thing]:
     """In the order of their worth."""
     keys = _KEYS[1:2] if asked.is_tiny else _KEYS
@@ -100,7 +104,7 @@ def things(asked: Asked) -> Iterator[Thing]:
             yield f"compute-sanitizer {tool}", partial(sanitized, asked, tool)
     for kept in ("",) if asked.is_tiny else ("", "e4m3"):
         for name, work in kernel_times.measures(asked.device, kept=kept):
-            yield f"{name} {kept}".strip(), work
+            yield f"{name} {kept}".strip(), partial(timed, work)
     yield (
         "engines",
         lambda: asdict(engines.measure_engines(asked.device, asked.rounds, asked.seconds)),

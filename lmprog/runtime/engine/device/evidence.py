@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -80,17 +80,26 @@ ReaderOf: TypeAlias = Callable[[AttentionShape], PageReader | None]
 
 
 def kept_evidence(
-    driver: Driver, key: ModuleKey, device_name: str, attention: str, reader_of: ReaderOf
+    driver: Driver,
+    key: ModuleKey,
+    device_name: str,
+    attention: str,
+    reader_of: ReaderOf,
+    like: AttentionShape | None = None,
 ) -> Evidence:
     """Of a kind of attention. Where it was right once it is not looked at again.
 
-    `device_name` tells the device, its driver and what compiles for it apart from others.
+    `device_name` tells the device, its driver and what compiles for it apart from others. `like`:
+    the model whose rules and heads alone are looked at, where others would be compiled for minutes.
     """
-    kept = _place(f"{device_name}|{key}|{attention}")
+    rules = "" if like is None else f"|{_rules(like)}"
+    kept = _place(f"{device_name}|{key}|{attention}{rules}")
     if kept.exists():
         return Evidence(**json.loads(kept.read_text()))
     log.info("first use of this device: %d random trees are compared (%s)", _TREES, attention)
-    evidence = gathered(driver, key, reader_of=reader_of)
+    if like is not None:
+        log.info("%s compiles its kernels for this model, which may take minutes", attention)
+    evidence = gathered(driver, key, reader_of=reader_of, like=like)
     if evidence.is_right:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(asdict(evidence)))
@@ -126,9 +135,15 @@ def _place(seen: str) -> Path:
 
 
 def gathered(
-    driver: Driver, key: ModuleKey, trees: int = _TREES, reader_of: ReaderOf = lambda _: None
+    driver: Driver,
+    key: ModuleKey,
+    trees: int = _TREES,
+    reader_of: ReaderOf = lambda _: None,
+    like: AttentionShape | None = None,
 ) -> Evidence:
-    """Compares `trees` random trees; a minute on the emulator, some two seconds on a GPU."""
+    """Compares `trees` random trees; a minute on the emulator, some two seconds on a GPU. With
+    windows, caps and groups of heads of all kinds, or those of `like` alone.
+    """
     worst = 0.0
     dtype = _dtype(key)
     for seed in range(trees):
@@ -137,9 +152,14 @@ def gathered(
             window=[None, None, 100][seed % 3],
             softcap=[None, 15.0][seed % 2],
         )
-        heads = [(4, 2), (8, 1), (3, 3)][seed % 3]
+        heads: Sequence[int] = [(4, 2), (8, 1), (3, 3)][seed % 3]
+        if like is not None:
+            layers, *heads = _rules(like)
+            layer = layers[seed % len(layers)]
         scales = _SCALES if key.kept_name else None
-        shape = AttentionShape((layer,), *heads, key.head_dim, key.head_dim, dtype, scales)
+        num_heads, num_kv_heads = heads
+        dim = key.head_dim
+        shape = AttentionShape((layer,), num_heads, num_kv_heads, dim, dim, dtype, scales)
         error = tree_error(driver, key, shape, seed, reader_of)
         if not error <= worst:  # also where it is nan
             worst = error
@@ -267,6 +287,11 @@ def _tree(rng: np.random.Generator) -> Batch:
         logit_tokens=np.zeros(0, np.int32),
         page_size=_PAGE,
     )
+
+
+def _rules(shape: AttentionShape) -> tuple[tuple[LayerAttention, ...], int, int]:
+    """The different layers of a model, and its heads."""
+    return tuple(dict.fromkeys(shape.layers)), shape.num_heads, shape.num_kv_heads
 
 
 def _dtype(key: ModuleKey) -> torch.dtype:
