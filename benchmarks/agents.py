@@ -23,9 +23,11 @@ import json
 import random
 import zlib
 from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import pairwise, product, takewhile
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Literal
@@ -34,6 +36,7 @@ from benchmarks import runner
 from benchmarks.virtual_time import CONFIG, PAGE, TOKEN, submit
 from lmprog.config import SchedulerConfig
 from lmprog.radix import PageAllocator, RadixTree
+from lmprog.radix.eviction import EvictionPolicy, ExpectedReuse
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
@@ -326,10 +329,18 @@ def serving(dice: random.Random, seconds: float = 3600.0) -> list[Asked]:
     return sorted(found, key=lambda one: one.at)
 
 
-def found_in_tree(requests: list[Asked], num_blocks: int) -> float:
+POLICIES: dict[str, Callable[[int], EvictionPolicy | None]] = {
+    "LRU": lambda _: None,
+    "expected reuse": ExpectedReuse,
+}
+
+
+def found_in_tree(
+    requests: list[Asked], num_blocks: int, policy: EvictionPolicy | None = None
+) -> float:
     """The part of the blocks that is in a tree of so many pages, each of one block, when asked for."""
     pages = PageAllocator(num_blocks)
-    tree = RadixTree(1, pages)
+    tree = RadixTree(1, pages, policy)
     num_found = num_asked = 0
     for one in requests:
         tree.tick(one.at)
@@ -342,9 +353,47 @@ def found_in_tree(requests: list[Asked], num_blocks: int) -> float:
         tree.evict(missing - pages.num_free)
         taken = pages.allocate(missing)
         assert taken is not None, "nothing else is locked"
-        tree.insert(blocks, [*match.pages, *taken])
+        inserted = tree.insert(blocks, [*match.pages, *taken])
         tree.unlock(node)
+        tree.ended(inserted.node, len(blocks) - 1)
     return num_found / num_asked
+
+
+def optimum(requests: list[Asked], num_blocks: int) -> float:
+    """The part that is found where the leaf goes whose next use is farthest, which nobody can know."""
+    uses = defaultdict[int, list[int]](list)
+    for number, one in enumerate(requests):
+        for block in one.blocks:
+            uses[block].append(number)
+    held, parent, children = set[int](), dict[int, int](), Counter[int]()
+    passed, heap = Counter[int](), list[tuple[int, int]]()
+    num_found = 0
+
+    def wait(block: int) -> None:
+        """The block, a leaf, may go."""
+        left = uses[block][passed[block] :]
+        heapq.heappush(heap, (-(left[0] if left else len(requests)), block))
+
+    for one in requests:
+        found = list(takewhile(held.__contains__, one.blocks))
+        num_found += len(found)
+        for before, block in zip([-1, *one.blocks], one.blocks, strict=False):
+            passed[block] += 1
+            if block not in held:
+                held.add(block)
+                parent[block] = before
+                children[before] += 1
+        wait(one.blocks[-1])
+        while len(held) > num_blocks:
+            farthest, block = heapq.heappop(heap)
+            left = uses[block][passed[block] :]
+            is_now = -farthest == (left[0] if left else len(requests))
+            if block in held and not children[block] and is_now:
+                held.remove(block)
+                children[parent[block]] -= 1
+                if not children[parent[block]]:
+                    wait(parent[block])
+    return num_found / sum(len(one.blocks) for one in requests)
 
 
 # -- the command
@@ -388,9 +437,11 @@ def production(requests: list[Asked], blocks: Items[int]) -> None:
     seen = len({block for one in requests for block in one.blocks})
     most = 1.0 - seen / sum(len(one.blocks) for one in requests)
     print(f"{len(requests):,} requests, {seen:,} blocks, at most {100 * most:.1f} % found\n")
-    runner.head("blocks", "LRU", texts=0)
+    runner.head("blocks", *POLICIES, "optimum", texts=0)
     for count in blocks:
-        runner.say(f"{count:,}", f"{100 * found_in_tree(requests, count):.1f}")
+        found = [found_in_tree(requests, count, policy(count)) for policy in POLICIES.values()]
+        found.append(optimum(requests, count))
+        runner.say(f"{count:,}", *(f"{100 * part:.1f}" for part in found))
 
 
 runner.command(main)

@@ -17,6 +17,7 @@ from benchmarks.agents import (
     Replay,
     coding,
     found_in_tree,
+    optimum,
     recorded,
     teams,
 )
@@ -71,3 +72,5 @@ def test_blocks_are_found_while_the_tree_has_room_for_them() -> None:
     requests = [Asked(float(n), blocks) for n, blocks in enumerate([ones, twos, ones, twos])]
     assert found_in_tree(requests, 4) == 0.5
     assert found_in_tree(requests, 2) == 0.0
+    assert optimum(requests, 4) == 0.5
+    assert optimum(requests, 3) == 0.375  # of the first two blocks again, and one of the others

@@ -370,7 +370,6 @@ class Interpreter:
         Returns all unsent replies.
         """
         now = self._clock()
-        self.scheduler.tree.tick(now)
         for one in progress:
             self._delivery.deliver(one, began, now)
         if self._deadlines.under_way:
