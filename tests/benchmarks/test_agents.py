@@ -11,6 +11,7 @@ from statistics import median
 
 from benchmarks.agents import (
     COSTS,
+    FOR_ALL,
     SIDES,
     Asked,
     Call,
@@ -74,3 +75,14 @@ def test_blocks_are_found_while_the_tree_has_room_for_them() -> None:
     assert found_in_tree(requests, 2) == 0.0
     assert optimum(requests, 4) == 0.5
     assert optimum(requests, 3) == 0.375  # of the first two blocks again, and one of the others
+
+
+def test_sessions_that_fit_one_after_another_do_not_wait_for_memory() -> None:
+    """What all of them will have added in the end exceeds the memory by far; never at a time."""
+    sessions = [calls[:8] for calls in coding(random.Random(5), 12)]
+    largest = sum(len(calls[-1].prompt) for calls in sessions)
+    tokens = largest * 3 // 5
+    times = {}
+    for memory, side in ((FOR_ALL, "pins"), (tokens, "programs")):
+        times[side] = Replay(sessions, SIDES[side], memory, 1.0, COSTS["cheap"]).run().mean
+    assert times["programs"] < 1.03 * times["pins"]
