@@ -12,10 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, ProtocolError, RuntimeGone
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 UNDECODABLE = (wire.MalformedFrame, UnicodeDecodeError, RecursionError)
 """All that decoding foreign bytes raises; msgspec reports invalid UTF-8 by Python's own error."""
@@ -104,12 +107,39 @@ class ClientChannel(Protocol):
         ...
 
 
+@runtime_checkable
+class WatchedChannel(ClientChannel, Protocol):
+    """A client's end that an event loop can read, without a thread that waits in `receive`."""
+
+    def watch(self, loop: AbstractEventLoop, look: Callable[[], None]) -> None:
+        """From now on only the loop's thread sends and receives. Calls `look` when `receive(0.0)`
+        has something to do: to send, to give out, or to tell of the runtime's end.
+        """
+        ...
+
+    def unwatch(self, loop: AbstractEventLoop) -> None:
+        """Ends that; then the channel may be closed, by any thread."""
+        ...
+
+
 class GreetedChannel(ClientChannel, Protocol):
     """A client's end after the greeting: `lmprog.launch.Connection`, or a double without a wire."""
 
     @property
     def info(self) -> wire.Welcome:
         """What the runtime says of itself."""
+        ...
+
+
+@runtime_checkable
+class DeliveringChannel(ClientChannel, Protocol):
+    """A client's end whose replies come on several threads of its own, which spare a reader."""
+
+    def deliver(self, take: Callable[[list[wire.Reply]], None], timeout: float) -> None:
+        """Like `receive`, but replies go to `take`, in order, one list at a time, on whichever
+        thread has read them; also between two calls. `take` is the same in every call, and never
+        waits.
+        """
         ...
 
 
@@ -197,8 +227,9 @@ class ReplyReader:
         *,
         name: str,
     ) -> None:
-        """Starts the thread. On it, `take` gets replies in order, never an empty list; `lose` gets
-        the error that ended the channel, unless `stop` came first.
+        """Starts the thread. On it, `take` gets replies in order, never an empty list (those of a
+        `DeliveringChannel` also on that one's threads); `lose` gets the error that ended the
+        channel, unless `stop` came first.
         """
         self._channel = channel
         self._take = take
@@ -227,9 +258,13 @@ class ReplyReader:
         return threading.current_thread() is self._thread
 
     def _read(self) -> None:
+        channel = self._channel
         try:
+            if isinstance(channel, DeliveringChannel):
+                while not self._is_stopping.is_set():
+                    channel.deliver(self._take, POLL_SECONDS)
             while not self._is_stopping.is_set():
-                if replies := self._channel.receive(POLL_SECONDS):
+                if replies := channel.receive(POLL_SECONDS):
                     self._take(replies)
         except LmprogError as error:
             if not self._is_stopping.is_set():
