@@ -433,6 +433,10 @@ LMPROG_EXPORT int64_t lmprog_automaton_states(const lmprog_automaton* automaton)
     return automaton->inner.num_states();
 }
 
+LMPROG_EXPORT int64_t lmprog_automaton_positions(const lmprog_automaton* automaton, uint32_t state) {
+    return static_cast<int64_t>(automaton->inner.num_positions(state));
+}
+
 LMPROG_EXPORT int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton) {
     return automaton->inner.num_bytes() + automaton->groups.num_bytes() + automaton->strings.num_bytes();
 }

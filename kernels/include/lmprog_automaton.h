@@ -79,6 +79,7 @@ class Automaton {
         Closure& all = target_;
         all.positions.clear();
         all.final = false;
+        step(kOfAnEdge * static_cast<int64_t>(count));
         for (size_t i = 0; i < count; i++) {
             if (moves(edges[i].to)) all.positions.push_back(position(edges[i].to, edges[i].frame));
             if (net_.final_state[edges[i].to]) {
@@ -170,7 +171,8 @@ class Automaton {
     static constexpr uint32_t kNotMoved = ~uint32_t{0};
     static constexpr int kNarrow = 8, kOften = 3;
     static constexpr size_t kFew = 8, kRecent = 512;
-    static constexpr int64_t kKept = 32;  // a part of the positions
+    static constexpr int64_t kKept = 32;      // a part of the positions
+    static constexpr int64_t kOfAnEdge = 16;  // steps that its part of a state takes
 
     // Numbers kept: positions, frames and the members of states and closures.
     int64_t num_held() const {
@@ -568,8 +570,8 @@ class Automaton {
         return x.node == y.node && x.rest == y.rest;
     }
 
-    void step() {
-        if (++work_ > kMaxWork) {
+    void step(int64_t work = 1) {
+        if ((work_ += work) > kMaxWork) {
             entered_.clear();
             resumed_.clear();
             throw Grown();

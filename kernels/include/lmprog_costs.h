@@ -1,5 +1,5 @@
 // Costs: upper bounds on how many tokens are needed to complete something. The twin of UNREACHABLE in
-// lmprog/constraints/leaves.py. Knows numbers.
+// lmprog/constraints/net.py. Knows numbers.
 #ifndef LMPROG_COSTS_H
 #define LMPROG_COSTS_H
 #include <algorithm>

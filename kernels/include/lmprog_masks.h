@@ -113,6 +113,8 @@ int32_t lmprog_automaton_final(const lmprog_automaton* automaton, uint32_t state
 /* Whether one of the state's positions is at this leaf state. */
 int32_t lmprog_automaton_stands_at(const lmprog_automaton* automaton, uint32_t state, int32_t leaf_state);
 int64_t lmprog_automaton_states(const lmprog_automaton* automaton);
+/* Of one state. */
+int64_t lmprog_automaton_positions(const lmprog_automaton* automaton, uint32_t state);
 
 /* Forgets all states but the start and those of `states`, and writes their new numbers to `moved`. The first `needed`
  * of them are kept whatever they take; the others only while half of the memory is free, and get 0 where they are not

@@ -265,6 +265,9 @@ class Automaton:
             raise self._failure(done)
         return moved.tolist()
 
+    def num_positions(self, state: int) -> int:
+        return int(self._kernel.lmprog_automaton_positions(self._handle, state))
+
     def is_final(self, state: int) -> bool:
         return bool(self._kernel.lmprog_automaton_final(self._handle, state))
 

@@ -41,6 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "automaton_final": (INT, [POINTER, _STATE]),
     "automaton_stands_at": (INT, [POINTER, _STATE, INT]),
     "automaton_states": (LONG, [POINTER]),
+    "automaton_positions": (LONG, [POINTER, _STATE]),
     "automaton_bytes": (LONG, [POINTER]),
     "automaton_collect": (LONG, [POINTER, POINTER, LONG, LONG, POINTER]),
     "mask": (LONG, [POINTER, _STATE, LONG, POINTER, LONG, POINTER]),

@@ -12,7 +12,7 @@ import lmprog
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import RequestRejected
+from lmprog.errors import GrammarError, RequestRejected
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["".join((a, b, c)) for a in LETTERS for b in LETTERS for c in LETTERS][:13_000]
@@ -50,6 +50,37 @@ def test_a_bomb_is_decided_within_a_second(name: str, small: Vocabulary) -> None
         if times[-1] < ONE_SECOND:
             return
     pytest.fail(f"{times} seconds")
+
+
+def walk(pattern: str, text: str, vocabulary: Vocabulary) -> float:
+    """Processor seconds of the masks along a text, character by character."""
+    constraint = compile_constraint(wire.Regex(pattern), vocabulary)
+    state = constraint.start
+    begin = time.process_time()
+    for char in text:
+        assert constraint.mask(state).count
+        after = constraint.advance_bytes(state, char.encode())
+        assert after is not None
+        state = after
+    return time.process_time() - begin
+
+
+def test_positions_that_differ_in_a_count_alone_are_not_compared_each_with_each(
+    small: Vocabulary, rng: random.Random
+) -> None:
+    small.prepare()
+    text = "a" + "".join(rng.choices("ab", k=900))
+    assert min(walk("[ab]*a[ab]{1500}", text, small) for _ in range(2)) < ONE_SECOND
+
+
+def test_rounds_that_may_end_anywhere_are_followed_to_their_end(real: Vocabulary) -> None:
+    walk("(.*,){40}x", "ab, cd," * 8, real)
+
+
+def test_counts_that_overlap_too_much_are_refused_before_the_first_token(real: Vocabulary) -> None:
+    with pytest.raises(GrammarError, match="rounds of this constraint's repetitions at once"):
+        compile_constraint(wire.Regex(".*(a|b).{300}"), real)
+    compile_constraint(wire.Regex(".*(a|b).{0,300}"), real)  # the longest covers the others
 
 
 @pytest.mark.parametrize(

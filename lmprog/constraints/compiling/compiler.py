@@ -19,7 +19,7 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.constraints import charset
-from lmprog.constraints.automaton import DEAD, Automaton
+from lmprog.constraints.automaton import DEAD, Automaton, MemoryFull
 from lmprog.constraints.compiling.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.constraint import (
     Check,
@@ -33,7 +33,7 @@ from lmprog.constraints.finish import finish
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import Net, NetBuilder, Node
+from lmprog.constraints.net import REPEAT, Net, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.entry import schema_node, why_nothing_fits
@@ -45,6 +45,10 @@ from lmprog.errors import GrammarError, UnsatisfiableConstraint
 DEFAULT_LIMITS = CompileLimits()
 _PROBE_LIMITS = CompileLimits(max_positions=300_000)
 _PROBE_TEXTS, _PROBE_BYTES = 8, 48
+_PROBE_TOKENS, _PROBE_SOON, _PROBE_WAYS = 48, 6, 4
+_MANY_ROUNDS, _SOME_ROUNDS = 16, 4
+"""From so many on, those of a repetition are looked at, and texts that are in so many at once, if
+they are soon in some."""
 _MANY_CHOICES = 32
 """Choices from which common beginnings are looked for."""
 _DEEPEST = 30
@@ -72,6 +76,8 @@ def compile_constraint(
         assert grammar is not None, "only grammars may be left to the other engine"
         return LlguidanceConstraint(grammar, vocabulary, limits, str(why), check)
     engine = Automaton(net, vocabulary, limits)
+    if isinstance(spec, wire.Regex):
+        _refuse_where_counts_overlap(engine, net, vocabulary, check)
     made = RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
     if not builder.unique_arrays:
         return made
@@ -104,6 +110,38 @@ def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> N
                 )
     except GrammarError as error:
         raise NeedsLlguidance("the grammar is too ambiguous") from error
+
+
+def _refuse_where_counts_overlap(
+    engine: Automaton, net: Net, vocabulary: Vocabulary, check: Check
+) -> None:
+    """Raises GrammarError where tokens, each the worst of some random ones, lead into so many
+    rounds of a repetition at once that a mask takes too long: better before the first token than in
+    the midst of a text.
+    """
+    rounds = net.args[net.kind == REPEAT, 1:]
+    if not rounds.size or rounds.max() < _MANY_ROUNDS:
+        return
+    rng = random.Random(0)
+    state = engine.start
+    try:
+        for number in range(_PROBE_TOKENS):
+            check()
+            if number == _PROBE_SOON and engine.num_positions(state) < _SOME_ROUNDS:
+                return
+            texts = rng.choices(vocabulary.tokens, k=_PROBE_WAYS)
+            ways = {engine.run(state, text) for text in texts if text} - {DEAD}
+            state = max(sorted(ways), key=engine.num_positions, default=state)
+        if engine.num_positions(state) >= _MANY_ROUNDS:
+            engine.raw_mask(state)
+    except MemoryFull:
+        return
+    except GrammarError as error:
+        raise GrammarError(
+            "a text may be in very many rounds of this constraint's repetitions at once, which "
+            "makes it too large; use smaller counts, or none behind a part that may begin anywhere",
+            position=None,
+        ) from error
 
 
 def regular_net(
