@@ -1,5 +1,5 @@
 """`lmprog doctor`: what this machine offers to lmprog, one line each, with the fix if something is
-missing.
+missing; `lmprog doctor MODEL`: whether and how a model will run here.
 
 Each check is a function that returns a `Finding`; none of them changes anything except the cache
 folder.
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Literal
 
 from lmprog import native
+from lmprog.cgroup import processors
+from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.quality import quality_report, text_of
 
@@ -45,9 +47,13 @@ class Finding:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Exit code 1 if something required is missing, or the GPU of `--gpu` cannot be used."""
+    """Exit code 1 if something required is missing, or the model or the GPU that is named cannot be
+    used.
+    """
     if given.quality is not None:
         return compare_types(given)
+    if given.model is not None:
+        return check_model(given)
     return check_machine() if given.gpu is None else try_gpu(given.gpu)
 
 
@@ -57,12 +63,27 @@ def check_machine() -> int:
     for name, look in LOOKS.items():
         finding = look()
         failed = failed or finding.state == "fail"
-        print(
-            f"{finding.state:>4}  {name:<10}  {finding.what}"
-            + (f"\n      fix: {finding.fix}" if finding.fix else "")
-        )
+        _print(name, finding)
     print("\nlmprog cannot run here yet." if failed else "\nlmprog can run here; try: lmprog demo")
     return int(failed)
+
+
+def check_model(given: argparse.Namespace) -> int:
+    """Prints whether and how the model will run here. Exit code 1 if it will not."""
+    from lmprog.runtime.model_report import model_report
+
+    asked = {"quantize": given.quantize, "dtype": given.dtype, "context_len": given.context_len}
+    failed = False
+    for finding in model_report(RuntimeConfig(model=given.model, **asked)):
+        failed = failed or finding.state == "fail"
+        _print(finding.name, Finding(finding.state, finding.what, finding.fix))
+    print(f"\n{given.model} cannot run here." if failed else f"\n{given.model} can run here.")
+    return int(failed)
+
+
+def _print(name: str, finding: Finding) -> None:
+    fix = f"\n      fix: {finding.fix}" if finding.fix else ""
+    print(f"{finding.state:>4}  {name:<10}  {finding.what}{fix}", flush=True)
 
 
 def try_gpu(device: str) -> int:
@@ -108,9 +129,7 @@ def python() -> Finding:
 
 
 def processor() -> Finding:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-    what = f"{platform.machine()}, {num_cores} cores"
+    what = f"{platform.machine()}, {processors()} cores"
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -140,7 +159,7 @@ def compiler() -> Finding:
         return Finding("ok", "none, and none needed: the wheel brought the kernels")
     return Finding(
         "warn",
-        "no C++ compiler: everything runs on plain torch",
+        "no C++ compiler: models run on plain torch, and there are no constraints",
         "sudo apt-get install g++, or set CXX",
     )
 

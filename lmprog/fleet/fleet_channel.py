@@ -1,18 +1,21 @@
 """The client's end of a fleet: a channel like any other, behind which programs are spread.
 
-One thread reads each replica, one looks after who is there and whether each of them gets on; all of
-them only feed the router, under one lock. All replicas have the model of the first one, by its
-fingerprint: another one is refused by name, so that no program goes on with another model. Knows
-connections and threads; who goes where is the router's business.
+One thread reads each replica, one looks after who is there and whether each of them makes
+progress; all of them feed the router, under one lock. Whichever thread has read a replica's replies
+gives them to the client, in the order in which the router let them through. All replicas have the
+model of the first one, by its fingerprint: another one is refused by name, so that no program goes
+on with another model. Knows connections and threads; who goes where is the router's business.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -69,7 +72,14 @@ class FleetChannel:
         """Draining replicas, and when what is left there is moved."""
         self._now = 0.0
         self._looked = time.monotonic()
-        self._heard: queue.SimpleQueue[wire.Reply | None] = queue.SimpleQueue()
+        self._heard: deque[wire.Reply] = deque()
+        """For the client, in order."""
+        self._take: Callable[[list[wire.Reply]], None] | None = None
+        """Gives replies to the client; None while it asks for them by `receive`."""
+        self._giving = threading.Lock()
+        """Held by the thread that calls `_take`; never waited for by one that reads a replica."""
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Wakes the client's reader: something has come that no reading thread gives it."""
         self._closed = threading.Event()
         self._first: wire.Welcome | None = None
         self._first_name = ""
@@ -188,8 +198,7 @@ class FleetChannel:
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         """See `ClientChannel.send`."""
-        if self._closed.is_set():
-            raise RuntimeGone("the fleet's channel was closed")
+        self._raise_if_closed()
         ops_frames(ops)  # what is wrong is found here, and not when it is sent to some replica
         with self._lock:
             self._router.take_ops(ops)
@@ -197,24 +206,54 @@ class FleetChannel:
 
     def receive(self, timeout: float) -> list[wire.Reply]:
         """See `ClientChannel.receive`."""
-        replies: list[wire.Reply] = []
-        try:
-            reply = self._heard.get(timeout=max(timeout, 0.0))
-            while reply is not None:
-                replies.append(reply)
-                reply = self._heard.get_nowait()
-        except queue.Empty:
+        self._wait(timeout)
+        if replies := self._drained():
             return replies
-        self._heard.put(None)  # every later call finds the end as well
-        if replies:
-            return replies
-        raise RuntimeGone("the fleet's channel was closed")
+        self._raise_if_closed()
+        return []
+
+    def deliver(self, take: Callable[[list[wire.Reply]], None], timeout: float) -> None:
+        """See `DeliveringChannel.deliver`. The caller's thread gives what no replica has sent."""
+        self._take = take
+        self._wait(timeout)
+        with self._giving:
+            if replies := self._drained():
+                take(replies)
+        self._raise_if_closed()
+
+    def _wait(self, timeout: float) -> None:
+        """Until something is there for the client's reader, or `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with contextlib.suppress(queue.Empty):
+            while not self._heard and not self._closed.is_set():
+                self._calls.get(timeout=max(deadline - time.monotonic(), 0.0))
+
+    def _give(self) -> None:
+        """Gives the client what has come; the lock is not held, since the client may send."""
+        if self._take is None:
+            self._calls.put(None)
+            return
+        while self._heard and self._giving.acquire(blocking=False):
+            try:
+                while replies := self._drained():
+                    self._take(replies)
+            finally:
+                self._giving.release()
+
+    def _drained(self) -> list[wire.Reply]:
+        """Takes all out of `_heard`; one thread at a time."""
+        return [self._heard.popleft() for _ in range(len(self._heard))]
+
+    def _raise_if_closed(self) -> None:
+        if self._closed.is_set():
+            raise RuntimeGone("the fleet's channel was closed")
 
     def close(self, grace: float = END_SECONDS) -> None:
         """Closes all connections, and ends what the members started. Safe to repeat."""
         if self._closed.is_set():
             return
         self._closed.set()
+        self._calls.put(None)
         self._looker.join()
         with self._lock:
             self._links.clear()
@@ -224,7 +263,6 @@ class FleetChannel:
         for reader in readers:
             reader.join()  # each has closed its connection
         self.ended_well = self._members.close(grace)
-        self._heard.put(None)
 
     # --- who is there ---------------------------------------------------------------------------
 
@@ -264,6 +302,8 @@ class FleetChannel:
                 why = link.look(self._now) if is_same else "its process ended"
                 if why is not None:
                     found.append((link, why))
+                silent = link.is_silent(self._now)
+                self._router.take_figures(name, link.figures, is_silent=silent)
         return found
 
     def _finish_drains(self) -> list[str]:
@@ -358,7 +398,8 @@ class FleetChannel:
         with self._lock:
             if self._links.get(link.member.name) is link:
                 self._router.take_replies(link.member.name, link.without_own(replies, self._now))
-                self._pass_on()
+                self._pass_on(is_given=True)
+        self._give()
 
     def _lose(self, link: ReplicaLink, why: str, *, died: bool = True) -> None:
         """A replica is gone; whoever notices first moves its programs."""
@@ -376,8 +417,10 @@ class FleetChannel:
         log.warning("replica %s is lost; %d programs moved in %.1f ms: %s", name, moved, took, why)
         link.connection.close()
 
-    def _pass_on(self) -> None:
-        """Sends what the router wants sent. The lock is held."""
+    def _pass_on(self, *, is_given: bool = False) -> None:
+        """Sends what the router wants sent, and has the client's reader called for replies unless
+        the caller gives them (`_give`). The lock is held.
+        """
         while self._router.outgoing:
             name, ops = self._router.outgoing.popleft()
             link = self._links.get(name)
@@ -390,5 +433,8 @@ class FleetChannel:
             except LmprogError as error:
                 log.error("a frame for replica %s could not be sent: %s", name, error)
                 self._router.refuse(ops, error)
-        while self._router.replies:
-            self._heard.put(self._router.replies.popleft())
+        if self._router.replies:
+            self._heard.extend(self._router.replies)
+            self._router.replies.clear()
+            if not is_given:
+                self._calls.put(None)

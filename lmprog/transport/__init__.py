@@ -17,6 +17,7 @@ from lmprog.transport.address import (
 from lmprog.transport.channel import (
     ClientChannel,
     ClientId,
+    DeliveringChannel,
     Gone,
     GreetedChannel,
     LocalClientChannel,
@@ -36,6 +37,7 @@ __all__ = [
     "ClientId",
     "CurveClient",
     "CurveServer",
+    "DeliveringChannel",
     "EventSocket",
     "Gone",
     "GreetedChannel",

@@ -131,6 +131,18 @@ class GreetedChannel(ClientChannel, Protocol):
         ...
 
 
+@runtime_checkable
+class DeliveringChannel(ClientChannel, Protocol):
+    """A client's end whose replies come on several threads of its own, which spare a reader."""
+
+    def deliver(self, take: Callable[[list[wire.Reply]], None], timeout: float) -> None:
+        """Like `receive`, but replies go to `take`, in order, one list at a time, on whichever
+        thread has read them; also between two calls. `take` is the same in every call, and never
+        waits.
+        """
+        ...
+
+
 def ops_frames(ops: Sequence[wire.Op]) -> list[bytes]:
     """The ops as few frames as the limit of ops allows, in order, checked as the receiver will
     check them. Raises `InvalidParameter`; then nothing may be sent.
@@ -215,8 +227,9 @@ class ReplyReader:
         *,
         name: str,
     ) -> None:
-        """Starts the thread. On it, `take` gets replies in order, never an empty list; `lose` gets
-        the error that ended the channel, unless `stop` came first.
+        """Starts the thread. On it, `take` gets replies in order, never an empty list (those of a
+        `DeliveringChannel` also on that one's threads); `lose` gets the error that ended the
+        channel, unless `stop` came first.
         """
         self._channel = channel
         self._take = take
@@ -245,9 +258,13 @@ class ReplyReader:
         return threading.current_thread() is self._thread
 
     def _read(self) -> None:
+        channel = self._channel
         try:
+            if isinstance(channel, DeliveringChannel):
+                while not self._is_stopping.is_set():
+                    channel.deliver(self._take, POLL_SECONDS)
             while not self._is_stopping.is_set():
-                if replies := self._channel.receive(POLL_SECONDS):
+                if replies := channel.receive(POLL_SECONDS):
                     self._take(replies)
         except LmprogError as error:
             if not self._is_stopping.is_set():

@@ -106,7 +106,7 @@ HOSTILE = {
     "no dimensions": header(1, 0, tensor([]) + bytes(64)),
     "too many dimensions": header(1, 0, tensor([1] * 9) + bytes(64)),
     "half a block": header(1, 0, tensor([33, 2], kind=8) + bytes(640)),
-    "a type that is not read": header(1, 0, tensor([256], kind=10) + bytes(640)),
+    "a type that is not read": header(1, 0, tensor([256], kind=16) + bytes(640)),
     "an alignment of nothing": header(
         0, 1, writer.text("general.alignment") + writer.field(writer.U32(0))
     ),

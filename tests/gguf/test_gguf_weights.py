@@ -165,6 +165,20 @@ FURTHER: dict[str, tuple[str, Recipe]] = {
         Recipe("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 16}),
     ),
     "qwen3moe": ("qwen3moe", _QWEN3_MOE),
+    "qwen2moe": (
+        "qwen2moe",
+        Recipe(
+            "Qwen2Moe",
+            {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+            | {"shared_expert_intermediate_size": 88},
+        ),
+    ),
+    "olmo2": ("olmo2", FURTHER_MODELS["olmo2"]),
+    "smollm3": (
+        "smollm3",
+        Recipe("SmolLM3", {"num_hidden_layers": 5, "tie_word_embeddings": True}),
+    ),
+    "granite": ("granite", FURTHER_MODELS["granite"]),
     "olmoe": ("olmoe", Recipe("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3})),
     "gpt-oss": (
         "gpt-oss",

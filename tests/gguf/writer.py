@@ -16,9 +16,13 @@ from safetensors.numpy import load_file
 from lmprog.runtime.documents.gguf_file import BLOCKS
 
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8} | {
+    "Q2_K": 10,
+    "Q3_K": 11,
     "Q4_K": 12,
     "Q5_K": 13,
     "Q6_K": 14,
+    "IQ4_NL": 20,
+    "IQ4_XS": 23,
     "BF16": 30,
     "MXFP4": 39,
 }
@@ -112,7 +116,8 @@ def random_blocks(kind: str, count: int, seed: int) -> NDArray[np.uint8]:
     if kind == "MXFP4":
         blocks[:, 0] = draw.integers(116, 120, count, np.uint8)
         return blocks
-    halves = {"Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}.get(kind, (0, 2))
+    one_scale = dict.fromkeys(("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,))
+    halves = (one_scale | {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}).get(kind, (0, 2))
     for at in halves:
         drawn = draw.uniform(0.0005, 0.002, count).astype(np.float16)
         blocks[:, at : at + 2] = drawn.view(np.uint8).reshape(count, 2)
@@ -137,6 +142,16 @@ def model_metadata(config: Mapping[str, Any], name: str = "llama") -> dict[str, 
         "attn_logit_softcapping": config.get("attn_logit_softcapping"),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
     }
+    if name == "qwen2moe":
+        inner = config["shared_expert_intermediate_size"]
+        optional["expert_shared_feed_forward_length"] = inner
+    if name == "granite":
+        optional |= {
+            "embedding_scale": float(config["embedding_multiplier"]),
+            "residual_scale": float(config["residual_multiplier"]),
+            "attention.scale": float(config["attention_multiplier"]),
+            "logit_scale": float(config["logits_scaling"]),
+        }
     if name == "gpt-oss":
         optional["expert_feed_forward_length"] = config["intermediate_size"]
     if rope.get("rope_type") == "yarn":
@@ -175,7 +190,18 @@ FURTHER = {
         "post_feedforward_layernorm": "post_ffw_norm",
     },
     "phi3": {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    "olmo2": {
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
     "llama": {"block_sparse_moe.gate": "ffn_gate_inp"},
+    "qwen2moe": {
+        "mlp.gate": "ffn_gate_inp",
+        "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+        "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+        "mlp.shared_expert.up_proj": "ffn_up_shexp",
+        "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    },
     "qwen3moe": {"mlp.gate": "ffn_gate_inp"},
     "olmoe": {"mlp.gate": "ffn_gate_inp"},
     "gpt-oss": {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
@@ -226,7 +252,10 @@ def content_of(folder: Path, name: str, half: bool = False) -> Content:
         if weight_name.endswith(".sinks"):
             tensors[f"blk.{weight_name.split('.')[2]}.attn_sinks.weight"] = _tensor(weight, half)
             continue
-        if name == "llama" and (".q_proj." in weight_name or ".k_proj." in weight_name):
+        if name == "qwen2moe" and ".shared_expert_gate." in weight_name:
+            weight = weight[0]  # as converters write it
+        is_turned = ".q_proj." in weight_name or ".k_proj." in weight_name
+        if name in ("llama", "smollm3", "granite") and is_turned:
             weight = interleaved(weight, config["head_dim"])
         if name.startswith("gemma") and weight_name.endswith("norm.weight"):
             weight = weight + np.float32(1)

@@ -29,12 +29,16 @@ ARCHITECTURES = {
     "llama": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
+    "olmo2": "olmo2",
     "olmoe": "olmoe",
     "gpt-oss": "gpt_oss",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
 }
 """Names of architectures in GGUF, and in config.json; a Llama with experts is a Mixtral there."""
 _BY_HIDDEN = {"gemma2": 46, "gemma3": 62}
@@ -132,7 +136,7 @@ class _Config:
         }
         if self._field("attention.clamp_kqv", 0.0):
             raise ModelError(f"{file.path.name} clamps queries, keys and values: not supported")
-        if self._name in ("llama", "qwen3") and "blk.0.attn_q.bias" in file.tensors:
+        if self._name not in ("qwen2", "qwen2moe") and "blk.0.attn_q.bias" in file.tensors:
             config["attention_bias"] = True
         if "blk.0.ffn_gate.bias" in file.tensors:
             config["mlp_bias"] = True
@@ -141,6 +145,8 @@ class _Config:
             config["partial_rotary_factor"] = turned / head_dim
         if self._name in _BY_HIDDEN:
             config |= self._gemma(config, head_dim)
+        if self._name == "granite":
+            config |= self._multipliers(head_dim)
         ends = [f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom")]
         config["eos_token_id"] = [
             file.metadata[end] for end in ends if isinstance(file.metadata.get(end), int)
@@ -157,7 +163,7 @@ class _Config:
     def _mixture(self) -> dict[str, Any]:
         if not self._field("expert_count", 0):
             return {}
-        if self._name not in ("llama", "qwen3moe", "olmoe", "gpt-oss"):
+        if self._name not in ("llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"):
             raise ModelError(f"{self._file.path.name} is a mixture of experts: not of {self._name}")
         found: dict[str, Any] = {
             "num_local_experts": self._size("expert_count"),
@@ -170,6 +176,10 @@ class _Config:
         inner = self._size("expert_feed_forward_length")
         if self._name == "gpt-oss":
             return found | {"intermediate_size": inner}
+        if self._name == "qwen2moe":
+            shared = self._size("expert_shared_feed_forward_length")
+            further = {"shared_expert_intermediate_size": shared, "norm_topk_prob": False}
+            return found | {"moe_intermediate_size": inner} | further
         return found | {"moe_intermediate_size": inner, "norm_topk_prob": True}
 
     def _gemma(self, config: dict[str, Any], head_dim: int) -> dict[str, Any]:
@@ -188,6 +198,15 @@ class _Config:
         return {
             "query_pre_attn_scalar": found["query_pre_attn_scalar"],
             "rope_parameters": ropes,
+        }
+
+    def _multipliers(self, head_dim: int) -> dict[str, Any]:
+        """Granite's; a file may leave out, or give as 0, what is as usual."""
+        return {
+            "embedding_multiplier": self._number("embedding_scale", 0.0) or 1.0,
+            "residual_multiplier": self._number("residual_scale", 0.0) or 1.0,
+            "attention_multiplier": self._number("attention.scale", 0.0) or head_dim**-0.5,
+            "logits_scaling": self._number("logit_scale", 0.0) or 1.0,
         }
 
     def _rope(self) -> dict[str, Any]:

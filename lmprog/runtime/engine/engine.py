@@ -146,7 +146,7 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
     """
     check_options(config, "processor")
     folder = locate(config.model)
-    reason = _why_not_native(config, folder)
+    reason = why_not_native(config, folder)
     if reason is None:
         return _load_native(config, folder, keep)
     if config.engine == "native" or config.quantize is not None:
@@ -163,7 +163,7 @@ def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | Torc
     return load_torch_engine(config, folder)
 
 
-def _why_not_native(config: RuntimeConfig, folder: Path | None) -> str | None:
+def why_not_native(config: RuntimeConfig, folder: Path | None) -> str | None:
     """Why the torch engine must run; None: it need not."""
     if config.engine == "torch":
         return "engine = 'torch' was asked for"
@@ -194,23 +194,44 @@ def _unknown(described: Mapping[str, Any]) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """What the native engine loads for a configuration; nothing of the weights is read yet."""
+
+    shape: ModelShape
+    weight_type: str
+    kv_dtype: str
+    context_len: int
+    num_pages: int
+    page_bytes: int
+    page_size: int
+
+
+def native_plan(config: RuntimeConfig, folder: Path | None) -> NativePlan:
+    """Raises ModelError, and InvalidParameter where it cannot be as asked."""
+    shape, dtype = _described(config, folder)
+    context_len = context_length(config, shape.context_len)
+    kv_dtype, page_size = computable(config.kv_dtype or dtype), config.scheduler.page_size
+    size = page_bytes(shape, kv_dtype, page_size)
+    pages = num_pages(config, context_len, size)
+    weight_type = config.quantize or quantized_type(config, folder) or dtype
+    return NativePlan(shape, weight_type, kv_dtype, context_len, pages, size, page_size)
+
+
 def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> NativeEngine:
     threads = config.threads or default_threads()
-    shape, dtype = _described(config, folder)
-    weight_type = config.quantize or quantized_type(config, folder) or dtype
+    plan = native_plan(config, folder)
+    shape, weight_type = plan.shape, plan.weight_type
     if folder is None:
         packed = packed_random(shape, DUMMY_SEED, weight_type, threads)
     else:
         packed = packed_checkpoint(folder, shape, weight_type, threads, keep)
-    context_len = context_length(config, shape.context_len)
-    kv_dtype, page_size = computable(config.kv_dtype or dtype), config.scheduler.page_size
-    pages = num_pages(config, context_len, page_bytes(shape, kv_dtype, page_size))
     made = NativeEngine(
         shape,
         packed,
-        KvMemory(kv_dtype, page_size, pages),
+        KvMemory(plan.kv_dtype, plan.page_size, plan.num_pages),
         location=folder,
-        context_len=context_len,
+        context_len=plan.context_len,
         threads=threads,
     )
     if config.lora:

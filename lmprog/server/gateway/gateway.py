@@ -30,6 +30,7 @@ from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.observability.meters import KeyMetrics, Meters
 from lmprog.server.observability.replica_metrics import FleetView
 from lmprog.server.observability.spans import NoTraces, Traces
+from lmprog.server.options.api_keys import key_of_caches
 from lmprog.server.options.server_settings import ServerSettings
 
 log = logging.getLogger("lmprog.server")
@@ -106,7 +107,7 @@ class Gateway:
         self.fleet: FleetView | None = None
         """Where several runtimes serve: what is known of each. None: there is one."""
         self._label = settings.served_model_name or ""
-        self._secret = secrets.token_bytes(32)
+        self._secret = key_of_caches(settings)
 
     @property
     def is_ready(self) -> bool:

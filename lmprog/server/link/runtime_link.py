@@ -219,7 +219,7 @@ class RuntimeLink:
             take, lose = partial(self._deliver, connection), partial(self._lose, connection)
             return _LoopReader(connection.watched, loop, take, lose)
         return ReplyReader(
-            connection,
+            connection.delivering or connection,
             lambda replies: _on(loop, self._deliver, connection, replies),
             lambda error: _on(loop, self._lose, connection, error),
             name="lmprog-link",

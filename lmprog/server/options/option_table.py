@@ -47,6 +47,8 @@ _HELP: Mapping[str, str] = {
     "served_model_name": "what clients call the model",
     "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody; "
     "default: key where there are several keys, else shared",
+    "cache_key_file": "a file with the secret by which keys have caches, made where it is missing; "
+    "servers that share it find each other's; default: made of --keys, else anew at each start",
     "allow_cache_salt": "let requests choose a cache of their own",
     "generation_config": "auto: take sampling defaults from the checkpoint's "
     "generation_config.json",

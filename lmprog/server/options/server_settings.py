@@ -51,6 +51,9 @@ class ServerSettings:
     """Who shares the prefix cache: everybody, requests of one key, nobody. None: `key` where there
     are several keys.
     """
+    cache_key_file: str | None = None
+    """A file with the secret of names of caches, made where it is missing; see `key_of_caches`.
+    """
     allow_cache_salt: bool = False
     """Whether a request may choose a cache of its own with `cache_salt`."""
     generation_config: Literal["auto", "none"] = "auto"

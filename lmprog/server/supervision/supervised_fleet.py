@@ -52,6 +52,11 @@ class _GatewaysEnd:
             raise RuntimeGone("The server is stopping.")
         return self._channel.receive(timeout)
 
+    def deliver(self, take: Callable[[list[wire.Reply]], None], timeout: float) -> None:
+        if self._is_closed:
+            raise RuntimeGone("The server is stopping.")
+        self._channel.deliver(take, timeout)
+
     def close(self) -> None:
         self._is_closed = True
 

@@ -7,9 +7,10 @@ Knows names, sizes and rows. How numbers are read is the affair of `stored_weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +44,30 @@ class Derived:
     """Gives the floats of 8 bits that it is made of; None: it is made of something else."""
 
 
+class StoredCheckpoint(Protocol):
+    """The weights of a checkpoint as they are stored."""
+
+    @property
+    def folder(self) -> Path:
+        """Where they are, for errors."""
+        ...
+
+    @property
+    def names(self) -> set[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def number_type(self, name: str) -> np.dtype[Any]: ...
+    def array(self, name: str) -> NDArray[Any]: ...
+    def rows(self, name: str, first: int, end: int) -> NDArray[Any]: ...
+    def release(self, name: str, first: int, end: int) -> None: ...
+    def unread_types(self, names: Set[str]) -> list[str]: ...
+
+
 class DerivedWeights:
     """`base` with the weights `derived` in place of those that they are made of."""
 
     def __init__(
         self,
-        base: Checkpoint,
+        base: StoredCheckpoint,
         derived: Mapping[str, Derived],
         unused: frozenset[str] = frozenset(),
     ) -> None:

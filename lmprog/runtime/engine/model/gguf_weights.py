@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,18 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_NORMS_BEHIND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _FURTHER = {
-    "gemma": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
+    "gemma": _NORMS_BEHIND | {"ffn_norm": "pre_feedforward_layernorm"},
+    "olmo2": _NORMS_BEHIND,
+    "qwen2_moe": {
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
     },
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "gpt_oss": {"post_attention_norm": "post_attention_layernorm"},
@@ -56,15 +64,17 @@ _FURTHER = {
 """What is called otherwise in an architecture, or is there only."""
 _STACKS = {"ffn_gate_exps": "gate", "ffn_up_exps": "up", "ffn_down_exps": "down"}
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
-_INTERLEAVED = frozenset({"llama", "mistral", "mixtral"})
+_INTERLEAVED = frozenset({"llama", "mistral", "mixtral", "smollm3", "granite"})
 _EXPERTS = {
     "mixtral": ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2"),
+    "qwen2_moe": ExpertNames(),
     "qwen3_moe": ExpertNames(),
     "olmoe": ExpertNames(),
     "gpt_oss": ExpertNames(router="router"),
 }
 _SINKS = "attn_sinks"
 """Numbers of a layer that are called weights here only."""
+_SHARE = "ffn_gate_inp_shexp"
 
 
 class GgufCheckpoint:
@@ -92,6 +102,15 @@ class GgufCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].shape
+
+    @property
+    def folder(self) -> Path:
+        """The file itself, which a folder is elsewhere."""
+        return self._file.path
+
+    def unread_types(self, names: Set[str]) -> list[str]:
+        """None: a file with another type is not opened."""
+        return []
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:
         """Raises ModelError unless exactly `wanted` is there."""
@@ -183,6 +202,11 @@ def _usual_tensors(
     if experts is not None and kind in _STACKS and len(tensor.shape) == stacked:
         for expert, part in enumerate(tensor.parts()):
             yield prefix + experts.of_expert(expert, _STACKS[kind], end), part
+    elif kind == _SHARE and len(tensor.shape) == 1:  # a matrix of one row
+        yield (
+            f"{prefix}{_FURTHER['qwen2_moe'][kind]}.weight",
+            replace(tensor, shape=(1, *tensor.shape)),
+        )
     elif kind == _SINKS and end == "weight":
         yield f"{prefix}self_attn.sinks", tensor
     elif experts is not None and kind == "ffn_gate_inp":
@@ -266,11 +290,38 @@ def _q5_k(blocks: Bytes) -> Floats:
     return _scaled_eights(blocks, low | fifth)
 
 
+_SHIFTS = (2 * np.arange(4, dtype=np.uint8))[:, None]
+
+
+def _pairs(packed: Bytes) -> Bytes:
+    """Numbers of two bits: of each 32 bytes the lowest pairs, then the next ones. # [blocks, 64] ->
+    [blocks, 16, 16]
+    """
+    return (packed.reshape(-1, 2, 1, 32) >> _SHIFTS & np.uint8(3)).reshape(-1, 16, 16)
+
+
+def _q2_k(blocks: Bytes) -> Floats:
+    both = blocks[:, :16]  # of 16 groups of 16 numbers: scales in the low halves, minima above
+    by = (_halves(blocks, 80) * (both & 15).astype(np.float32))[..., None]
+    less = (_halves(blocks, 82) * (both >> 4).astype(np.float32))[..., None]
+    whole = _pairs(blocks[:, 16:80]).astype(np.float32)
+    return (by * whole - less).reshape(len(blocks), 256)
+
+
+def _q3_k(blocks: Bytes) -> Floats:
+    # A third bit for each number: bit g of 32 bytes for group g of 32 numbers; set: not less by 4.
+    shifts = np.arange(8, dtype=np.uint8)[:, None]
+    third = (blocks[:, None, :32] >> shifts & 1).reshape(-1, 16, 16).astype(np.float32)
+    whole = _pairs(blocks[:, 32:96]).astype(np.float32) + 4 * third - 4
+    high = (blocks[:, None, 104:108] >> _SHIFTS & 3).reshape(-1, 16) << 4
+    scales = (_nibbles(blocks[:, 96:104]) | high).astype(np.float32) - 32
+    return ((_halves(blocks, 108) * scales)[..., None] * whole).reshape(len(blocks), 256)
+
+
 def _q6_k(blocks: Bytes) -> Floats:
     # Two halves of 128: 64 bytes of low bits, 32 of high pairs, 8 scales of 16 numbers each.
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
-    shifts = (2 * np.arange(4, dtype=np.uint8))[:, None]
-    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3) << 4
+    high = (blocks[:, 128:192].reshape(-1, 2, 1, 32) >> _SHIFTS & 3) << 4
     whole = (low | high).reshape(-1, 16, 16).astype(np.float32) - 32
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
     return ((_halves(blocks, 208) * scales)[..., None] * whole).reshape(len(blocks), 256)
@@ -278,6 +329,25 @@ def _q6_k(blocks: Bytes) -> Floats:
 
 _QUARTERS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 """Twice the numbers of four bits: a sign, two bits of exponent and one of fraction."""
+
+
+_UNEVEN = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32
+)
+"""What the four bits of the types "IQ4" mean."""
+
+
+def _iq4_nl(blocks: Bytes) -> Floats:
+    return _halves(blocks, 0) * _UNEVEN[_nibbles(blocks[:, 2:])]
+
+
+def _iq4_xs(blocks: Bytes) -> Floats:
+    # Eight groups of 32 numbers, whose scales have four low bits here and two high ones there.
+    low = (blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 8)
+    high = (blocks[:, 2:4, None] >> _SHIFTS[:, 0] & 3).reshape(-1, 8) << 4
+    scales = (low | high).astype(np.float32) - 32
+    whole = _UNEVEN[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
+    return ((_halves(blocks, 0) * scales)[..., None] * whole).reshape(len(blocks), 256)
 
 
 def _mxfp4(blocks: Bytes) -> Floats:
@@ -291,9 +361,13 @@ _READERS: Mapping[str, Callable[[Bytes], Floats]] = {
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
 }
 

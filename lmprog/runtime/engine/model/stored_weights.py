@@ -24,6 +24,7 @@ from lmprog.runtime.engine.model.derived_weights import (
     Derived,
     DerivedWeights,
     Float8Weight,
+    StoredCheckpoint,
     shared_experts,
     single_experts,
 )
@@ -60,23 +61,33 @@ def stored_weights(location: Path, shape: ModelShape) -> StoredWeights:
     ModelError.
     """
     if location.is_file():
-        return GgufCheckpoint(location)
+        file = GgufCheckpoint(location)  # each expert of it is a weight already
+        derived = _with_shared_experts(file, {}, frozenset(), shape)
+        return DerivedWeights(file, derived) if derived else file
     checkpoint = Checkpoint(location)
     how = read_quantization(read_config(location))
     derived = {} if how is None else dict(_quantized(checkpoint, how, shape))
     if shape.mixture is not None:
         derived |= single_experts(checkpoint, shape.mixture)
-    unused = {name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES)}
-    if shape.mixture is not None and shape.mixture.shared is not None:
-        as_stored = DerivedWeights(checkpoint, derived, frozenset(unused))
-        parts = shared_experts(as_stored, shape.mixture, derived)
-        used = {source for part in parts.values() for source in part.sources}
-        derived = {
-            name: one for name, one in derived.items() if used.isdisjoint(one.sources)
-        } | parts
+    unused = frozenset(name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES))
+    derived = _with_shared_experts(checkpoint, derived, unused, shape)
     if how is None and not derived:
         return checkpoint
-    return DerivedWeights(checkpoint, derived, frozenset(unused))
+    return DerivedWeights(checkpoint, derived, unused)
+
+
+def _with_shared_experts(
+    stored: StoredCheckpoint,
+    derived: dict[str, Derived],
+    unused: frozenset[str],
+    shape: ModelShape,
+) -> dict[str, Derived]:
+    """`derived`, with a shared expert's weights cut into experts."""
+    if shape.mixture is None or shape.mixture.shared is None:
+        return derived
+    parts = shared_experts(DerivedWeights(stored, derived, unused), shape.mixture, derived)
+    used = {source for part in parts.values() for source in part.sources}
+    return {name: one for name, one in derived.items() if used.isdisjoint(one.sources)} | parts
 
 
 def weight_source(folder: Path | None, shape: ModelShape, seed: int = 0) -> WeightSource:

@@ -30,7 +30,7 @@ from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.checkpoint_digests import weight_digests
 from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
-from lmprog.runtime.engine.model.stored_weights import RandomSource, stored_weights
+from lmprog.runtime.engine.model.stored_weights import RandomSource, StoredWeights, stored_weights
 from lmprog.runtime.engine.model.weight_table import EMBEDDING, up32
 from lmprog.runtime.engine.native import interface
 from lmprog.weight_cache import user_cache
@@ -257,9 +257,7 @@ def packed_checkpoint(
     """The weights of `folder`, left for the next start where `keep`. Raises ModelError where they
     do not fit `shape`.
     """
-    checkpoint = stored_weights(folder, shape)
-    checkpoint.check(weight_table.expected(shape), shape.tied_head)
-    layout = packed_layout(shape, checkpoint, weight_type)
+    checkpoint, layout = _laid_out(folder, shape, weight_type)
     files = user_cache()
     if layout.num_bytes < _SMALLEST_KEPT or not files.limit:
         return _packed_now(layout, checkpoint, threads)
@@ -278,6 +276,19 @@ def packed_checkpoint(
             draft.discard()
             raise
     return layout.placed(Region(layout.num_bytes, memory))
+
+
+def packed_size(folder: Path, shape: ModelShape, weight_type: str) -> int:
+    """Bytes that the weights of `folder` take. Raises ModelError where they do not fit `shape`."""
+    return _laid_out(folder, shape, weight_type)[1].num_bytes
+
+
+def _laid_out(
+    folder: Path, shape: ModelShape, weight_type: str
+) -> tuple[StoredWeights, PackedLayout]:
+    checkpoint = stored_weights(folder, shape)
+    checkpoint.check(weight_table.expected(shape), shape.tied_head)
+    return checkpoint, packed_layout(shape, checkpoint, weight_type)
 
 
 def packed_random(shape: ModelShape, seed: int, weight_type: str, threads: int) -> Packed:

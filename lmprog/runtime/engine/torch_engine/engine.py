@@ -205,6 +205,16 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     )
 
 
+def computed_by(folder: Path | None) -> str:
+    """Whose decoder computes it. Raises ModelError for what its config says that none does."""
+    if folder is None or _own_shape(read_config(folder), folder) is not None:
+        return "lmprog's own decoder"
+    from lmprog.runtime.engine.torch_engine.fallback import foreign_config
+
+    foreign_config(folder)
+    return "transformers"
+
+
 def _own_shape(described: Mapping[str, Any], location: Path) -> ModelShape | None:
     """The shape for our decoder; None for what transformers must compute."""
     if described["model_type"] not in FAMILIES:

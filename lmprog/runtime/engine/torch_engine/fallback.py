@@ -191,15 +191,20 @@ def foreign_config(folder: Path) -> Any:
             f"{folder} ({config.model_type}) adds a bias to its scores that grows with the "
             "distance (ALiBi), which attention over pages does not have"
         )
-    return config
-
-
-def _loaded(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> Any:
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ModelError(
             f"{folder} is no language model that transformers can generate with "
             f"({config.model_type})"
         )
+    if getattr(AutoModelForCausalLM._model_mapping[type(config)], "_is_stateful", False):
+        raise ModelError(
+            f"{config.model_type} keeps a state that is not keys and values: it cannot share "
+            "prefixes"
+        )
+    return config
+
+
+def _loaded(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> Any:
     if not sys.stderr.isatty():
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -232,11 +237,6 @@ def _loaded(folder: Path, config: Any, dtype: torch.dtype, attention: str) -> An
     ]
     if wrong:
         raise ModelError(f"the weights of {folder} do not fit its config.json; " + "; ".join(wrong))
-    if getattr(model, "_is_stateful", False):
-        raise ModelError(
-            f"{config.model_type} keeps a state that is not keys and values: it cannot share "
-            "prefixes"
-        )
     return model.eval()
 
 
