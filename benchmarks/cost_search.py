@@ -102,6 +102,12 @@ class Fields:
                 self.bodies[path] = self._known(content["application/json"]["schema"])
 
     def new(self) -> Attack:
+        made = self._any()
+        while len(made.raw) > self._most:
+            made = self._any()
+        return made
+
+    def _any(self) -> Attack:
         path = self._rng.choice(sorted(self.bodies))
         schema = self.bodies[path]
         names = sorted(schema.get("properties", {}))
@@ -167,11 +173,10 @@ class Fields:
             case "array" if depth:
                 most = int(schema.get("maxItems", 4096))
                 count = min(most, rng.choice((1, 2, 4, 16, 128, 1024)))
-                items = [
-                    self._value(schema.get("items", {}), depth - 1, name)
-                    for _ in range(min(4, count))
-                ]
-                return (items * (count // max(1, len(items)) + 1))[:count]
+                one = schema.get("items", {})
+                items = [self._value(one, depth - 1, name) for _ in range(min(4, count))]
+                fit = self._most // 2 * len(items) // len(json.dumps(items))
+                return (items * (count // max(1, len(items)) + 1))[: max(1, min(count, fit))]
             case "object" if depth and "properties" in schema:
                 required = schema.get("required", ())
                 names = [

@@ -64,7 +64,7 @@ def test_bodies_keep_to_their_size_and_to_the_fields_of_their_route() -> None:
     for _ in range(300):
         attack = fields.changed(attack, fields.new())
         assert set(attack.body) <= {"prompt", "n", "stop", "other"}
-        assert len(attack.raw) <= 4_000 or "prompt" in attack.body
+        assert len(attack.raw) <= 4_000
 
 
 MOST_TURN = 0.25
@@ -106,8 +106,8 @@ def test_no_request_holds_up_the_gateways_loop(fake: Fake) -> None:
     async def run() -> Search:
         async with asking(fake) as (client, _):
             target = LoopTarget(client)
-            search = Search(await target.document(), seed=1, most_bytes=100_000)
-            await searched(target, search, lambda: search.tried < 60)
+            search = Search(await target.document(), seed=1, most_bytes=20_000)
+            await searched(target, search, lambda: search.tried < 50)
             return search
 
     search = asyncio.run(run())

@@ -562,7 +562,7 @@ def test_a_body_is_counted_until_its_request_ends_however_it_ends(
             await asyncio.sleep(0.01)
         assert gateway.memory.held == 0
 
-    asking(scoring, do)
+    asking(scoring, do, max_stored_bytes=1)
 
 
 class Half(Asgi):

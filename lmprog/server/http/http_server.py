@@ -268,7 +268,7 @@ class HttpConnection(H11Protocol):
             self._refused.forget(len(data))
             return
         super().data_received(data)
-        if not self._is_between:
+        if self.cycle is not None and not self.cycle.response_complete:  # a request is under way
             self._time_headers(False)
         elif self._timer is None:
             # uvicorn's own timer between requests ends with the first byte of the next
@@ -279,11 +279,6 @@ class HttpConnection(H11Protocol):
         if not is_watched and self.transport.get_write_buffer_size():
             self._unread = UnreadAnswer(self.transport, self.loop, self.write_stall)
         super().on_response_complete()
-
-    @property
-    def _is_between(self) -> bool:
-        """No request has come yet, or the last one is answered."""
-        return self.cycle is None or self.cycle.response_complete
 
     def _time_headers(self, waits: bool) -> None:
         """Whether the headers of a request are waited for, from now on."""
