@@ -8,7 +8,7 @@ start opens them at once, and a changed source rebuilds them. One process compil
 it; it tells how far it is, and when it ends before its time, no compiler goes on. A unit whose
 flags an old compiler does not know is compiled without them, which leaves its instruction set out
 of the library (`left_out`). `library(name)` is None where there is neither (or with
-`LMPROG_NATIVE=0`): every caller has a plain twin for that case.
+`LMPROG_NATIVE=0`): a model then decodes on plain torch, and constraints are refused.
 
 `LMPROG_NATIVE=build` compiles even where a wheel brought the library, for this machine's compiler.
 
@@ -427,7 +427,7 @@ def _finish(job: subprocess.Popen[str]) -> None:
 _SAID = {
     "wheel": "from the wheel",
     "compiled": "built",
-    None: "not built: its plain twin is used",
+    None: "not built",
 }
 
 

@@ -51,7 +51,7 @@ WORDS = {
     "span": Word("a part of a request with a beginning and an end, for OpenTelemetry", "server"),
     "native": Word(
         "compiled code, and what calls it",
-        "native constraints.native_masks constraints.native_texts runtime.engine",
+        "native runtime.engine",
     ),
     "dialect": Word("how one HTTP API names and shapes what all have", "server backends.blackbox"),
     "page": Word("a fixed number of tokens' keys and values in memory or on disk", "runtime radix"),

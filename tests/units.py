@@ -92,7 +92,7 @@ UNITS = {
     "model_report": Unit("lmprog.runtime.model_report", "errors config documents text engine"),
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
-    "http": Unit("lmprog.server.http", "errors wire options"),
+    "http": Unit("lmprog.server.http", "errors wire options fairness"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
         "lmprog.server.link",
@@ -113,7 +113,7 @@ UNITS = {
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs lmprog.server.local",
-        "errors config wire tool_calls options http link gateway operations",
+        "errors config wire tool_calls options http fairness link gateway operations",
     ),
     "server": Unit(
         "lmprog.server",

@@ -1,5 +1,4 @@
-// One character of a set as a byte automaton: the plain twins, lmprog/constraints/lower.py and net.byte_strings_leaf,
-// explain it.
+// One character of a set as a byte automaton.
 //
 // A spelling is a chain of sets of bytes whose ends are shared, so equal ends are one number. A state of the automaton is
 // a set of such ends. Knows UTF-8 and how JSON escapes characters; knows no patterns.
@@ -26,6 +25,8 @@ namespace {
 
 constexpr int32_t kEnd = 0;  // the spelling of nothing
 constexpr int32_t kBackslash = 92, kLargestInBmp = 0xFFFF;
+constexpr CharRange kPlainAscii[] = {{0x20, 0x21}, {0x23, 0x5B}, {0x5D, 0x7F}};  // may stand for themselves in a string
+enum Way : int32_t { kUtf8, kEvery, kStrict, kShortest };  // LMPROG_CLASS_...
 
 struct Escape {
     int32_t character;
@@ -140,9 +141,33 @@ class Spellings {
         for (const CharRange& one : common(ranges, kLargestInBmp + 1, lmprog::kLastCharacter)) add_pairs(one.low, one.high);
     }
 
+    // Printable ASCII is never escaped.
+    void add_strict(const CharRanges& ranges) {
+        for (const auto& [low, high] : kPlainAscii) add_utf8(common(ranges, low, high));
+        for (const auto& [low, high] : {CharRange{0, 0x1F}, {0x22, 0x22}, {0x5C, 0x5C}, {0x80, lmprog::kLastCharacter}})
+            add_json(common(ranges, low, high));
+    }
+
+    // One spelling for each character, that of Python's json.
+    void add_shortest(const CharRanges& ranges) {
+        for (const auto& [low, high] : kPlainAscii) add_utf8(common(ranges, low, high));
+        add_utf8(common(ranges, 0x80, lmprog::kLastCharacter));
+        for (const auto& [from, to] : {CharRange{0, 0x1F}, {0x22, 0x22}, {0x5C, 0x5C}})
+            for (const CharRange& one : common(ranges, from, to))
+                for (int32_t code = one.low; code <= one.high; code++) add_escape(code);
+    }
+
     Numbers begun;  // whole spellings
 
   private:
+    void add_escape(int32_t code) {
+        const auto exactly = [](int32_t byte) { return bytes(byte, byte); };
+        for (const Escape& escape : kEscapes)
+            if (escape.character == code) return add({exactly(kBackslash), exactly(escape.letter)});
+        const char* hex = "0123456789abcdef";
+        add({exactly(kBackslash), exactly('u'), exactly('0'), exactly('0'), exactly(hex[code >> 4]), exactly(hex[code & 15])});
+    }
+
     int32_t chain(int32_t set, int32_t rest) {
         const uint64_t key = static_cast<uint64_t>(set) << 32 | static_cast<uint32_t>(rest);
         const auto [found, is_new] = index_.try_emplace(key, static_cast<int32_t>(all_.size()));
@@ -204,18 +229,20 @@ class Spellings {
     std::unordered_map<uint64_t, int32_t> index_;
 };
 
-struct Way {
+struct Branch {
     int32_t low, high, rest;
 };
 
 }  // namespace
 
 struct lmprog_class {
-    lmprog_class(const CharRanges& ranges, bool in_json) {
-        if (in_json)
-            spellings.add_json(ranges);
-        else
-            spellings.add_utf8(ranges);
+    lmprog_class(const CharRanges& ranges, int32_t way) {
+        switch (way) {
+            case kUtf8: spellings.add_utf8(ranges); break;
+            case kEvery: spellings.add_json(ranges); break;
+            case kStrict: spellings.add_strict(ranges); break;
+            default: spellings.add_shortest(ranges);
+        }
         state_of(spellings.begun);
         for (size_t state = 0; state < states.size(); state++) explore(state);
         measure();
@@ -231,7 +258,7 @@ struct lmprog_class {
 
     void explore(size_t state) {
         const Numbers ends = states[state];
-        std::vector<Way> ways;
+        std::vector<Branch> ways;
         std::vector<int32_t> bounds;
         for (const int32_t end : ends) {
             if (end == kEnd) continue;
@@ -242,19 +269,19 @@ struct lmprog_class {
         }
         std::sort(bounds.begin(), bounds.end());
         bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
-        std::sort(ways.begin(), ways.end(), [](const Way& a, const Way& b) { return a.low < b.low; });
+        std::sort(ways.begin(), ways.end(), [](const Branch& a, const Branch& b) { return a.low < b.low; });
         final.push_back(!ends.empty() && ends[0] == kEnd);
         num_edges.push_back(0);
-        std::vector<Way> active;
+        std::vector<Branch> active;
         size_t at = 0;
         for (size_t i = 0; i + 1 < bounds.size(); i++) {
             const int32_t first = bounds[i];
-            active.erase(std::remove_if(active.begin(), active.end(), [&](const Way& way) { return way.high < first; }),
+            active.erase(std::remove_if(active.begin(), active.end(), [&](const Branch& way) { return way.high < first; }),
                          active.end());
             while (at < ways.size() && ways[at].low == first) active.push_back(ways[at++]);
             if (active.empty()) continue;
             Numbers rests;
-            for (const Way& way : active) rests.push_back(way.rest);
+            for (const Branch& way : active) rests.push_back(way.rest);
             edges.insert(edges.end(), {first, bounds[i + 1] - 1, state_of(std::move(rests))});
             num_edges.back()++;
         }
@@ -286,11 +313,11 @@ struct lmprog_class {
     std::vector<int64_t> cost;
 };
 
-LMPROG_EXPORT lmprog_class* lmprog_class_new(const int32_t* ranges, int64_t count, int32_t in_json) {
+LMPROG_EXPORT lmprog_class* lmprog_class_new(const int32_t* ranges, int64_t count, int32_t way) {
     try {
         CharRanges all;
         for (int64_t i = 0; i < count; i++) all.push_back({ranges[2 * i], ranges[2 * i + 1]});
-        return new lmprog_class(all, in_json != 0);
+        return new lmprog_class(all, way);
     } catch (const std::bad_alloc&) {
         return nullptr;
     }

@@ -1,4 +1,4 @@
-// Nets from a builder's parts: costs, trimming, flat arrays. The plain twin, lmprog/constraints/finish.py, explains them.
+// Nets from a builder's parts: costs, trimming, flat arrays. lmprog/constraints/finish.py explains them.
 //
 // The parts' nodes and states are numbered one after the other, the net itself first. Knows bytes, not tokens' ids.
 #include "lmprog_nets.h"
@@ -65,6 +65,7 @@ struct lmprog_net_build {
     LeafCursor at;
     std::vector<int64_t> others;  // costs of members that are not required
     std::vector<uint8_t> padded;  // a text and what may be read behind it
+    std::vector<uint8_t> taken;   // bytes that lead on to a name
     lmprog_net_sizes size{};
     bool leaves_done = false, costs_done = false, changed = true;
     int32_t node = 0;
@@ -177,38 +178,82 @@ struct lmprog_net_build {
         state_cost.insert(state_cost.end(), of.cost + from, of.cost + from + count);
     }
 
+    // A state on the way to a name: what it stands for in `any_text`, and what leads on.
+    struct OnTheWay {
+        int32_t place;
+        std::vector<std::pair<lmprog::Spelled, int32_t>> children;
+    };
+
+    // First the vertices of the names, then the states within a character.
     void all_but(int32_t num_names) {
         lmprog::NameTrie trie;
         for (int32_t i = 0; i < num_names; i++) at.text = trie.add(at.text);
-        const int32_t first = num_states(), behind = first + trie.size();
-        std::vector<uint8_t> taken;
-        for (int32_t vertex = 0; vertex < trie.size(); vertex++) {
-            const size_t before = edges.size();
-            taken.clear();
-            trie.each_child(vertex, [&](uint8_t character, int32_t) { taken.push_back(character); });
-            std::sort(taken.begin(), taken.end());
-            leaving(taken, behind);
-            trie.each_child(vertex, [&](uint8_t character, int32_t child) {
-                edges.push_back({character, character, first + child});
+        std::vector<OnTheWay> states(static_cast<size_t>(trie.size()));
+        for (int32_t vertex = 0; vertex < trie.size(); vertex++)
+            trie.each_child(vertex, [&](int32_t character, int32_t child) {
+                for (const lmprog::Spelling& one : lmprog::spellings_of(character)) add_way(states, vertex, one, child);
             });
+        const int32_t first = num_states(), behind = first + static_cast<int32_t>(states.size());
+        for (int32_t state = 0; state < static_cast<int32_t>(states.size()); state++) {
+            const OnTheWay& here = states[static_cast<size_t>(state)];
+            const size_t before = edges.size();
+            leaving(here, behind);
+            for (const auto& [by, child] : here.children) {
+                edges.push_back({by.byte, by.byte, first + child});
+                if (by.other != by.byte) edges.push_back({by.other, by.other, first + child});
+            }
             num_edges.push_back(static_cast<int32_t>(edges.size() - before));
-            final_state.push_back(!trie.is_name(vertex));
-            state_cost.push_back(trie.is_name(vertex));  // a name needs one character more
+            const bool is_name = state < trie.size() && trie.is_name(state);
+            final_state.push_back(here.place == 0 && !is_name);
+            state_cost.push_back(is_name ? 1 : any_text.cost[here.place]);  // a name needs one character more
         }
         append(any_text, 0, any_text.num_states, any_text.edges);
     }
 
-    // The edges of the first state of `any_text` but for some bytes.
-    void leaving(const std::vector<uint8_t>& taken, int32_t behind) {
-        for (int32_t e = 0; e < any_text.num_edges[0]; e++) {
-            int32_t low = any_text.edges[3 * e];
-            const int32_t high = any_text.edges[3 * e + 1], to = behind + any_text.edges[3 * e + 2];
+    void add_way(std::vector<OnTheWay>& states, int32_t from, const lmprog::Spelling& spelling, int32_t to) const {
+        for (size_t i = 0; i + 1 < spelling.size(); i++) {
+            const uint8_t byte = spelling[i].byte;
+            const auto& known = states[static_cast<size_t>(from)].children;
+            const auto found = std::find_if(known.begin(), known.end(), [&](const auto& one) { return one.first.byte == byte; });
+            if (found != known.end()) {
+                from = found->second;
+                continue;
+            }
+            const int32_t place = after(states[static_cast<size_t>(from)].place, byte), made = static_cast<int32_t>(states.size());
+            states[static_cast<size_t>(from)].children.push_back({spelling[i], made});
+            states.push_back({place, {}});
+            from = made;
+        }
+        states[static_cast<size_t>(from)].children.push_back({spelling.back(), to});
+    }
+
+    // The state of `any_text` behind another.
+    int32_t after(int32_t place, uint8_t byte) const {
+        const int32_t* edge = edges_of(place);
+        while (byte < edge[0] || byte > edge[1]) edge += 3;
+        return edge[2];
+    }
+
+    const int32_t* edges_of(int32_t place) const {
+        const int32_t* edge = any_text.edges;
+        for (int32_t q = 0; q < place; q++) edge += 3 * any_text.num_edges[q];
+        return edge;
+    }
+
+    // The edges of `any_text` but for the bytes that lead on.
+    void leaving(const OnTheWay& here, int32_t behind) {
+        taken.clear();
+        for (const auto& [by, child] : here.children) taken.insert(taken.end(), {by.byte, by.other});
+        std::sort(taken.begin(), taken.end());
+        const int32_t* edge = edges_of(here.place);
+        for (int32_t e = 0; e < any_text.num_edges[here.place]; e++, edge += 3) {
+            int32_t low = edge[0];
             for (const uint8_t byte : taken) {
-                if (byte < low || byte > high) continue;
-                if (byte > low) edges.push_back({low, byte - 1, to});
+                if (byte < low || byte > edge[1]) continue;
+                if (byte > low) edges.push_back({low, byte - 1, behind + edge[2]});
                 low = byte + 1;
             }
-            if (low <= high) edges.push_back({low, high, to});
+            if (low <= edge[1]) edges.push_back({low, edge[1], behind + edge[2]});
         }
     }
 

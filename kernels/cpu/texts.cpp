@@ -1,4 +1,4 @@
-// Explores the automaton of a set of texts. The plain twin, lmprog/constraints/textset.py, explains it.
+// Explores the automaton of a set of texts. lmprog/constraints/text_set.py explains it.
 //
 // A state is a vertex of the trie of excluded words and, for each expression that must match, a set of terms one of which
 // has to match the rest; the last set is of the expressions that must not. Knows characters; knows no bytes.

@@ -1,4 +1,4 @@
-// The lazily determinised automaton of a net; the twin of lmprog/constraints/automaton.py, which explains the idea.
+// The lazily determinised automaton of a net; lmprog/constraints/automaton.py explains the idea.
 //
 // Plain C++17 on vectors. Frames, positions and states are hash-consed to integers. Knows bytes, not tokens.
 #ifndef LMPROG_AUTOMATON_H
@@ -134,7 +134,8 @@ class Automaton {
     }
 
     // A fresh automaton of the same net with some of the states. `to[i]` becomes the new number of `from[i]`: of the
-    // first `needed` whatever they take, of the others as long as half of the memory is free; 0 for those left out.
+    // first `needed` whatever they take, of the others as long as half of the states are free and nearly all positions
+    // (states of many are hardly met twice, and to move them takes time); 0 for those left out.
     static Automaton collected(const Automaton& old, const uint32_t* from, int64_t count, int64_t needed, uint32_t* to) {
         Automaton fresh(old.net_);
         std::vector<uint32_t> frames(old.frames_.size(), kNotMoved);
@@ -142,7 +143,7 @@ class Automaton {
         Closure set;
         for (int64_t i = 0; i < count; i++) {
             to[i] = 0;
-            if (i >= needed && 2 * (fresh.num_held() - 1) > old.net_.max_positions) continue;
+            if (i >= needed && kKept * (fresh.num_held() - 1) > old.net_.max_positions) continue;
             if (i >= needed && 2 * fresh.num_states() > old.net_.max_states) continue;
             const State& state = old.states_[from[i]];
             fresh.begin_call();
@@ -152,7 +153,7 @@ class Automaton {
                 const Position& at = old.positions_[old.pool_[state.begin + k]];
                 set.positions.push_back(fresh.position(at.leaf_state, fresh.moved(old, at.frame, frames)));
             }
-            to[i] = fresh.intern(set);
+            to[i] = fresh.intern(set, true);
         }
         // States that are needed are never refused; what they take comes on top.
         fresh.state_room_ = std::max<int64_t>(old.net_.max_states, 2 * fresh.num_states());
@@ -168,6 +169,8 @@ class Automaton {
 
     static constexpr uint32_t kNotMoved = ~uint32_t{0};
     static constexpr int kNarrow = 8, kOften = 3;
+    static constexpr size_t kFew = 8, kRecent = 512;
+    static constexpr int64_t kKept = 32;  // a part of the positions
 
     // Numbers kept: positions, frames and the members of states and closures.
     int64_t num_held() const {
@@ -388,14 +391,36 @@ class Automaton {
         return made;
     }
 
-    uint32_t intern(Closure& set) {
+    // `is_reduced`: no position covers another.
+    uint32_t intern(Closure& set, bool is_reduced = false) {
         std::vector<uint32_t>& ids = set.positions;
         if (ids.size() == 1 && !set.final) {  // most states: found without a hash
             if (singles_.size() <= ids[0]) singles_.resize(positions_.size() + 64, 0);
             if (!singles_[ids[0]]) singles_[ids[0]] = made(set);
             return singles_[ids[0]];
         }
-        if (ids.size() > 1) keep_largest(ids);
+        Recent* recent = nullptr;
+        if (is_reduced) {
+            sort_positions(ids);
+        } else if (ids.size() > kFew) {
+            std::sort(ids.begin(), ids.end());
+            ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+            uint64_t all = mix(4, set.final);
+            for (uint32_t id : ids) all = mix(all, id);
+            recent = &recent_[all % kRecent];
+            if (recent->state && recent->final == set.final && recent->ids == ids) return recent->state;
+            recent->ids = ids;
+            recent->final = set.final;
+            recent->state = 0;
+        }
+        if (!is_reduced && ids.size() > 1) keep_largest(ids);
+        const uint32_t found = interned(set);
+        if (recent) recent->state = found;
+        return found;
+    }
+
+    uint32_t interned(const Closure& set) {
+        const std::vector<uint32_t>& ids = set.positions;
         uint64_t hash = mix(3, set.final);
         for (uint32_t id : ids) hash = mix(hash, id);
         const int64_t found = state_index_.find(hash, [&](uint32_t i) {
@@ -426,30 +451,121 @@ class Automaton {
 
     // Drops the positions whose counters allow nothing that another's do not allow too; sorts by leaf state and id.
     void keep_largest(std::vector<uint32_t>& ids) {
-        std::sort(ids.begin(), ids.end(), [&](uint32_t a, uint32_t b) {
-            const int32_t x = positions_[a].leaf_state, y = positions_[b].leaf_state;
-            return x != y ? x < y : a < b;
-        });
+        sort_positions(ids);
         ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
         size_t out = 0;
         for (size_t begin = 0; begin < ids.size();) {
             const int32_t leaf_state = positions_[ids[begin]].leaf_state;
-            const size_t group = out;
-            size_t i = begin;
-            for (; i < ids.size() && positions_[ids[i]].leaf_state == leaf_state; i++) {
-                const uint32_t one = ids[i];
-                bool covered = false;
-                for (size_t k = group; k < out && !covered; k++) covered = covers(ids[k], one);
-                if (covered) continue;
-                size_t kept = group;
-                for (size_t k = group; k < out; k++)
-                    if (!covers(one, ids[k])) ids[kept++] = ids[k];
-                out = kept;
-                ids[out++] = one;
-            }
-            begin = i;
+            size_t end = begin;
+            while (end < ids.size() && positions_[ids[end]].leaf_state == leaf_state) end++;
+            out = end - begin > kFew ? keep_largest_of_many(ids, begin, end, out) : keep_largest_of_few(ids, begin, end, out);
+            begin = end;
         }
         ids.resize(out);
+    }
+
+    void sort_positions(std::vector<uint32_t>& ids) const {
+        std::sort(ids.begin(), ids.end(), [&](uint32_t a, uint32_t b) {
+            const int32_t x = positions_[a].leaf_state, y = positions_[b].leaf_state;
+            return x != y ? x < y : a < b;
+        });
+    }
+
+    // The positions begin..end, which are at one leaf state, each with each; those that are kept are moved to `to`.
+    size_t keep_largest_of_few(std::vector<uint32_t>& ids, size_t begin, size_t end, size_t to) {
+        size_t out = to;
+        for (size_t i = begin; i < end; i++) {
+            const uint32_t one = ids[i];
+            bool covered = false;
+            for (size_t k = to; k < out && !covered; k++) covered = covers(positions_[ids[k]].frame, positions_[one].frame);
+            if (covered) continue;
+            size_t kept = to;
+            for (size_t k = to; k < out; k++)
+                if (!covers(positions_[one].frame, positions_[ids[k]].frame)) ids[kept++] = ids[k];
+            out = kept;
+            ids[out++] = one;
+        }
+        return out;
+    }
+
+    // A set of many positions that was met, and its state, which may have fewer.
+    struct Recent {
+        std::vector<uint32_t> ids;
+        bool final = false;
+        uint32_t state = 0;
+    };
+
+    // Positions that differ in the counters of one frame alone, or not even there: a run.
+    struct Run {
+        size_t begin, end;
+    };
+
+    // The same by runs: within one, sorted by the fewest rounds, only those are kept that may have more rounds than all
+    // before them; one run covers of another only where what follows behind their counters is covered too.
+    size_t keep_largest_of_many(std::vector<uint32_t>& ids, size_t begin, size_t end, size_t to) {
+        const auto at = ids.begin();
+        std::sort(at + static_cast<std::ptrdiff_t>(begin), at + static_cast<std::ptrdiff_t>(end), [&](uint32_t a, uint32_t b) {
+            const Frame &x = frames_[positions_[a].frame], &y = frames_[positions_[b].frame];
+            if (x.node != y.node) return x.node < y.node;
+            if (x.rest != y.rest) return x.rest < y.rest;
+            if (x.first != y.first) return x.first < y.first;
+            return most_rounds(x) > most_rounds(y);
+        });
+        runs_.clear();
+        size_t out = to;
+        for (size_t i = begin; i < end; i++) {
+            const Frame& here = frames_[positions_[ids[i]].frame];
+            const bool counts = here.node >= 0 && net_.kind[here.node] == kRepeat;
+            const bool goes_on = counts && !runs_.empty() && same_run(ids[out - 1], ids[i]);
+            step();
+            if (goes_on && most_rounds(frames_[positions_[ids[out - 1]].frame]) >= most_rounds(here)) continue;
+            ids[out++] = ids[i];
+            if (goes_on)
+                runs_.back().end = out;
+            else
+                runs_.push_back({out - 1, out});
+        }
+        if (runs_.size() > 1) keep_largest_of_runs(ids, out);
+        out = to;
+        for (const Run& run : runs_)
+            for (size_t i = run.begin; i < run.end; i++)
+                if (ids[i] != kNotMoved) ids[out++] = ids[i];
+        std::sort(at + static_cast<std::ptrdiff_t>(to), at + static_cast<std::ptrdiff_t>(out));
+        return out;
+    }
+
+    // Marks what other runs cover.
+    void keep_largest_of_runs(std::vector<uint32_t>& ids, size_t end) {
+        heads_.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(end));  // the marked ones are still compared
+        for (size_t large = 0; large < runs_.size(); large++)
+            for (size_t small = 0; small < runs_.size(); small++) {
+                if (large == small) continue;
+                const Frame& a = frames_[positions_[heads_[runs_[large].begin]].frame];
+                const Frame& b = frames_[positions_[heads_[runs_[small].begin]].frame];
+                if (a.node != b.node || a.node < 0) continue;
+                const bool counts = net_.kind[a.node] == kRepeat;
+                if (!counts && (a.first != b.first || a.second != b.second)) continue;
+                if (!covers(a.rest, b.rest)) continue;
+                if (!counts) {
+                    ids[runs_[small].begin] = kNotMoved;
+                    continue;
+                }
+                size_t from = runs_[large].begin;  // the last one with no more rounds to come than the small one needs
+                for (size_t i = runs_[small].begin; i < runs_[small].end; i++) {
+                    const Frame& one = frames_[positions_[heads_[i]].frame];
+                    step();
+                    while (from + 1 < runs_[large].end && frames_[positions_[heads_[from + 1]].frame].first <= one.first) from++;
+                    const Frame& other = frames_[positions_[heads_[from]].frame];
+                    if (other.first <= one.first && most_rounds(other) >= most_rounds(one)) ids[i] = kNotMoved;
+                }
+            }
+    }
+
+    static int64_t most_rounds(const Frame& frame) { return frame.second == kNoLimit ? kUnreachable : frame.second; }
+
+    bool same_run(uint32_t a, uint32_t b) const {
+        const Frame &x = frames_[positions_[a].frame], &y = frames_[positions_[b].frame];
+        return x.node == y.node && x.rest == y.rest;
     }
 
     void step() {
@@ -460,8 +576,8 @@ class Automaton {
         }
     }
 
-    bool covers(uint32_t large, uint32_t small) {
-        uint32_t left = positions_[large].frame, right = positions_[small].frame;
+    // Whether what the frame `left` goes on with is all that `right` goes on with, and more.
+    bool covers(uint32_t left, uint32_t right) {
         while (left != right) {
             step();
             if (left == 0 || right == 0) return false;
@@ -500,6 +616,9 @@ class Automaton {
     Sweep sweep_;
     Closure target_;
     Met met_;
+    std::vector<Recent> recent_{kRecent};
+    std::vector<Run> runs_;
+    std::vector<uint32_t> heads_;
     std::vector<uint32_t> chain_;
     size_t closed_ = 0;  // members of closures_
     int64_t work_ = 0;

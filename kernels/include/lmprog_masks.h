@@ -18,7 +18,7 @@ extern "C" {
 #define LMPROG_MASKS_FULL (-2)
 #define LMPROG_NUM_GROUPS 8
 
-/* A trimmed net (see lmprog/constraints/finish.py for the meaning of every array). */
+/* A trimmed net (see `Net` in lmprog/constraints/net.py for the meaning of every array). */
 typedef struct {
     const uint8_t* kind;        /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 each member once, 6 table */
     const int32_t* args;        /* [nodes][3] */

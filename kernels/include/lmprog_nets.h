@@ -1,7 +1,6 @@
 /* From the parts of a net as a builder writes them to its arrays: the C interface of kernels/cpu/nets.cpp.
  *
- * lmprog/constraints/finish.py is its plain twin and explains costs and trimming. All inputs are borrowed while a build
- * lives. A build goes on in steps of bounded work, so that its owner can stop between two of them.
+ * lmprog/constraints/finish.py explains costs and trimming. All inputs are borrowed while a build lives. A build goes on in steps of bounded work, so that its owner can stop between two of them.
  */
 #ifndef LMPROG_NETS_H
 #define LMPROG_NETS_H
@@ -25,7 +24,7 @@ typedef struct {
 /* One builder's nodes and leaves. A node's arguments: a leaf's number; the items of a sequence or an alternation; item,
  * low and high (or -1) of a repetition; for members of which each comes at most once: low, high (or -1), how many are
  * required, the one that may come again (or -1), the separator, and the members, the required ones first; the number of
- * another part, whose root stands here; a table, as lmprog/constraints/text_table.py lays it out. */
+ * another part, whose root stands here; a table, as lmprog_text_table.h lays it out. */
 typedef struct {
     const uint8_t* kind;      /* [nodes] 0 leaf, 1 sequence, 2 alternation, 3 repetition, 4 members, 5 another part, 6 table */
     const int32_t* num_args;  /* [nodes] */

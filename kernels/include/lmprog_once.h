@@ -1,7 +1,7 @@
-// Members of which each comes at most once: what may follow those that were used. The twin of
-// lmprog/constraints/once.py, which explains it.
+// Members of which each comes at most once: what may follow those that were used.
 //
-// What was used is interned: one number for each node and set of members. Knows costs, not bytes.
+// What was used is interned, one number for each node and set of members: a bit for each member, and in the last word how
+// often the one came that may come again. Knows costs, not bytes.
 #ifndef LMPROG_ONCE_H
 #define LMPROG_ONCE_H
 #include <algorithm>

@@ -1,5 +1,14 @@
-// A table: an automaton over classes of characters, as one node of a net. The twin of lmprog/constraints/text_table.py,
-// which says how it is laid out and what a table costs.
+// A table: an automaton over classes of characters, as one node of a net (`UnfinishedTable` in lmprog/constraints/net.py).
+//
+// A builder's table is low, high (-1: none), the number of states and of edges; by state whether it is final, and the node
+// of its loop (a state that is final and leads to itself alone is a repetition; else -1); the first edge of each state and
+// the end of the last; the targets of all edges, and their nodes. A target of -1 is behind the table: the node is all that
+// follows.
+//
+// A finished table has the same, but the number of edges, in whose place is the cost of the dearest class; then come,
+// before the targets, for every number of characters that is still needed, from 0 to `low`, by state the fewest characters
+// to the end (-1: there is none), and by state the most (-1: without end). Without bounds the fewest are tokens, each class
+// at its node's cost. Knows how tables lie in arrays; knows no expressions.
 #ifndef LMPROG_TEXT_TABLE_H
 #define LMPROG_TEXT_TABLE_H
 #include <algorithm>

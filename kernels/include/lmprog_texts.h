@@ -1,7 +1,7 @@
 /* Sets of texts as automata over characters: the C interface of kernels/cpu/texts.cpp.
  *
  * The texts that match all of some expressions, none of others, and are none of some words.
- * lmprog/constraints/textset.py is its plain twin and explains the idea. An exploration goes on in steps of bounded
+ * lmprog/constraints/text_set.py explains the idea. An exploration goes on in steps of bounded
  * work, so that its owner can stop between two of them.
  */
 #ifndef LMPROG_TEXTS_H

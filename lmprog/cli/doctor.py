@@ -159,7 +159,7 @@ def compiler() -> Finding:
         return Finding("ok", "none, and none needed: the wheel brought the kernels")
     return Finding(
         "warn",
-        "no C++ compiler: everything runs on plain torch",
+        "no C++ compiler: models run on plain torch, and there are no constraints",
         "sudo apt-get install g++, or set CXX",
     )
 

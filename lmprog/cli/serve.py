@@ -204,6 +204,8 @@ def _serve(model: str, settings: ServerSettings, supervise: Supervise) -> int:
 
 def _announce(facts: Mapping[str, Detail], service: Any, url: str) -> None:
     """Prints what is served, once the server is ready."""
+    from lmprog.server.http.http_server import connections_allowed
+
     gateway = service.gateway
     info, settings = gateway.info, gateway.settings
     slots = info.num_pages * info.page_size
@@ -222,6 +224,7 @@ def _announce(facts: Mapping[str, Detail], service: Any, url: str) -> None:
         "cache": {"shared": "one for everybody", "key": "one for each key", "strict": "none"}[
             settings.isolation
         ],
+        "connections": f"at most {connections_allowed():,} at once",
         "url": url,
         "page": f"{url}/",
         "try": f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d "

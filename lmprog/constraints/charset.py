@@ -54,8 +54,6 @@ def kept_table(name: str, make: Made) -> NDArray[np.int32]:
 
 
 CharSet: TypeAlias = tuple[tuple[int, int], ...]
-ByteRanges: TypeAlias = tuple[tuple[int, int], ...]
-"""One range per byte: the byte strings that have their i-th byte in the i-th range."""
 
 MAX_CODE = 0x10FFFF
 _LOW, _HIGH = 0xD800, 0xDFFF
@@ -192,40 +190,3 @@ def _cased_characters() -> str:
         return np.array(sorted(map(ord, cased | partners)), np.int32)
 
     return "".join(map(chr, kept_table("cased", make).tolist()))
-
-
-@functools.lru_cache(maxsize=4096)
-def utf8_ranges(low: int, high: int) -> tuple[ByteRanges, ...]:
-    """The UTF-8 encodings of `low`..`high` (no surrogates) as few byte-range sequences,
-    in order.
-    """
-    for last in (0x7F, 0x7FF, 0xFFFF):
-        if low <= last < high:
-            return utf8_ranges(low, last) + utf8_ranges(last + 1, high)
-    if high <= 0x7F:
-        return (((low, high),),)
-    return split_aligned(chr(low).encode(), chr(high).encode(), 0x80, 0xBF)
-
-
-def split_aligned(low: bytes, high: bytes, first: int, last: int) -> tuple[ByteRanges, ...]:
-    """All byte strings from `low` to `high` (same length) whose bytes after the first are in
-    first..last.
-    """
-    if len(low) == 1:
-        return (((low[0], high[0]),),)
-    if low[0] == high[0]:
-        head = (low[0], low[0])
-        return tuple((head, *rest) for rest in split_aligned(low[1:], high[1:], first, last))
-    full_low, full_high = bytes([first]) * (len(low) - 1), bytes([last]) * (len(low) - 1)
-    out: list[ByteRanges] = []
-    begin, end = low[0], high[0]
-    if low[1:] != full_low:
-        out += [((begin, begin), *rest) for rest in split_aligned(low[1:], full_high, first, last)]
-        begin += 1
-    tail: list[ByteRanges] = []
-    if high[1:] != full_high:
-        tail = [((end, end), *rest) for rest in split_aligned(full_low, high[1:], first, last)]
-        end -= 1
-    if begin <= end:
-        out.append(((begin, end), *([(first, last)] * (len(low) - 1))))
-    return tuple(out + tail)

@@ -235,3 +235,32 @@ def _anchors(node: Expression) -> Iterator[Anchor]:
     elif not isinstance(node, Chars):
         for item in node.items:
             yield from _anchors(item)
+
+
+def lengths(node: Expression) -> tuple[int, int | None]:
+    """The fewest and the most characters of a match; None where there is no most."""
+    return _lengths(node, {})
+
+
+def _lengths(node: Expression, known: dict[int, tuple[int, int | None]]) -> tuple[int, int | None]:
+    """`known`: by identity, since parts that are written alike are one."""
+    found = known.get(id(node))
+    if found is not None:
+        return found
+    if isinstance(node, Chars):
+        return 1, 1
+    if isinstance(node, Anchor):
+        return 0, 0
+    if isinstance(node, Repeat):
+        low, high = _lengths(node.item, known)
+        most = 0 if high == 0 else None if high is None or node.high is None else high * node.high
+        found = low * node.low, most
+    else:
+        parts = [_lengths(item, known) for item in node.items]
+        lows, highs = [low for low, _ in parts], [high for _, high in parts if high is not None]
+        is_sequence = isinstance(node, Seq)
+        low = sum(lows) if is_sequence else min(lows, default=0)
+        most = sum(highs) if is_sequence else max(highs, default=0)
+        found = low, most if len(highs) == len(parts) else None
+    known[id(node)] = found
+    return found

@@ -2,34 +2,35 @@ r"""Lowers expressions over characters to nodes over bytes: plain UTF-8, or insi
 
 Inside a JSON string a character may be written in every way that JSON allows: as itself (except
 `"`, `\` and control characters), with its short escape, as `\uXXXX` or as a surrogate pair. So the
-set of *texts* is exact, whatever the spelling. Classes of characters are spelled by the native
-kernel (lmprog_classes.h) where there is a compiler, else here. Knows UTF-8 and JSON escapes; knows
-no patterns and no schemas.
+set of *texts* is exact, whatever the spelling; classes of characters are spelled by
+lmprog_classes.h. Knows UTF-8 and JSON escapes; knows no patterns and no schemas.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
-from lmprog import native
 from lmprog.constraints import charset
-from lmprog.constraints.charset import ByteRanges, CharSet
+from lmprog.constraints.charset import CharSet
 from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Seq
-from lmprog.constraints.leaves import Leaf
-from lmprog.constraints.net import FAIL, ByteSets, NetBuilder, Node, byte_strings_leaf
+from lmprog.constraints.kernel import LONG, kernel, or_memory
+from lmprog.constraints.net import FAIL, AllBut, Leaf, NetBuilder, Node, leaf
 from lmprog.errors import GrammarError
 
-_SHORT_ESCAPES = {0x22: '"', 0x5C: "\\", 0x2F: "/", 8: "b", 9: "t", 10: "n", 12: "f", 13: "r"}
-_JSON_PLAIN = charset.complement(charset.charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
-_BACKSLASH_U = (((92, 92),), ((117, 117),))
-_ESCAPED = charset.charset([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)])
-_BMP = charset.charset([(0, 0xFFFF)])
+UTF8, EVERY, STRICT, SHORTEST = range(4)
+"""How a character is spelled: outside of JSON; in a JSON string, in every way; the same, but
+printable ASCII never escaped, where names are excluded, so that these stay small; in the one way
+that equal texts have, an escape where there must be one."""
+_PLAIN = re.compile(r"[ !#-\[\]-~]*")
+"""Characters with one spelling, which is one byte."""
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class Lowering:
@@ -40,7 +41,7 @@ class Lowering:
     def __init__(self, net: NetBuilder, json_string: bool, one_spelling: bool = False) -> None:
         self._net = net
         self._json = json_string
-        self._one_spelling = one_spelling
+        self._way = SHORTEST if one_spelling else EVERY if json_string else UTF8
         self._done: dict[int, tuple[Expression, Node]] = {}
         """By identity, since equality reads whole expressions. Holds them, so that ids stay
         theirs."""
@@ -97,153 +98,20 @@ class Lowering:
         return found[1]
 
     def _class(self, ranges: CharSet) -> Node:
-        if self._one_spelling:
-            return self._net.byte_strings(shortest_json_char_bytes(ranges))
-        if self._json and ranges == charset.ALL:
+        if self._way == EVERY and ranges == charset.ALL:
             return self._net.same_leaf(any_json_character())
-        return self._net.same_leaf(class_leaf(ranges, self._json))
+        return self._net.same_leaf(class_leaf(ranges, self._way))
 
 
 @functools.lru_cache(maxsize=512)
-def class_leaf(ranges: CharSet, in_json: bool) -> Leaf:
+def class_leaf(chars: CharSet, way: int) -> Leaf:
     """One character of the set; cached, as a class like `\\w` has hundreds of ranges."""
-    found = native_class_leaf(ranges, in_json)
-    return plain_class_leaf(ranges, in_json) if found is None else found
-
-
-def plain_class_leaf(ranges: CharSet, in_json: bool) -> Leaf:
-    return byte_strings_leaf(json_char_bytes(ranges) if in_json else char_bytes(ranges))
-
-
-@functools.cache
-def any_json_character() -> Leaf:
-    """One character of a JSON string, however it is written."""
-    return replace(class_leaf(charset.ALL, True), is_any_character=True)
-
-
-@functools.lru_cache(maxsize=1024)
-def char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
-    """The UTF-8 encodings of the characters of the set."""
-    return tuple(_plain(item) for low, high in ranges for item in charset.utf8_ranges(low, high))
-
-
-@functools.lru_cache(maxsize=1024)
-def json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
-    """The spellings of the characters of the set inside a JSON string, escapes included."""
-    out = list(char_bytes(charset.intersect(ranges, _JSON_PLAIN)))
-    letters = [
-        ord(letter) for code, letter in _SHORT_ESCAPES.items() if charset.contains(ranges, code)
-    ]
-    if letters:
-        out.append((((92, 92),), tuple((letter, letter) for letter in sorted(letters))))
-    for low, high in charset.intersect(ranges, _BMP):
-        out += [(*_BACKSLASH_U, *digits) for digits in _hex_digits(low, high)]
-    for low, high in ranges:
-        if high > 0xFFFF:
-            out += _surrogate_pairs(max(low, 0x10000), high)
-    return tuple(out)
-
-
-@functools.lru_cache(maxsize=1024)
-def shortest_json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
-    """The same with one spelling for each character, that of `json.dumps`."""
-    escaped = charset.intersect(ranges, _ESCAPED)
-    short = [code for code in _SHORT_ESCAPES if charset.contains(escaped, code)]
-    out = list(char_bytes(charset.intersect(ranges, _JSON_PLAIN)))
-    out += [(((92, 92),), ((ord(_SHORT_ESCAPES[code]),) * 2,)) for code in short]
-    others = charset.subtract(escaped, charset.charset([(code, code) for code in _SHORT_ESCAPES]))
-    for low, high in others:
-        for code in range(low, high + 1):
-            out.append(tuple(((byte, byte),) for byte in f"\\u{code:04x}".encode()))
-    return tuple(out)
-
-
-@functools.lru_cache(maxsize=1024)
-def strict_json_char_bytes(ranges: CharSet) -> tuple[ByteSets, ...]:
-    """The same, with printable ASCII never escaped."""
-    plain_ascii = charset.intersect(_JSON_PLAIN, charset.charset([(0, 0x7F)]))
-    return char_bytes(charset.intersect(ranges, plain_ascii)) + json_char_bytes(
-        charset.subtract(ranges, plain_ascii)
-    )
-
-
-def _plain(ranges: ByteRanges) -> ByteSets:
-    return tuple((pair,) for pair in ranges)
-
-
-def _surrogate_pairs(low: int, high: int) -> list[ByteSets]:
-    """`\\uD8..\\uDC..` for code points beyond the Basic Multilingual Plane."""
-    first, last = low - 0x10000, high - 0x10000
-    out: list[ByteSets] = []
-    while first <= last:
-        lead, tail = divmod(first, 1024)
-        whole_leads = (last + 1 - first) // 1024 if tail == 0 else 0
-        if whole_leads:
-            end_lead, tails = lead + whole_leads - 1, (0, 1023)
-        else:
-            end_lead, tails = lead, (tail, min(1023, tail + last - first))
-        for left in _hex_digits(0xD800 + lead, 0xD800 + end_lead):
-            rights = _hex_digits(0xDC00 + tails[0], 0xDC00 + tails[1])
-            out += [(*_BACKSLASH_U, *left, *_BACKSLASH_U, *right) for right in rights]
-        first = (end_lead << 10) + tails[1] + 1
-    return out
-
-
-@functools.lru_cache(maxsize=4096)
-def _hex_digits(low: int, high: int) -> tuple[ByteSets, ...]:
-    """Four hexadecimal digits in a range of numbers, in either case."""
-    nibbles_low = bytes(low >> shift & 15 for shift in (12, 8, 4, 0))
-    nibbles_high = bytes(high >> shift & 15 for shift in (12, 8, 4, 0))
-    return tuple(
-        tuple(_spellings(*pair) for pair in digits)
-        for digits in charset.split_aligned(nibbles_low, nibbles_high, 0, 15)
-    )
-
-
-def _spellings(low: int, high: int) -> tuple[tuple[int, int], ...]:
-    """The ASCII bytes of the hexadecimal digits low..high."""
-    out: list[tuple[int, int]] = []
-    if low <= 9:
-        out.append((48 + low, 48 + min(high, 9)))
-    if high >= 10:
-        out += [(55 + max(low, 10), 55 + high), (87 + max(low, 10), 87 + high)]
-    return tuple(out)
-
-
-# --- classes of characters, by the kernel
-
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-
-
-@functools.cache
-def _kernel() -> ctypes.CDLL | None:
-    found = native.library("masks")
-    if found is None:
-        return None
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "new": (_POINTER, [_POINTER, _LONG, _INT]),
-        "sizes": (None, [_POINTER, _POINTER, _POINTER]),
-        "copy": (None, [_POINTER] * 5),
-        "free": (None, [_POINTER]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(found, f"lmprog_class_{name}")
-        function.restype, function.argtypes = result, arguments
-    return found
-
-
-def native_class_leaf(chars: CharSet, in_json: bool) -> Leaf | None:
-    """What `lower.plain_class_leaf` says; None if the kernel cannot be built."""
-    kernel = _kernel()
-    if kernel is None:
-        return None
+    core = kernel()
     ranges = np.fromiter(chain.from_iterable(chars), np.int32, 2 * len(chars))
-    handle = kernel.lmprog_class_new(ranges.ctypes.data, len(chars), in_json)
-    if not handle:
-        raise MemoryError("no memory for a class of characters")
+    handle = or_memory(core.lmprog_class_new(ranges.ctypes.data, len(chars), way))
     try:
-        states, edges = _LONG(), _LONG()
-        kernel.lmprog_class_sizes(handle, ctypes.byref(states), ctypes.byref(edges))
+        states, edges = LONG(), LONG()
+        core.lmprog_class_sizes(handle, ctypes.byref(states), ctypes.byref(edges))
         made = Leaf(
             np.empty((edges.value, 3), np.int32),
             np.empty(states.value, np.int32),
@@ -251,7 +119,38 @@ def native_class_leaf(chars: CharSet, in_json: bool) -> Leaf | None:
             np.empty(states.value, np.int64),
         )
         parts = (made.edges, made.num_edges, made.final, made.cost)
-        kernel.lmprog_class_copy(handle, *(part.ctypes.data for part in parts))
+        core.lmprog_class_copy(handle, *(part.ctypes.data for part in parts))
         return made
     finally:
-        kernel.lmprog_class_free(handle)
+        core.lmprog_class_free(handle)
+
+
+@functools.cache
+def any_json_character() -> Leaf:
+    """One character of a JSON string, however it is written."""
+    return replace(class_leaf(charset.ALL, EVERY), is_any_character=True)
+
+
+@functools.cache
+def any_text() -> Leaf:
+    """The contents of any JSON string, printable ASCII never escaped. The last state of a character
+    is the first of the next one.
+    """
+    states = list(class_leaf(charset.ALL, STRICT).states())
+    (end,) = (i for i, (final, _) in enumerate(states) if final)
+    return leaf(
+        [
+            (number == 0, [(low, high, 0 if to == end else to) for low, high, to in edges])
+            for number, (_, edges) in enumerate(states)
+        ]
+    )
+
+
+def all_but(texts: Iterable[str], net: NetBuilder) -> Node:
+    """The contents of all JSON strings that spell none of `texts`, as one leaf: a trie that is
+    linear in the size of the texts. A text leaves it at the first character that no excluded one
+    has there; anything may follow.
+    """
+    kept = [text for text in texts if not _HALF.search(text)]  # no text has half of a pair
+    names = [text.encode().replace(b"\0", b"\xc0\x80") for text in kept]
+    return net.leaf(AllBut(tuple(names), bool(_PLAIN.fullmatch("".join(kept)))))

@@ -2,9 +2,9 @@
 
 A net has *leaves*, small deterministic byte automata (a text, one character of a class, a number),
 and *nodes* that combine them: sequence, alternation, counted repetition, members of which each
-comes at most once, and tables, which are automata over classes of characters (`text_table.py`).
+comes at most once, and tables, which are automata over classes of characters (`UnfinishedTable`).
 Nodes may refer to themselves through holes, so recursive schemas are nets too. A `NetBuilder`
-shares equal parts; `finish.finish` turns it into arrays.
+shares equal parts; `finish` turns it into arrays.
 
 Nothing is expanded: `a{1,1000000}` is one node. Knows no syntax and no JSON. A trimmed net as
 arrays knows no builder and no kernel.
@@ -16,16 +16,116 @@ import functools
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import NewType, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
-from lmprog.constraints.leaves import Edge, Leaf, LeafSource, leaf
-from lmprog.constraints.text_table import UnfinishedTable
 from lmprog.errors import GrammarError, UnsupportedSchema
+
+UNREACHABLE = 1 << 40
+"""The cost of what can never end."""
+
+_STATES_OF_A_BYTE = 8
+"""At most, of a character that may be written with escapes."""
+
+Edge: TypeAlias = tuple[int, int, int]
+"""First byte, last byte, target state."""
+States: TypeAlias = Sequence[tuple[bool, Iterable[Edge]]]
+"""Per state: whether it is final, and its edges. State 0 is the start."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaf:
+    """State q has `num_edges[q]` edges; the edges of all states are consecutive in `edges`."""
+
+    edges: NDArray[np.int32]  # [edges, 3]
+    num_edges: NDArray[np.int32]  # [states]
+    final: NDArray[np.uint8]  # [states]
+    cost: NDArray[np.int64]  # [states] fewest bytes to acceptance
+    is_any_character: bool = False
+    """Whether this is one character of a JSON string, whichever it is and however it is written."""
+
+    @property
+    def num_states(self) -> int:
+        return len(self.final)
+
+    def states(self) -> Iterator[tuple[bool, list[Edge]]]:
+        edges = self.edges.tolist()
+        at = 0
+        for final, count in zip(self.final.tolist(), self.num_edges.tolist(), strict=True):
+            yield bool(final), [(low, high, to) for low, high, to in edges[at : at + count]]
+            at += count
+
+
+@dataclass(frozen=True, slots=True)
+class AllBut:
+    """The contents of all JSON strings that are none of `names`, in UTF-8 but for U+0000, which is
+    C0 80."""
+
+    names: tuple[bytes, ...]
+    is_plain: bool = True
+    """Whether all consist of printable ASCII characters without quotes and backslashes."""
+
+    @property
+    def num_states(self) -> int:
+        """At most; a few that do not depend on the names are not counted."""
+        return sum(map(len, self.names)) * (1 if self.is_plain else _STATES_OF_A_BYTE) + 1
+
+
+LeafSource: TypeAlias = bytes | AllBut | Leaf
+"""What a leaf is made of: exactly these bytes, for instance."""
+
+
+def leaf(states: States) -> Leaf:
+    flat: list[Edge] = []
+    counts: list[int] = []
+    for _, edges in states:
+        before = len(flat)
+        flat.extend(edges)
+        counts.append(len(flat) - before)
+    final = [is_final for is_final, _ in states]
+    return Leaf(
+        np.array(flat, np.int32).reshape(-1, 3),
+        np.array(counts, np.int32),
+        np.array(final, np.uint8),
+        np.array(_costs(flat, counts, final), np.int64),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def text_leaf(value: bytes) -> Leaf:
+    """Exactly these bytes."""
+    size = len(value)
+    edges = np.empty((size, 3), np.int32)
+    edges[:, 0] = edges[:, 1] = np.frombuffer(value, np.uint8)
+    edges[:, 2] = np.arange(1, size + 1)
+    counts, final = np.ones(size + 1, np.int32), np.zeros(size + 1, np.uint8)
+    counts[size], final[size] = 0, 1
+    return Leaf(edges, counts, final, np.arange(size, -1, -1))
+
+
+def _costs(flat: Sequence[Edge], counts: Sequence[int], final: Sequence[bool]) -> list[int]:
+    """Fewest bytes to acceptance, breadth first from the final states."""
+    cost = [0 if done else UNREACHABLE for done in final]
+    sources: list[list[int]] = [[] for _ in final]
+    at = 0
+    for state, count in enumerate(counts):
+        for _, _, to in flat[at : at + count]:
+            sources[to].append(state)
+        at += count
+    queue = [state for state, done in enumerate(final) if done]
+    for state in queue:  # appended to while iterated
+        for source in sources[state]:
+            if cost[source] == UNREACHABLE:
+                cost[source] = cost[state] + 1
+                queue.append(source)
+    return cost
+
+
+# --- nodes
 
 ALL_BYTES = frozenset(range(256))
 LONGEST_COVER = 12
@@ -34,7 +134,7 @@ LONGEST_COVER = 12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Net:
-    """A trimmed net as arrays, shared by the native automaton and the plain one.
+    """A trimmed net as arrays, as the native automaton reads it.
 
     Node n is (kind[n], args[n, 0:3]): LEAF (state), SEQ, ALT and TABLE (offset and length in
     `items`), REPEAT (child, low, high or -1), ONCE (offset in `items`, number of members, how many
@@ -79,11 +179,6 @@ NO_LIMIT = NO_NODE = -1
 EMPTY, FAIL = Node(0), Node(1)
 _NODES_PER_CHECK = 8
 
-ByteSets: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
-"""One set of bytes, as ranges, per position: the byte strings that have their i-th byte in the i-th
-set.
-"""
-
 
 class NetBuilder:
     """Builds one net. Nodes and states are numbered from 0; equal ones are created once."""
@@ -113,7 +208,6 @@ class NetBuilder:
         """Whether some node may come before its parts."""
         self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
         self._texts: dict[bytes, Node] = {}
-        self._strings: dict[tuple[ByteSets, ...], Node] = {}
         self._leaves: dict[Leaf, Node] = {}
         self._known_parts: dict[NetPart, Node] = {}
         assert self._node(SEQ, ()) == EMPTY
@@ -171,7 +265,7 @@ class NetBuilder:
         assert not self.holes, "a hole was never filled"
         assert not self.parts, "a part has no parts"
         assert not self.unique_arrays, "a part has no array that must be looked at"
-        self._known, self._texts, self._strings, self._leaves = {}, {}, {}, {}
+        self._known, self._texts, self._leaves = {}, {}, {}
         self.check = never_stop
         return NetPart(self, root)
 
@@ -206,14 +300,6 @@ class NetBuilder:
             found = self._leaves[made] = self.leaf(made)
         return found
 
-    def byte_strings(self, ranges: tuple[ByteSets, ...]) -> Node:
-        """Any byte string that one of `ranges` describes: a small trie of byte ranges."""
-        found = self._strings.get(ranges)
-        if found is None:
-            found = FAIL if not ranges else self.leaf(byte_strings_leaf(ranges))
-            self._strings[ranges] = found
-        return found
-
     def seq(self, items: Iterable[Node]) -> Node:
         found = tuple([item for item in items if item])  # but EMPTY
         if FAIL in found:
@@ -234,7 +320,7 @@ class NetBuilder:
         return self._node(REPEAT, (item, low, NO_LIMIT if high is None else high))
 
     def once(self, of: EachOnce) -> Node:
-        """See `once.py` for what may follow."""
+        """See lmprog_once.h for what may follow."""
         optional = [item for item in of.optional if item != FAIL]
         low = max(of.low, len(of.required), 1)
         most = len(of.required) + len(optional) + (of.again != FAIL)
@@ -314,6 +400,34 @@ class UniqueArray:
     """Whether items may be others than strings: numbers, `true`, `false` and `null`."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedTable:
+    """An automaton over classes of characters as one node, with bounds on the length.
+
+    Its states are never multiplied with lengths: a position of the byte automaton holds a state and
+    the number of characters so far, and is made when it is met. A target of -1 is behind the table:
+    the node is all that follows. How the finished one lies in `items`: lmprog_text_table.h.
+    """
+
+    low: int
+    high: int | None
+    final: Sequence[int]
+    loops: Sequence[int]
+    """By state: a state that is final and leads to itself alone is a repetition, whose node this
+    is; else -1."""
+    starts: Sequence[int]
+    """The first edge of each state, and the end of the last."""
+    targets: Sequence[int]
+    nodes: Sequence[int]
+
+    def args(self) -> array[int]:
+        out = array("i", (self.low, -1 if self.high is None else self.high))
+        out.extend((len(self.final), len(self.targets)))
+        for part in (self.final, self.loops, self.starts, self.targets, self.nodes):
+            out.extend(part)
+        return out
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class NetPart:
     """A complete net that others can refer to. Shared and read-only."""
@@ -325,41 +439,3 @@ class NetPart:
     def num_bytes(self) -> int:
         """An estimate, its copy for the kernel included."""
         return 1000 + 50 * len(self.net.kinds) + 100 * self.net.num_states
-
-
-@functools.lru_cache(maxsize=256)
-def byte_strings_leaf(strings: tuple[ByteSets, ...]) -> Leaf:
-    """The trie of byte ranges for these strings; cached, as a class like `\\w` has hundreds of
-    ranges.
-    """
-    queue = [frozenset(strings)]
-    numbers = {queue[0]: 0}
-    made: list[tuple[bool, tuple[Edge, ...]]] = []
-    for items in queue:  # appended to while iterated
-        edges: list[Edge] = []
-        pairs = [(low, high, item[1:]) for item in items if item for low, high in item[0]]
-        for first, last, rest in _pieces(pairs):
-            if rest not in numbers:
-                numbers[rest] = len(queue)
-                queue.append(rest)
-            edges.append((first, last, numbers[rest]))
-        made.append((() in items, tuple(edges)))
-    return leaf(made)
-
-
-def _pieces(
-    pairs: list[tuple[int, int, ByteSets]],
-) -> Iterator[tuple[int, int, frozenset[ByteSets]]]:
-    """Splits the byte range wherever the set of continuations changes."""
-    pairs.sort(key=lambda pair: pair[0])
-    active: list[tuple[int, ByteSets]] = []
-    at = 0
-    for first, after in pairwise(
-        sorted({bound for low, high, _ in pairs for bound in (low, high + 1)})
-    ):
-        active = [pair for pair in active if pair[0] >= first]
-        while at < len(pairs) and pairs[at][0] == first:
-            active.append(pairs[at][1:])
-            at += 1
-        if active:
-            yield first, after - 1, frozenset(tail for _, tail in active)

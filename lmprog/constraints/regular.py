@@ -1,6 +1,6 @@
 """A constraint on this package's own automaton; caches masks and transitions with their states.
 
-The engine (native or plain) turns moves by bytes into token masks and numbers its states. This
+The engine turns moves by bytes into token masks and numbers its states. This
 class hands out one `State` per number and keeps weak references to them. When the memory of the
 engine is full, the referenced states and those of the most recently used masks are moved to a fresh
 memory; all others are discarded. The mask cache is bounded in bytes, least recently used first out.
@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import TypeVar
 from weakref import ref
 
-from lmprog.constraints.automaton import DEAD, MemoryFull
+from lmprog.constraints.automaton import DEAD, Automaton, MemoryFull
 from lmprog.constraints.constraint import CompileLimits, MaskRow, State
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.constraints.walk import MaskEngine
 
 _MAX_FORCED = 4096
 _MAX_ADVANCES = 1 << 13
@@ -32,7 +31,7 @@ class RegularConstraint:
 
     def __init__(
         self,
-        engine: MaskEngine,
+        engine: Automaton,
         vocabulary: Vocabulary,
         limits: CompileLimits,
         left_out: tuple[str, ...] = (),

@@ -13,15 +13,18 @@ Knows characters; knows no tokens and no streams.
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lmprog import native
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
 from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Repeat
-from lmprog.constraints.native_texts import NativeSearch, native_search
+from lmprog.constraints.kernel import INT, POINTER, kernel
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import NotRegular
 from lmprog.errors import GrammarError
@@ -40,6 +43,32 @@ INSIDE, AFTER_BREAK, AT_START = range(3)
 
 _LIMITS = CompileLimits()
 _LINE_BREAK: CharSet = charset.of_text("\n")
+
+
+class _CSearch(ctypes.Structure):
+    _fields_ = [
+        *((name, POINTER) for name in ("moves", "begins", "cuts", "class_behind")),
+        *((name, INT) for name in ("num_cuts", "width", "line_break")),
+    ]
+
+
+class _NativeSearch:
+    """The table of a search that reads texts from their end, which it borrows."""
+
+    def __init__(self, arrays: Sequence[array[int]], begins: bytes, *of: int) -> None:
+        moves, cuts, class_behind = (one.buffer_info()[0] for one in arrays)
+        held = ctypes.c_char_p(begins)
+        place = ctypes.cast(held, POINTER).value
+        self._alive = (arrays, begins)
+        self._view = _CSearch(moves, place, cuts, class_behind, *of)
+        self._at = ctypes.addressof(self._view)
+        self._begin = kernel().lmprog_search_begin
+
+    def first_begin(self, text: str, state: int, before: int) -> int:
+        found: int = self._begin(
+            self._at, text.encode("utf-32-le", "surrogatepass"), len(text), state, before
+        )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +103,7 @@ class TextSearch:
     """The backward state where a match ends ..."""
     of_any: int
     """... and where one may be under way."""
-    native: NativeSearch | None
+    native: _NativeSearch | None
 
     @property
     def num_bytes(self) -> int:
@@ -398,6 +427,10 @@ class _Tables:
             sum(1 << before for before, begin in enumerate(self._begin) if key & begin)
             for key in backward.numbers
         )
+        native_search = None
+        if native.library("masks") is not None:
+            of = (len(cuts), width, self._line_break)
+            native_search = _NativeSearch((moves_back, cuts, class_behind), begins, *of)
         return TextSearch(
             self._pattern,
             bytes(self._class_behind[bisect_right(self._cuts, c) - 1] for c in range(_ASCII)),
@@ -413,7 +446,7 @@ class _Tables:
             begins,
             width,
             backward.numbers[self._end | (self._end - 1)] * width,
-            native_search(moves_back, begins, cuts, class_behind, width, self._line_break),
+            native_search,
         )
 
 

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import MaskRow, State
-from lmprog.constraints.leaves import UNREACHABLE
-from lmprog.constraints.net import UniqueArray
+from lmprog.constraints.net import UNREACHABLE, UniqueArray
 from lmprog.constraints.pieces import Pieces, without
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.constraint import bit_row
-from lmprog.constraints.leaves import Leaf
-from lmprog.constraints.net import Alphabet, NetBuilder
+from lmprog.constraints.lower import UTF8, class_leaf
+from lmprog.constraints.net import Alphabet
 from lmprog.native import cache_folder
 
 NODE = np.dtype(
@@ -284,20 +284,7 @@ class GroupBytes:
 
 @functools.cache
 def group_bytes() -> GroupBytes:
-    flat = charset.kept_table("groups", _made_group_bytes)
-    num_states = int(flat[NUM_GROUPS])
-    starts, edge_start, edges = np.split(flat, [NUM_GROUPS, NUM_GROUPS + num_states + 2])
-    return GroupBytes(tuple(starts.tolist()), edge_start[1:].copy(), edges.reshape(-1, 3).copy())
-
-
-def _made_group_bytes() -> NDArray[np.int32]:
-    """The start states, the number of states, their `edge_start`, the edges, in one flat array."""
-    net = NetBuilder()
-    for ranges in groups():
-        strings = [item for low, high in ranges for item in charset.utf8_ranges(low, high)]
-        net.byte_strings(tuple(tuple((pair,) for pair in item) for item in strings))
-    found = [made for made in net.leaves if isinstance(made, Leaf)]
-    assert len(found) == NUM_GROUPS, "groups are distinct, so each has a leaf"
+    found = [class_leaf(ranges, UTF8) for ranges in groups()]
     begins = [0, *accumulate(made.num_states for made in found)]
     states = [
         (final, [(low, high, first + to) for low, high, to in edges])
@@ -309,9 +296,7 @@ def _made_group_bytes() -> NDArray[np.int32]:
     flat = [
         (low, high, -1 if states[to][0] else to) for _, edges in states for low, high, to in edges
     ]
-    numbers = np.array([*begins[:-1], len(states)])
-    parts = [numbers, starts, np.array(flat).ravel()]
-    return np.array(np.concatenate(parts), np.int32)
+    return GroupBytes(tuple(begins[:-1]), starts, np.array(flat, np.int32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

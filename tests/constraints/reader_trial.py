@@ -11,10 +11,10 @@ from unittest import mock
 import numpy as np
 
 from lmprog import wire
+from lmprog.constraints.automaton import Automaton
 from lmprog.constraints.compiling.compiler import DEFAULT_LIMITS, compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong, MaskRow
 from lmprog.constraints.grammar.rules import NeedsLlguidance
-from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.frequent import FrequentSchemas
 from lmprog.constraints.vocabulary import Vocabulary
@@ -88,9 +88,7 @@ def _made(
             spec, wire.Grammar
         ):  # without the probe for llguidance, which has no part here
             net = regular_net(spec, vocabulary, limits, check)
-            engine = native_engine(net, vocabulary, limits)
-            assert engine is not None, "the kernels did not compile"
-            return RegularConstraint(engine, vocabulary, limits)
+            return RegularConstraint(Automaton(net, vocabulary, limits), vocabulary, limits)
         made = compile_constraint(spec, vocabulary, limits, check)
         return made if isinstance(made, RegularConstraint) else "of another kind"
     except NeedsLlguidance:

@@ -19,7 +19,6 @@ from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.compiling.llguidance_engine import _Tokenizer
 from lmprog.constraints.constraint import CompileLimits, Constraint
-from lmprog.constraints.derivatives import matches
 from lmprog.constraints.grammar.gbnf import read_gbnf
 from lmprog.constraints.grammar.rules import (
     Part,
@@ -31,6 +30,7 @@ from lmprog.constraints.grammar.rules import (
     reachable,
 )
 from lmprog.constraints.inspect import accepts, byte_vocabulary, example
+from lmprog.constraints.text_set import matches
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint
 from tests.constraints.random_grammars import mutated, random_grammar
 from tests.constraints.random_patterns import random_pattern, random_text

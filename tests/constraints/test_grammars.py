@@ -12,13 +12,13 @@ import time
 import pytest
 
 from lmprog import wire
+from lmprog.constraints.automaton import Automaton
 from lmprog.constraints.compiling import llguidance_engine
 from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.inspect import accepts
-from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, NotSupported
@@ -326,9 +326,7 @@ def test_a_grammar_that_reads_a_text_in_too_many_ways_is_not_ours(
 
 def test_an_ambiguous_net_is_refused_soon_and_not_walked_for_ever(small: Vocabulary) -> None:
     text = 'root ::= "a" root root | "a" root* "b"? | "a"'
-    engine = native_engine(regular_net(wire.Grammar(text), small), small, CompileLimits())
-    if engine is None:
-        pytest.skip("no C++ compiler")
+    engine = Automaton(regular_net(wire.Grammar(text), small), small, CompileLimits())
     begin = time.process_time()
     with pytest.raises(GrammarError, match="too much of its constraint"):
         engine.run(engine.start, b"a" * 200)

@@ -12,11 +12,10 @@ import pytest
 
 from benchmarks.constrained import endure, sentences
 from lmprog import wire
-from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, Constraint, State
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.constraints.walk import PlainEngine
 from lmprog.errors import GrammarError
 
 SENTENCES = r"([A-Z].{5,150}\. ?){2,6}"
@@ -70,21 +69,6 @@ def test_states_that_somebody_holds_survive_and_allow_the_same(
             assert tight.is_final(one) == roomy.is_final(other)
             assert tight.distance(one) == roomy.distance(other)
     assert tight.num_collections > 3
-
-
-def test_the_plain_automaton_forgets_and_keeps_as_the_native_one_does(small: Vocabulary) -> None:
-    limits = CompileLimits(max_states=300)
-    net = regular_net(wire.Regex(SENTENCES), small, limits)
-    plain = RegularConstraint(PlainEngine(net, small, limits), small, limits)
-    reference = compile_constraint(wire.Regex(SENTENCES), small)
-    rng = random.Random(5)
-    for _ in range(3):
-        text = sentences(rng).encode()[:40]
-        state, other = plain.start, reference.start
-        for token in small.greedy(text.decode(errors="ignore").encode()):
-            assert np.array_equal(plain.mask(state).bits, reference.mask(other).bits)
-            state, other = plain.advance(state, token), reference.advance(other, token)
-    assert plain.num_collections > 0
 
 
 def test_masks_used_last_are_still_there_after_states_were_forgotten(small: Vocabulary) -> None:

@@ -9,16 +9,13 @@ import random
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 
 from lmprog import wire
-from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
+from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import CompileLimits, Constraint, State
 from lmprog.constraints.inspect import accepts
-from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.unique_items import UniqueItemsConstraint
-from lmprog.constraints.walk import PlainEngine
 from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
 from tests.constraints.conftest import EOS, make_vocabulary
 
@@ -181,30 +178,6 @@ def test_a_budget_that_holds_the_shortest_instance_always_closes(
                 out += VOCABULARY.bytes_of(token) or b""
             assert made.is_final(state), (schema, out)
             assert judge.is_valid(json.loads(out)), (schema, out)
-
-
-def test_both_engines_make_the_same_masks(rng: random.Random) -> None:
-    for items in ITEMS:
-        spec = wire.JsonSchema(json.dumps(schema_of(items, {"maxItems": 5}, "object")))
-        native = compile_constraint(spec, VOCABULARY)
-        assert isinstance(native, UniqueItemsConstraint)
-        limits = CompileLimits()
-        engine = PlainEngine(regular_net(spec, VOCABULARY), VOCABULARY, limits)
-        base = RegularConstraint(engine, VOCABULARY, limits)
-        plain = UniqueItemsConstraint(base, native._arrays, VOCABULARY)
-        states = [native.start, plain.start]
-        for _ in range(30):
-            budget = rng.choice([None, 40])
-            rows = [one.mask(at, budget) for one, at in zip((native, plain), states, strict=True)]
-            assert np.array_equal(rows[0].bits, rows[1].bits)
-            assert native.distance(states[0]) == plain.distance(states[1])
-            allowed = [token for token in moves(native, states[0]) if token != EOS]
-            if not allowed:
-                break
-            token = rng.choice(allowed)
-            states = [
-                one.advance(at, token) for one, at in zip((native, plain), states, strict=True)
-            ]
 
 
 def test_items_are_remembered_where_the_automaton_forgets_its_states() -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
 from lmprog import wire
-from lmprog.constraints.automaton import DEAD
-from lmprog.constraints.choices import choices_node, free_text_node
+from lmprog.constraints import charset
+from lmprog.constraints.automaton import DEAD, Automaton
 from lmprog.constraints.compiling.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.constraint import (
     Check,
@@ -27,24 +27,29 @@ from lmprog.constraints.constraint import (
     Constraint,
     never_stop,
 )
-from lmprog.constraints.expression import whole
+from lmprog.constraints.expression import ANYTHING, Chars, Expression, Repeat, alt, seq, whole
+from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
 from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.native_masks import native_engine
 from lmprog.constraints.net import Net, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.entry import schema_node, why_nothing_fits
+from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.constraints.walk import MaskEngine, PlainEngine
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 
 DEFAULT_LIMITS = CompileLimits()
 _PROBE_LIMITS = CompileLimits(max_positions=300_000)
 _PROBE_TEXTS, _PROBE_BYTES = 8, 48
+_MANY_CHOICES = 32
+"""Choices from which common beginnings are looked for."""
+_DEEPEST = 30
+"""Beginnings within beginnings; the net nests as deeply."""
+_TEXTS_PER_CHECK = 512
 
 
 def compile_constraint(
@@ -66,16 +71,12 @@ def compile_constraint(
     except NeedsLlguidance as why:
         assert grammar is not None, "only grammars may be left to the other engine"
         return LlguidanceConstraint(grammar, vocabulary, limits, str(why), check)
-    engine = _engine(net, vocabulary, limits)
+    engine = Automaton(net, vocabulary, limits)
     made = RegularConstraint(engine, vocabulary, limits, tuple(builder.left_out))
     if not builder.unique_arrays:
         return made
     arrays = {int(net.args[leaf, 0]): one for leaf, one in builder.unique_arrays.items()}
     return UniqueItemsConstraint(made, arrays, vocabulary)
-
-
-def _engine(net: Net, vocabulary: Vocabulary, limits: CompileLimits) -> MaskEngine:
-    return native_engine(net, vocabulary, limits) or PlainEngine(net, vocabulary, limits)
 
 
 def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> None:
@@ -84,7 +85,7 @@ def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> N
     """
     rng = random.Random(0)
     try:
-        probe = _engine(net, vocabulary, _PROBE_LIMITS)
+        probe = Automaton(net, vocabulary, _PROBE_LIMITS)
         for number in range(_PROBE_TEXTS):  # always the first branch, the last, then random
             state = probe.start
             for _ in range(_PROBE_BYTES):
@@ -119,7 +120,7 @@ def _net_of(
     spec: wire.Constraint, builder: NetBuilder, vocabulary: Vocabulary, limits: CompileLimits
 ) -> Net:
     try:
-        root = _root(spec, builder, limits)
+        root = root_node(spec, builder, limits)
     except RecursionError as error:
         raise GrammarError("the constraint nests too deeply", position=None) from error
     try:
@@ -133,7 +134,7 @@ def _net_of(
         raise UnsatisfiableConstraint(why_nothing_fits(schema, limits, builder.check)) from error
 
 
-def _root(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
+def root_node(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
     return _NODES[type(spec)](spec, builder, limits)
 
 
@@ -141,12 +142,83 @@ def _part(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> 
     """Of a constraint that others are made of. Raises GrammarError for one that cannot be."""
     if spec.is_whole:
         raise GrammarError("a grammar cannot be a part of another constraint", position=None)
-    return _root(spec, builder, limits)
+    return root_node(spec, builder, limits)
 
 
 def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) -> Node:
     expression = whole(parse_pattern(spec.pattern, limits))
     return Lowering(builder, json_string=False).lower(expression)
+
+
+def _choices_node(spec: wire.Choices, builder: NetBuilder, _: CompileLimits) -> Node:
+    texts = spec.texts
+    if not texts:
+        raise UnsatisfiableConstraint(
+            "there are no choices, so nothing at all would match; give at least one"
+        )
+    for text in texts:
+        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            raise GrammarError(
+                f"the choice {text!r} has half of a surrogate pair, which no text can have",
+                position=None,
+            )
+    if len(texts) <= _MANY_CHOICES:
+        return builder.alt(builder.text(text.encode()) for text in texts)
+    return _sharing_beginnings(list(dict.fromkeys(texts)), builder, _DEEPEST)
+
+
+def _sharing_beginnings(texts: Sequence[str], builder: NetBuilder, depth: int) -> Node:
+    """Not by sorting: a single call that sorts a hundred thousand texts cannot be paused."""
+    if len(texts) <= _MANY_CHOICES or not depth:
+        return builder.alt(builder.text(text.encode()) for text in texts)
+    by_letter: dict[str, list[str]] = {}
+    for number, text in enumerate(texts):
+        if number % _TEXTS_PER_CHECK == 0:
+            builder.check()
+        by_letter.setdefault(text[:1], []).append(text)
+    ways = []
+    for alike in by_letter.values():
+        shared = _shared_beginning(min(alike), max(alike))
+        rest = [text[len(shared) :] for text in alike]
+        common = builder.text(shared.encode())
+        ways.append(builder.seq([common, _sharing_beginnings(rest, builder, depth - 1)]))
+    return builder.alt(ways)
+
+
+def _shared_beginning(first: str, last: str) -> str:
+    """What two texts have in common, and all texts between them in order."""
+    for place, (one, other) in enumerate(zip(first, last, strict=False)):
+        if one != other:
+            return first[:place]
+    return first
+
+
+_MORE = Repeat(Chars(charset.ALL), 1, None)
+
+
+def _free_text_node(spec: wire.FreeText, net: NetBuilder, _: CompileLimits) -> Node:
+    """Raises GrammarError if the texts to watch for are too many."""
+    texts = Lowering(net, json_string=False)
+    if spec.end is None:
+        if not spec.avoided:
+            return texts.lower(ANYTHING)
+        return lower_text_set(TextSet(outside=(_somewhere(spec.avoided, ANYTHING),)), net, texts)
+    ending = seq([ANYTHING, _literal(spec.end)])
+    # What is avoided may end where the text ends: it is then the beginning of what follows.
+    earlier = _somewhere((*spec.avoided, spec.end), _MORE)
+    return lower_text_set(TextSet((ending,), (earlier,)), net, texts)
+
+
+def _somewhere(watched: tuple[str, ...], then: Expression) -> Expression:
+    return seq([ANYTHING, alt(map(_literal, watched)), then])
+
+
+def _literal(text: str) -> Expression:
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise GrammarError(
+            f"{text!r} has half of a surrogate pair, which no text can have", position=None
+        )
+    return expression_of(text)
 
 
 def _in_order_node(spec: wire.InOrder, builder: NetBuilder, limits: CompileLimits) -> Node:
@@ -164,9 +236,9 @@ def _repeated_node(spec: wire.Repeated, builder: NetBuilder, limits: CompileLimi
 _NODES: dict[type[wire.Constraint], Callable[[Any, NetBuilder, CompileLimits], Node]] = {
     wire.Regex: _regex_node,
     wire.JsonSchema: schema_node,
-    wire.Choices: choices_node,
+    wire.Choices: _choices_node,
     wire.Grammar: grammar_node,
-    wire.FreeText: free_text_node,
+    wire.FreeText: _free_text_node,
     wire.InOrder: _in_order_node,
     wire.AnyOf: _any_of_node,
     wire.Repeated: _repeated_node,

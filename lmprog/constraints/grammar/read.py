@@ -15,10 +15,10 @@ from collections.abc import Sequence as Many
 
 from lmprog import wire
 from lmprog.constraints import charset
+from lmprog.constraints import net as nets
 from lmprog.constraints.charset import CharSet
-from lmprog.constraints.constraint import Check, CompileLimits, never_stop
-from lmprog.constraints.derivatives import char_classes, derivatives
-from lmprog.constraints.expression import Chars, Expression, Repeat
+from lmprog.constraints.constraint import Check, CompileLimits, CompileTooLong, never_stop
+from lmprog.constraints.expression import ANYTHING, EMPTY, Chars, Expression, Repeat, alt, seq
 from lmprog.constraints.grammar import gbnf, lark
 from lmprog.constraints.grammar.rules import (
     NeedsLlguidance,
@@ -39,6 +39,8 @@ from lmprog.constraints.grammar.rules import (
     without_left_recursion,
 )
 from lmprog.constraints.net import NetBuilder, Node
+from lmprog.constraints.text_set import TextSet, automaton_of
+from lmprog.errors import GrammarError
 
 
 def is_gbnf(text: str) -> bool:
@@ -73,9 +75,6 @@ def grammar_node(spec: wire.Grammar, net: NetBuilder, limits: CompileLimits) -> 
 # --- what a lexer adds
 
 _MAX_TERMINALS = 120
-_MAX_STATES = 2000
-
-_Terms = frozenset[Expression]
 
 
 def with_ignored(rules: Rules, start: str, ignored: Many[RuleTerminal]) -> dict[str, Part]:
@@ -178,32 +177,14 @@ def _differs(one: Expression, other: Expression, next_chars: CharSet, check: Che
     """Whether a text of `one` also matches `other`, or can be extended to a prefix of it with a
     character of `next_chars`.
     """
-    classes = char_classes([one, other])
-    start = (frozenset([one]), frozenset([other]))
-    known = {start}
-    queue = [start]
-    for ours, theirs in queue:
-        is_whole = any(map(empty_expression, ours))
-        if is_whole and one != other and any(map(empty_expression, theirs)):
-            return True
-        for chars in classes:
-            check()
-            after = _step(theirs, chars[0][0])
-            if not after:
-                continue
-            if is_whole and charset.intersect(chars, next_chars):
-                return True
-            pair = (_step(ours, chars[0][0]), after)
-            if pair[0] and pair not in known:
-                known.add(pair)
-                queue.append(pair)
-                if len(queue) > _MAX_STATES:
-                    return True
-    return False
-
-
-def _step(terms: _Terms, code: int) -> _Terms:
-    return frozenset(after for term in terms for after in derivatives(term, code))
+    further: Expression = seq([Chars(next_chars), ANYTHING])
+    longer = seq([one, further if one == other else alt([EMPTY, further])])
+    try:
+        return bool(automaton_of(TextSet((longer, other)), check, lambda _: nets.EMPTY).final)
+    except CompileTooLong:
+        raise
+    except GrammarError:
+        return True
 
 
 class _Following:

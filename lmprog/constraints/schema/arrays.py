@@ -17,18 +17,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmprog.constraints.automaton import LazyAutomaton
+from lmprog.constraints.automaton import Automaton, MemoryFull
 from lmprog.constraints.constraint import CompileTooLong
 from lmprog.constraints.expression import whole
 from lmprog.constraints.finish import finish
-from lmprog.constraints.leaves import Leaf, text_leaf
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import EMPTY, EVERY_BYTE, FAIL, EachOnce, NetBuilder, Node, UniqueArray
+from lmprog.constraints.net import (
+    EMPTY,
+    EVERY_BYTE,
+    FAIL,
+    EachOnce,
+    Leaf,
+    NetBuilder,
+    Node,
+    UniqueArray,
+    text_leaf,
+)
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.schema.flat import FIRST_LETTERS, ArrayFacet, Bound, Flat, NumberFacet
 from lmprog.constraints.schema.layout import Layout
 from lmprog.constraints.schema.numbers import MAX_PLACES, TooManyDigits, bounded_number
 from lmprog.constraints.schema.schema_document import Json, Located
+from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsupportedSchema
 
 MAX_UNIQUE = 2000
@@ -202,6 +212,7 @@ _MAX_LENGTH = 400
 _MAX_STATES = 4000
 _MANY = 1_000_000
 """Different strings; no array has so many."""
+_NO_TOKENS = Vocabulary([], [], use_cache=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +352,7 @@ class ComparedItems:
         root = self._items([flat for flat in flats if flat.values is None], net)
         if root == FAIL:
             raise self._refuse(f"more than {MAX_UNIQUE} values that are constants")
-        walk = LazyAutomaton(finish(net, root, EVERY_BYTE), net.limits)
+        walk = Automaton(finish(net, root, EVERY_BYTE), _NO_TOKENS, net.limits)
         found, enough, counts = 0, 0, {walk.start: 1}
         for length in range(_MAX_LENGTH):
             self._net.check()
@@ -349,7 +360,10 @@ class ComparedItems:
             enough = length if found >= low and not enough else enough
             if found >= _MANY:
                 return _Counted(enough, True)
-            counts = _after_a_byte(walk, counts)
+            try:
+                counts = _after_a_byte(walk, counts)
+            except MemoryFull:
+                break
             if not counts or walk.num_states > _MAX_STATES:
                 break
         if found >= low:
@@ -426,7 +440,7 @@ def _bracket(further: int) -> Leaf:
     return replace(made, cost=made.cost + np.array([further, 0]))
 
 
-def _after_a_byte(walk: LazyAutomaton, counts: dict[int, int]) -> dict[int, int]:
+def _after_a_byte(walk: Automaton, counts: dict[int, int]) -> dict[int, int]:
     """How many texts lead to each state, as far as that is of interest."""
     out: dict[int, int] = {}
     for state, count in counts.items():

@@ -48,8 +48,7 @@ from lmprog.constraints.schema.numbers import number_node
 from lmprog.constraints.schema.objects import ObjectBuilder, ObjectParts
 from lmprog.constraints.schema.schema_document import Document, Json, Located, json_key, same_json
 from lmprog.constraints.schema.strings import search_pattern, text_set
-from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import contains, lower_text_set
+from lmprog.constraints.text_set import TextSet, contains, lower_text_set
 from lmprog.errors import GrammarError, RequestRejected, UnsatisfiableConstraint, UnsupportedSchema
 
 _MAX_DEPTH = 120

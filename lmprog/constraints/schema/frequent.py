@@ -1,4 +1,4 @@
-"""What is frequent in a document's schemas, read by the native kernel; unused without a compiler.
+"""What is frequent in a document's schemas, read by the native kernel.
 
 Objects with named members, arrays of one kind of items, short values, references and `anyOf` become
 nodes there. Whatever else stands in a document is asked for, and answered by the reader in Python,
@@ -20,14 +20,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from decimal import Decimal
 from threading import Lock
-from typing import Any
 
-from lmprog import native, wire
+from lmprog import wire
 from lmprog.constraints.constraint import Check, CompileLimits, CompileTooLong
 from lmprog.constraints.expression import ANYTHING
-from lmprog.constraints.leaves import AllBut, LeafSource
+from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import NetBuilder, NetPart, NewNodes, Node
+from lmprog.constraints.net import AllBut, LeafSource, NetBuilder, NetPart, NewNodes, Node
 from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, REFUSED
 from lmprog.constraints.schema.keywords import ANNOTATIONS, ASSERTIONS
 from lmprog.constraints.schema.layout import SEPARATORS
@@ -174,7 +173,6 @@ class FrequentSchemas:
 
 # --- the kernel
 
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _MEMORY = -1
 _TEXT = 1
 _LEAVES_PER_CHECK = 1000
@@ -187,73 +185,47 @@ does not matter; `s`, the content of any JSON string."""
 
 
 class _CWanted(ctypes.Structure):
-    _fields_ = [("texts", _POINTER), ("length", _LONG)]
+    _fields_ = [("texts", POINTER), ("length", LONG)]
 
 
 class _CNodes(ctypes.Structure):
     _fields_ = [
-        *((name, _POINTER) for name in ("kind", "num_args", "args")),
-        *((name, _POINTER) for name in ("leaf_kind", "leaf_size", "texts")),
-        *((name, _LONG) for name in ("nodes", "all_args", "leaves", "texts_length")),
-        ("root", _INT),
-        ("is_recursive", _INT),
+        *((name, POINTER) for name in ("kind", "num_args", "args")),
+        *((name, POINTER) for name in ("leaf_kind", "leaf_size", "texts")),
+        *((name, LONG) for name in ("nodes", "all_args", "leaves", "texts_length")),
+        ("root", INT),
+        ("is_recursive", INT),
     ]
 
 
 @functools.cache
-def _kernel() -> ctypes.CDLL | None:
-    found = native.library("masks")
-    if found is None:
-        return None
-    text = ctypes.c_char_p
-    signatures: dict[str, tuple[Any, list[Any]]] = {
-        "style_new": (_POINTER, [text, _LONG, text, text]),
-        "new": (_POINTER, [text, _LONG, _POINTER]),
-        "free": (None, [_POINTER]),
-        "find": (_LONG, [_POINTER, text, _LONG]),
-        "plan": (_LONG, [_POINTER, _LONG, _POINTER]),
-        "answer": (None, [_POINTER, _LONG, _INT]),
-        "build": (_LONG, [_POINTER, _LONG, _INT, _INT, _POINTER]),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(found, f"lmprog_schemas_{name}")
-        function.restype, function.argtypes = result, arguments
-    return found
-
-
-@functools.cache
-def _style(kernel: ctypes.CDLL, comma: bytes, colon: bytes) -> int:
+def _style(comma: bytes, colon: bytes) -> int:
     """Made once for the process."""
     keywords = b"".join(b"%s\0" % one.encode() for one in _SAYING if one[0] != "\0")
-    made: int | None = kernel.lmprog_schemas_style_new(keywords, len(keywords), comma, colon)
-    return _or_memory(made)
+    return or_memory(kernel().lmprog_schemas_style_new(keywords, len(keywords), comma, colon))
 
 
 class NativeReader:
     """The schemas of one document, as nodes of one net."""
 
-    def __init__(self, kernel: ctypes.CDLL, document: int, text: bytes) -> None:
+    def __init__(self, document: int, text: bytes) -> None:
         """Owns the document, which borrows the text."""
-        self._kernel = kernel
+        self._kernel = kernel()
         self._document = document
         self._text = text
         self._wanted, self._nodes = _CWanted(), _CNodes()
-        weakref.finalize(self, kernel.lmprog_schemas_free, document)
+        weakref.finalize(self, self._kernel.lmprog_schemas_free, document)
 
     @classmethod
     def of(cls, text: str, comma: bytes, colon: bytes) -> NativeReader | None:
-        """None where the document is not read here, or there is no kernel. `comma` and `colon` are
-        what stands between members, and between a name and its value."""
-        kernel = _kernel()
-        if kernel is None:
-            return None
+        """None where the document is not read here. `comma` and `colon` are what stands between
+        members, and between a name and its value."""
         try:
             encoded = text.encode()
         except UnicodeEncodeError:  # half of a surrogate pair
             return None
-        style = _style(kernel, comma, colon)
-        document = kernel.lmprog_schemas_new(encoded, len(encoded), style)
-        return cls(kernel, document, encoded) if document else None
+        document = kernel().lmprog_schemas_new(encoded, len(encoded), _style(comma, colon))
+        return cls(document, encoded) if document else None
 
     def node(self, path: str, net: NetBuilder, answer: Answer) -> Node | None:
         """The node of the schema at `path`; None where it is not read here. While `answer` makes a
@@ -264,14 +236,14 @@ class NativeReader:
             raise RecursionError("schemas nest too deeply") from error
 
     def _node(self, path: str, net: NetBuilder, answer: Answer) -> Node | None:
-        kernel, document, wanted = self._kernel, self._document, self._wanted
+        core, document, wanted = self._kernel, self._document, self._wanted
         schema = 0
         if path != "#":
             encoded = path.encode()
-            schema = kernel.lmprog_schemas_find(document, encoded, len(encoded))
+            schema = core.lmprog_schemas_find(document, encoded, len(encoded))
             if schema < 0:
                 return None
-        planned = kernel.lmprog_schemas_plan(document, schema, ctypes.byref(wanted))
+        planned = core.lmprog_schemas_plan(document, schema, ctypes.byref(wanted))
         if planned < 0:
             if planned == _MEMORY:
                 raise MemoryError("no memory for the nodes of a schema")
@@ -280,7 +252,7 @@ class NativeReader:
         for one in ctypes.string_at(wanted.texts, wanted.length).split(b"\0")[:-1]:
             number, _, said = one.partition(b" ")
             made = answer(chr(said[0]), said[1:])
-            kernel.lmprog_schemas_answer(document, int(number), made)
+            core.lmprog_schemas_answer(document, int(number), made)
         return self._built(schema, net)
 
     def _built(self, schema: int, net: NetBuilder) -> Node:
@@ -322,9 +294,3 @@ class NativeReader:
                 at = end + 1
             out.append(AllBut(tuple(names)))
         return out
-
-
-def _or_memory(made: int | None) -> int:
-    if made is None:
-        raise MemoryError("no memory for the reader of schemas")
-    return made

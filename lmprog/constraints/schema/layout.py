@@ -11,12 +11,11 @@ from decimal import Decimal
 from lmprog.constraints import charset
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import Chars, Repeat, whole
-from lmprog.constraints.lower import Lowering
+from lmprog.constraints.lower import UTF8, Lowering, class_leaf
 from lmprog.constraints.net import EMPTY, FAIL, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.schema.schema_document import Json
-from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import lower_text_set
+from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from lmprog.wire import Whitespace
 
@@ -48,7 +47,7 @@ class Layout:
             # At most one line break and a bounded run of spaces: with unbounded white space, models
             # can generate nothing else until the token limit.
             line_break = net.optional(net.text(b"\n"))
-            blanks = net.repeat(net.byte_strings(((_BLANKS,),)), 0, _MAX_BLANKS)
+            blanks = net.repeat(net.same_leaf(class_leaf(_BLANKS, UTF8)), 0, _MAX_BLANKS)
             self._any = net.seq([line_break, blanks])
         separators = {
             **SEPARATORS,

@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from lmprog.constraints.constraint import Check, CompileLimits
 from lmprog.constraints.expression import Expression, whole
-from lmprog.constraints.leaves import Edge, Leaf, leaf
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import FAIL, NetBuilder, Node
+from lmprog.constraints.net import FAIL, Edge, Leaf, NetBuilder, Node, leaf
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.schema.flat import Bound, NumberFacet
 from lmprog.errors import UnsupportedSchema

@@ -24,8 +24,7 @@ from lmprog.constraints.net import EMPTY, EVERY_BYTE, FAIL, EachOnce, NetBuilder
 from lmprog.constraints.schema.flat import ObjectFacet, Properties, Sourced, Witness
 from lmprog.constraints.schema.schema_document import Located
 from lmprog.constraints.schema.strings import Searched, search_pattern
-from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import contains, lower_text_set
+from lmprog.constraints.text_set import TextSet, contains, lower_text_set
 from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
 
 

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.derivatives import lengths
-from lmprog.constraints.expression import ANYTHING, Expression, somewhere, whole
+from lmprog.constraints.expression import ANYTHING, Expression, lengths, somewhere, whole
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import PatternDialect
 from lmprog.constraints.schema.flat import Sourced, StringFacet
-from lmprog.constraints.text_set import TextSet
-from lmprog.constraints.textset import contains
+from lmprog.constraints.text_set import TextSet, contains
 from lmprog.errors import GrammarError, UnsupportedSchema
 
 

@@ -57,6 +57,16 @@ HISTORY_NAMES = (
     "waiting",
     "pages",
     "pages_free",
+    # what the gateway counts itself, see `Meters.seen`
+    "first_count",
+    "first_seconds",
+    "queued_count",
+    "queued_seconds",
+    "between_count",
+    "between_seconds",
+    "refused",
+    "failed",
+    "bytes_held",
 )
 
 
@@ -387,6 +397,11 @@ class RuntimeHistogram(Collector):
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    @property
+    def seen(self) -> tuple[int, float]:
+        """How many values there were, and their sum."""
+        return sum(self._counts), self._sum
 
     def collect(self) -> Iterable[Metric]:
         ends = [*(f"{bound}" for bound in self._bounds), "+Inf"]

@@ -66,7 +66,8 @@ _HELP: Mapping[str, str] = {
     "max_requests": "HTTP requests open at once",
     "max_body_bytes": "largest body of a request",
     "max_header_bytes": "largest headers of a request",
-    "max_bodies_bytes": "bodies of all requests under way together",
+    "memory_mb": "MiB that the server holds for all clients: bodies, answers that wait for their "
+    "readers, stored responses",
     "max_stored_bytes": "all stored responses together; the oldest are forgotten first",
     "start_wait": "seconds that a request waits for a runtime that is starting; 0: refuse it",
     "request_timeout": "seconds after which a call fails",
