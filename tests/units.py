@@ -48,13 +48,16 @@ UNITS = {
         "errors wire journal tool_calls backends threads ops streaming checkpoints branches",
     ),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends threads ops branches runs"),
+    "evaluation": Unit(
+        "lmprog.evaluation", "errors wire backends threads ops streaming branches runs"
+    ),
     "lang": Unit(
         "lmprog.lang",
-        "errors wire backends threads ops streaming checkpoints branches runs rehearsal",
+        "errors wire backends threads ops streaming checkpoints branches runs rehearsal evaluation",
     ),
     "facade": Unit(
         "lmprog lmprog.grammar lmprog.sglang",
-        "errors lang backends ops streaming branches runs constraint ray",
+        "errors lang backends ops streaming branches runs evaluation constraint ray",
     ),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
@@ -123,7 +126,7 @@ UNITS = {
     "cli": Unit(
         "lmprog.cli",
         "errors config wire cgroup native weight_cache transport launch gpu_report quality "
-        "model_report backends ops branches runs threads lang facade constraint "
+        "model_report backends ops branches runs threads lang evaluation facade constraint "
         "simulation server options http gateway supervision ray",
     ),
 }
@@ -141,7 +144,8 @@ DOORS = {
     "fastapi": "lmprog.server lmprog.ray.serve_gateway",
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
-    "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
+    "pandas": "lmprog.evaluation",
+    "numpy": "lmprog.constraints lmprog.evaluation.statistics lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
     "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.sampling_requests",
     "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.quoting",
     "jinja2": "lmprog.runtime.text.chat_template",
@@ -156,9 +160,9 @@ DOORS = {
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.trace_file",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
-    "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",
+    "tqdm": "lmprog.evaluation.evaluating lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",
     "rich": "lmprog.cli",
     "ray": "lmprog.ray",
     "flashinfer": "lmprog.runtime.engine.device.flashinfer_reader",
-    "typing_extensions": "lmprog.lang lmprog.backends",
+    "typing_extensions": "lmprog.lang lmprog.backends lmprog.evaluation",
 }

@@ -460,12 +460,12 @@ class LocalRuntimeChannel:
                 self.counters["replies_dropped"] += len(own)
                 continue
             for frame in replies_frames(own):
-                self._clients[client].deliver(frame)
+                self._clients[client].put(frame)
 
     def close(self) -> None:
         self._closed = True
         for channel in list(self._clients.values()):
-            channel.deliver(_END)
+            channel.put(_END)
         self._clients.clear()
 
     def _admit(self, client: ClientId, frame: bytes) -> list[tuple[ClientId, Received]]:
@@ -474,7 +474,7 @@ class LocalRuntimeChannel:
             return [(client, Gone())] if self._admission.forget(client) else []
         admitted = self._admission.admit(client, frame)
         if admitted.refusal and client in self._clients:
-            self._clients[client].deliver(wire.encode((admitted.refusal,)))
+            self._clients[client].put(wire.encode((admitted.refusal,)))
         return [(client, message) for message in admitted.messages]
 
 
@@ -518,7 +518,7 @@ class LocalClientChannel:
             self._runtime.put((self._client, _END))
         self._frames.put(_END)
 
-    def deliver(self, frame: bytes) -> None:
+    def put(self, frame: bytes) -> None:
         """For the runtime's end: one more frame."""
         self._frames.put(frame)
 
