@@ -2,7 +2,7 @@
 is none: it takes a given time for a step and computes nothing, so no GPU is needed.
 
     python -m benchmarks.device_step [--rows 16 64] [--step-ms 0.6 3.5] [--steps 300]
-    python -m benchmarks.device_step --mixed
+    python -m benchmarks.device_step --mixed --layers 32
 
 `--mixed`: beside the rows one long prompt after another is read, in chunks of 256 tokens. The driver's clock is the processor time of this thread, and the time that the host waits for the
 device. What a step takes beyond the device's own time is on the critical path. What the driver of
@@ -14,7 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -52,12 +52,13 @@ SHAPE = ModelShape(
     rope=Rope(),
     windows=(None,),
 )
-"""Launches are in a graph, so layers do not count. A step with a chunk of a prompt is none: there
-the launches of one layer are the host's work, where a model has dozens.
-"""
-ONCE_A_STEP = "rope_append"
+"""Of one layer: `--layers` has more. They count where a step is no graph."""
+ONCE_A_LAYER = "rope_append"
 CHUNK = 256
-PROMPT_WORDS = 3_000
+LEAST_CHUNKS = 0.5
+"""Of steps that are measured as mixed."""
+PROMPT_WORDS = 1_900
+"""Of two tokens each: a prompt has a place in the context."""
 
 
 class TimedEvent:
@@ -82,12 +83,14 @@ class TimedDriver:
     host memory has `token`s.
     """
 
-    def __init__(self, step_seconds: float, token: int) -> None:
+    def __init__(self, step_seconds: float, token: int, num_layers: int = 1) -> None:
         self.device = torch.device("cpu")
         self.num_processors = 132
         self.step_seconds = step_seconds
         self.free_at = self.waited = 0.0
-        self.num_steps = 0
+        self.num_steps = self.num_issued = 0
+        """Begun; and those of them that were no graphs."""
+        self._num_layers, self._num_appended = num_layers, 0
         self._token = token
         self._is_capturing = False
 
@@ -116,8 +119,12 @@ class TimedDriver:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None: ...
 
     def launch(self, launch: Launch) -> None:
-        if launch.kernel == ONCE_A_STEP and not self._is_capturing:
+        if launch.kernel != ONCE_A_LAYER or self._is_capturing:
+            return
+        if self._num_appended % self._num_layers == 0:
             self.begin_step()
+            self.num_issued += 1
+        self._num_appended += 1
 
     def compute(self, work: Callable[[], object]) -> None: ...
 
@@ -148,20 +155,29 @@ class StepTimes:
     """Processor time of a step."""
     exposed: float
     """What a step takes beyond the device's own time."""
+    chunks: float
+    """The part of the steps that had a chunk of a prompt."""
+    issued: float
+    """The part that were no graphs."""
 
 
 def engine_on(
-    drivers: list[TimedDriver], step_seconds: float, config: SchedulerConfig, token: int
+    drivers: list[TimedDriver],
+    step_seconds: float,
+    num_layers: int,
+    config: SchedulerConfig,
+    token: int,
 ) -> tuple[DeviceEngine, DeviceSampler]:
     """A real engine on a driver that computes nothing, which is added to `drivers`."""
-    driver = TimedDriver(step_seconds, token)
+    driver = TimedDriver(step_seconds, token, num_layers)
+    model_shape = replace(SHAPE, windows=(None,) * num_layers)
     drivers.append(driver)
     layer = LayerAttention(SHAPE.head_dim**-0.5)
     heads = (SHAPE.num_heads, SHAPE.num_kv_heads, SHAPE.head_dim, SHAPE.head_dim)
-    asked = AttentionShape((layer,), *heads, torch.bfloat16)
+    asked = AttentionShape((layer,) * num_layers, *heads, torch.bfloat16)
     kernels = Kernels(driver, module_key(asked))
-    weights = device_weights(random_weights(SHAPE, torch.bfloat16, 0), driver)
-    decoder = DeviceDecoder(kernels, SHAPE, weights, SHAPE.context_len, config.token_budget)
+    weights = device_weights(random_weights(model_shape, torch.bfloat16, 0), driver)
+    decoder = DeviceDecoder(kernels, model_shape, weights, SHAPE.context_len, config.token_budget)
     budget = config.token_budget
     attention = TreeAttention(kernels, asked, config.num_pages, config.page_size, budget)
     model = DeviceModel(
@@ -181,6 +197,13 @@ class LongPrompts:
         self._client.send([wire.Hello(wire.PROTOCOL_VERSION)])
         self._number = 0
         self._asked_at = 0
+        self._remaining = 0
+
+    def has_grown(self) -> bool:
+        """Whether less of the prompts is left to compute than when it was asked last."""
+        before = self._remaining
+        self._remaining = max((one.remaining for one in self._scheduler.running), default=0)
+        return 1 < before > self._remaining
 
     def keep_reading(self) -> None:
         """Before a turn: asks for another one where none is being read."""
@@ -204,13 +227,14 @@ def step_times(
     num_steps: int,
     is_ahead: bool = True,
     is_mixed: bool = False,
+    num_layers: int = 1,
 ) -> StepTimes:
     """Of steps in which `num_rows` streamed gens decode one token each, and if it `is_mixed` beside
     chunks of a prompt. A step that is planned with everything known comes now and then, and is
     among them.
     """
     drivers: list[TimedDriver] = []
-    made: Any = partial(engine_on, drivers, step_ms / 1e3)
+    made: Any = partial(engine_on, drivers, step_ms / 1e3, num_layers)
     changes: dict[str, Any] = {}
     if is_mixed:
         changes = {"max_rows": num_rows + 1, "max_chunk": CHUNK, "step_ms": 0}
@@ -221,13 +245,19 @@ def step_times(
         loop._steps = PlainSteps(loop.scheduler, steps._engine, steps._sampler, steps.batches)
     (driver,) = drivers
     host: list[float] = []
-    began, steps_before = driver.now(), driver.num_steps
+    began, steps_before, issued_before = driver.now(), driver.num_steps, driver.num_issued
+    num_chunks = 0
     for _ in range(num_steps):
         if prompts is not None:
             prompts.keep_reading()
         host.append(1e3 * runner.seconds(loop.step, 1, time.thread_time))
-    whole = 1e3 * (driver.now() - began) / (driver.num_steps - steps_before)
-    return StepTimes(statistics.median(host), whole - step_ms)
+        num_chunks += prompts is not None and prompts.has_grown()
+    num_begun = driver.num_steps - steps_before
+    whole = 1e3 * (driver.now() - began) / num_begun
+    chunks, issued = num_chunks / num_steps, (driver.num_issued - issued_before) / num_begun
+    if is_mixed and chunks < LEAST_CHUNKS:
+        raise RuntimeError(f"{chunks:.0%} of the steps had a chunk of a prompt")
+    return StepTimes(statistics.median(host), whole - step_ms, chunks, issued)
 
 
 @runner.command
@@ -237,12 +267,16 @@ def main(
     step_ms: Sequence[float] = (0.0, 0.6, 3.5),
     steps: int = 300,
     mixed: Annotated[bool, "beside chunks of prompts"] = False,
+    layers: int = 1,
 ) -> None:
-    columns = "device, ms a step; host, ms; exposed, one ahead; exposed, one after the other"
+    columns = (
+        "device, ms a step; host, ms; exposed, one ahead; exposed, one after the other; "
+        "with a chunk; no graph"
+    )
     runner.head("rows", *columns.split("; "))
     for num_rows in rows:
         for ms in step_ms:
-            ahead = step_times(num_rows, ms, steps, is_mixed=mixed)
-            plain = step_times(num_rows, ms, steps, is_ahead=False, is_mixed=mixed)
-            figures = (ahead.host, ahead.exposed, plain.exposed)
+            ahead = step_times(num_rows, ms, steps, is_mixed=mixed, num_layers=layers)
+            plain = step_times(num_rows, ms, steps, False, mixed, layers)
+            figures = (ahead.host, ahead.exposed, plain.exposed, ahead.chunks, ahead.issued)
             runner.say(num_rows, ms, *(f"{figure:.3f}" for figure in figures))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -123,35 +123,55 @@ def sampler(driver: Driver, key: ModuleKey, rows: int, vocab: int) -> float:
     return statistics.median(found)
 
 
-def measure(device: str, has_cascade: bool = False, kept: str = "") -> list[Timing]:
-    """`kept` "e4m3": keys and values are such floats."""
+def measures(
+    device: str, has_cascade: bool = False, kept: str = ""
+) -> Iterator[tuple[str, Callable[[], Timing]]]:
+    """What is measured, by name, to be called in this order: the first gives the bandwidth that
+    limits are made of. `kept` "e4m3": keys and values are such floats.
+    """
     is_tiny = device == "emulated"
     shape = Shape(heads=4, kv_heads=2, dim=64) if is_tiny else Shape()
     shape = replace(shape, kept_bytes=1 if kept else 2)
     key, repeats = ModuleKey("bf16", shape.dim, kept), 1 if is_tiny else 50
     driver = open_driver(device, key)
-    bandwidth = copy_bandwidth(driver, 1 << (16 if is_tiny else 30), repeats)
-    products = product_rate(driver, 64 if is_tiny else 8192, repeats)
-    rows = [
-        Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan")),
-        Timing(f"products {products / 1e12:.0f} TFLOP/s", float("nan"), float("nan")),
-    ]
+    hardware = Hardware()
+
+    def copied() -> Timing:
+        nonlocal hardware
+        bandwidth = copy_bandwidth(driver, 1 << (16 if is_tiny else 30), repeats)
+        hardware = replace(hardware, bytes_per_second=bandwidth)
+        return Timing(f"copy {bandwidth / 1e9:.0f} GB/s", float("nan"), float("nan"))
+
+    def multiplied() -> Timing:
+        products = product_rate(driver, 64 if is_tiny else 8192, repeats)
+        return Timing(f"products {products / 1e12:.0f} TFLOP/s", float("nan"), float("nan"))
+
+    def attended(title: str, kind: DeviceAttentionName, batch: Batch, is_shared: bool) -> Timing:
+        best = step(batch, shape, hardware)
+        limit = best.once if is_shared else best.paged
+        one = batch if is_shared else apart(batch)
+        seconds = attention(driver, key, one, shape, repeats, kind)
+        return Timing(title, seconds * 1e6, limit / shape.layers * 1e6)
+
+    def sampled(title: str, count: int) -> Timing:
+        seconds = sampler(driver, key, count, 300 if is_tiny else VOCAB)
+        return Timing(title, seconds * 1e6, float("nan"))
+
+    yield "copy", copied
+    yield "products", multiplied
     kinds: list[DeviceAttentionName] = ["tree"]
     if is_installed() and not is_tiny:
         kinds += ["flashinfer", "cascade"] if has_cascade else ["flashinfer"]
-    hardware = replace(Hardware(), bytes_per_second=bandwidth)
     for branches, prefix, own in TINY if is_tiny else SHAPES:
         batch = fork(branches, prefix, own)
-        best = step(batch, shape, hardware)
-        for name, one, limit in (
-            ("shared", batch, best.once),
-            ("apart", apart(batch), best.paged),
-        ):
+        for name in ("shared", "apart"):
             for kind in kinds:
-                seconds = attention(driver, key, one, shape, repeats, kind)
                 title = f"{kind} attention {branches} x {prefix} + {own}, {name}"
-                rows.append(Timing(title, seconds * 1e6, limit / shape.layers * 1e6))
+                yield title, partial(attended, title, kind, batch, name == "shared")
     for count in (1, 2) if is_tiny else (1, 64, 256):
-        seconds = sampler(driver, key, count, 300 if is_tiny else VOCAB)
-        rows.append(Timing(f"sampler {count} rows", seconds * 1e6, float("nan")))
-    return rows
+        yield f"sampler {count} rows", partial(sampled, f"sampler {count} rows", count)
+
+
+def measure(device: str, has_cascade: bool = False, kept: str = "") -> list[Timing]:
+    """See `measures`."""
+    return [work() for _, work in measures(device, has_cascade, kept)]

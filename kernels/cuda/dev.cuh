@@ -122,6 +122,9 @@ LM_DEV float exp_exact(float x) { return expf(x); }
 LM_DEV float log_exact(float x) { return logf(x); }
 LM_DEV float sqrt_exact(float x) { return __fsqrt_rn(x); }
 LM_DEV float divide(float x, float y) { return __fdiv_rn(x, y); }
+// Off by two units in the last place at most; without a call for what is hardly a number.
+LM_DEV float divide_fast(float x, float y) { return __fdividef(x, y); }
+LM_DEV float fused(float x, float y, float z) { return __fmaf_rn(x, y, z); }  // x * y + z
 LM_DEV double times(double x, double y) { return __dmul_rn(x, y); }
 
 // --- memory
@@ -133,8 +136,9 @@ template <class T>
 LM_DEV void shared_store(u32 at, T value) {
     *reinterpret_cast<T *>(lm_shared + at) = value;
 }
-LM_DEV void shared_add(u32 at, u64 value) {
-    atomicAdd(reinterpret_cast<u64 *>(lm_shared + at), value);
+// What was there before. Of 32 bits: of 64 it would be a loop of compare-and-swap.
+LM_DEV u32 shared_add(u32 at, u32 value) {
+    return atomicAdd(reinterpret_cast<u32 *>(lm_shared + at), value);
 }
 template <class T>
 LM_DEV T global_load(const T *from) {

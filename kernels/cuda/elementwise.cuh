@@ -75,7 +75,7 @@ LM_DEV void silu_mul(const SiluArgs<T> &args) {
         for (int e = 0; e < size; e++) {
             const float x = to_float(gate.number[e]);
             gate.number[e] =
-                from_float<T>(divide(x, 1.0f + exp_exact(-x)) * to_float(up.number[e]));
+                from_float<T>(divide_fast(x, 1.0f + exp_exact(-x)) * to_float(up.number[e]));
         }
         store_word(args.out + token * args.inner + at, gate);
     }

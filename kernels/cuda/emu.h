@@ -466,6 +466,8 @@ LM_DEV float exp_exact(float x) { return std::exp(x); }
 LM_DEV float log_exact(float x) { return std::log(x); }
 LM_DEV float sqrt_exact(float x) { return std::sqrt(x); }
 LM_DEV float divide(float x, float y) { return x / y; }
+LM_DEV float divide_fast(float x, float y) { return x / y; }
+LM_DEV float fused(float x, float y, float z) { return std::fma(x, y, z); }
 LM_DEV double times(double x, double y) { return x * y; }
 
 // --- memory
@@ -481,11 +483,13 @@ LM_DEV void shared_store(u32 at, T value) {
     emu::shared_is_written(at, sizeof(T));
     memcpy(emu::block.base + at, &value, sizeof value);
 }
-LM_DEV void shared_add(u32 at, u64 value) {
-    emu::check_shared(at, 8, 8);
-    emu::shared_is_written(at, 8, true);
-    value += emu::get<u64>(emu::block.base + at);
+LM_DEV u32 shared_add(u32 at, u32 value) {
+    emu::check_shared(at, 4, 4);
+    emu::shared_is_written(at, 4, true);
+    const u32 before = emu::get<u32>(emu::block.base + at);
+    value += before;
     memcpy(emu::block.base + at, &value, sizeof value);
+    return before;
 }
 template <class T>
 LM_DEV T global_load(const T *from) {

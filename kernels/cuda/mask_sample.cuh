@@ -4,16 +4,19 @@
 // Chooses as lmprog's sampler on the CPU does: tokens in vocabulary order, as wide as they are
 // likely, widths integers (sums are exact in any order), and the token at which a given number of
 // (0, 1) points; greedy takes the lowest of the most likely. top-k and top-p look for their least
-// kept value digit by digit, by histograms, without sorting.
+// kept value by histograms, without sorting: first in steps of equal size, over which logits are
+// spread, then digit by digit. A bin is two words of 32 bits, since hardware adds no 64 bits in
+// shared memory but tries again until nobody came between.
 #pragma once
 #include "args.cuh"
 
 constexpr int kSampleThreads = 512, kSampleWarps = kSampleThreads / 32;
 constexpr float kColdest = 1e-6f;
 
-// Shared memory: histogram [256] u64 | warps' values [32] u64 | warps' tokens [32] u32 | found [4]
-// u64
-constexpr u32 kHistogram = 0, kWarpValues = 2048, kWarpTokens = kWarpValues + 256,
+// Shared memory: histograms [4][2][256] u32 | warps' values [32] u64 | warps' tokens [32] u32 |
+// found [4] u64
+constexpr int kHistograms = 4;  // a warp adds to one of them
+constexpr u32 kHistogramBytes = 2048, kWarpValues = kHistograms * kHistogramBytes, kWarpTokens = kWarpValues + 256,
               kFound = kWarpTokens + 128;
 constexpr u32 kSampleBytes = kFound + 32;
 
@@ -27,16 +30,37 @@ struct Row {
     const float *logits;
     const u32 *mask;  // null: every token may be chosen
     int vocab;
-    float best, temperature, least;
+    float best, temperature, inverse, least;  // inverse: of the temperature
     u32 kept_key;  // what is kept has at least this `ordered` value; 0: everything
     double unit;   // 2 ** width_bits
 
-    LM_DEV float value(int token) const {
-        if (mask && !(global_load(mask + (token >> 5)) >> (token & 31) & 1))
-            return minus_infinity();
-        return global_load(logits + token);
+    LM_DEV float allowed(int token, float logit) const {
+        const bool is_allowed =
+            !mask || (global_load(mask + (token >> 5)) >> (token & 31) & 1);
+        return is_allowed ? logit : minus_infinity();
     }
-    LM_DEV float relative(int token) const { return divide(value(token) - best, temperature); }
+    // Divided by the temperature, to the last bit, by its inverse and what that leaves: a division
+    // has a call for numbers that do not come here.
+    LM_DEV float relative(int token, float logit) const {
+        const float x = allowed(token, logit) - best, about = x * inverse;
+        return is_finite(about) ? fused(fused(-about, temperature, x), inverse, about) : about;
+    }
+    LM_DEV float relative(int token) const { return relative(token, global_load(logits + token)); }
+    // Calls `visit(token, logit)` for all tokens of this thread, with loads in flight together.
+    template <int together = 4, class Visit>
+    LM_DEV void each(Visit visit) const {
+        int token = thread_id();
+        for (; token + (together - 1) * kSampleThreads < vocab;
+             token += together * kSampleThreads) {
+            float x[together];
+#pragma unroll
+            for (int i = 0; i < together; i++)
+                x[i] = global_load(logits + token + i * kSampleThreads);
+#pragma unroll
+            for (int i = 0; i < together; i++) visit(token + i * kSampleThreads, x[i]);
+        }
+        for (; token < vocab; token += kSampleThreads) visit(token, global_load(logits + token));
+    }
     LM_DEV u64 width(float relative) const {
         if (relative < least || ordered(relative) < kept_key) return 0;
         return (u64)times((double)exp_exact(relative), unit);
@@ -77,53 +101,93 @@ LM_DEV void block_best(float &best, u32 &token) {
     }
 }
 
+// Keys of one bin, both ends included.
+struct Keys {
+    u32 low, high;
+};
+
+// What is at least 255 / 8 below the best is in bin 0, all else in steps of 1 / 8.
+constexpr float kStepsOfOne = 8.0f;
+LM_DEV u32 coarse_bin(float relative) {
+    const float steps = relative * -kStepsOfOne;
+    return steps < 255.0f ? 255 - (u32)steps : 0;
+}
+LM_DEV Keys coarse_keys(u32 bin) {
+    const float least = ((float)bin - 256.0f) / kStepsOfOne;  // below all of the bin
+    return {bin ? ordered(least) + 1 : 0,
+            bin < 255 ? ordered(least + 1.0f / kStepsOfOne) : ordered(0.0f)};
+}
+
+LM_DEV void add_to_bin(u32 bin, u64 weight) {
+    const u32 at = (u32)(warp_id() % kHistograms) * kHistogramBytes + bin * 4;
+    const u32 low = (u32)weight, before = shared_add(at, low);
+    const u32 high = (u32)(weight >> 32) + (before + low < low ? 1 : 0);
+    if (high) shared_add(at + kHistogramBytes / 2, high);
+}
+LM_DEV u64 bin_sum(u32 bin) {
+    u64 sum = 0;
+    for (int i = 0; i < kHistograms; i++)
+        sum += shared_load<u32>(i * kHistogramBytes + bin * 4) +
+               ((u64)shared_load<u32>(i * kHistogramBytes + kHistogramBytes / 2 + bin * 4) << 32);
+    return sum;
+}
+
 // The smallest key with less than `wanted` of mass above it. `mass(relative)` is what a token
-// weighs; those that weigh nothing do not count. A digit of 8 bits at a time.
+// weighs; those that weigh nothing do not count.
 template <class Mass>
 LM_DEV u32 least_key(const Row &row, double wanted, Mass mass) {
-    u32 prefix = 0;
+    Keys keys = {0, ordered(0.0f)};
     u64 above = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        for (int i = thread_id(); i < 256; i += kSampleThreads)
-            shared_store<u64>(kHistogram + i * 8, 0);
+    int shift = 32;  // of the bins of this round; 32: they are coarse
+    for (;;) {
+        for (int i = thread_id(); i < kHistograms * 512; i += kSampleThreads)
+            shared_store<u32>(i * 4, 0);
         block_sync();
-        for (int token = thread_id(); token < row.vocab; token += kSampleThreads) {
-            const float relative = row.relative(token);
+        row.each([&](int token, float logit) {
+            const float relative = row.relative(token, logit);
             const u32 key = ordered(relative);
-            if (shift < 24 && (key >> (shift + 8)) != (prefix >> (shift + 8))) continue;
+            if (key < keys.low || key > keys.high) return;
             const u64 weight = mass(relative);
-            if (weight) shared_add(kHistogram + (key >> shift & 255) * 8, weight);
-        }
+            if (weight)
+                add_to_bin(shift == 32 ? coarse_bin(relative) : (key - keys.low) >> shift, weight);
+        });
         block_sync();
-        if (warp_id() == 0) {  // lane 0 has the 8 highest digits
+        if (warp_id() == 0) {  // lane 0 has the 8 highest bins
             u64 own[8], sum = 0;
             for (int i = 0; i < 8; i++) {
-                own[i] = shared_load<u64>(kHistogram + (255 - lane_id() * 8 - i) * 8);
+                own[i] = bin_sum(255 - lane_id() * 8 - i);
                 sum += own[i];
             }
             u64 before = above + warp_running_sum(sum) - sum, base = 0;
-            u32 digit = 256;
+            u32 bin = 256;
             for (int i = 0; i < 8; i++) {
-                if (own[i] && (double)before < wanted)
-                    digit = 255 - lane_id() * 8 - i, base = before;
+                if (own[i] && (double)before < wanted) bin = 255 - lane_id() * 8 - i, base = before;
                 before += own[i];
             }
-            for (int mask = 16; mask > 0; mask >>= 1) {  // the lowest digit that any lane found
-                const u32 other = swap_lanes(digit, mask);
+            for (int mask = 16; mask > 0; mask >>= 1) {  // the lowest bin that any lane found
+                const u32 other = swap_lanes(bin, mask);
                 const u64 its = swap_lanes(base, mask);
-                if (other < digit) digit = other, base = its;
+                if (other < bin) bin = other, base = its;
             }
             if (lane_id() == 0) {
-                shared_store<u64>(kFound, digit);
+                shared_store<u64>(kFound, bin);
                 shared_store<u64>(kFound + 8, base);
             }
         }
         block_sync();
-        prefix |= ((u32)shared_load<u64>(kFound) & 255) << shift;
+        const u32 bin = (u32)shared_load<u64>(kFound) & 255;
         above = shared_load<u64>(kFound + 8);
         block_sync();
+        if (shift == 32) {
+            keys = coarse_keys(bin);
+        } else {
+            keys.low += bin << shift;
+            const u32 last = keys.low + ((1u << shift) - 1);
+            if (last < keys.high) keys.high = last;
+        }
+        if (keys.low == keys.high) return keys.low;
+        for (shift = 0; (keys.high - keys.low) >> shift > 255;) shift++;
     }
-    return prefix;
 }
 
 // The first token at which the widths, added in vocabulary order, exceed `point`. The range shrinks
@@ -182,30 +246,35 @@ LM_DEV void restore_row(const SampleArgs &args, int pick,
                      global_load(args.cell_kept + cell));
 }
 
-LM_DEV bool is_broken(const float *logits, int vocab) {
+// Finds the row's best token; whether any logit is not finite.
+LM_DEV bool find_best(Row &row, u32 &best_token) {
     u64 broken = 0;
-    for (int token = thread_id(); token < vocab; token += kSampleThreads)
-        broken += is_finite(global_load(logits + token)) ? 0 : 1;
+    float best = minus_infinity();
+    best_token = 0;
+    row.each<16>([&](int token, float logit) {
+        broken += is_finite(logit) ? 0 : 1;
+        const float value = row.allowed(token, logit);
+        if (value > best) best = value, best_token = (u32)token;
+    });
+    row.best = best;
+    block_best(row.best, best_token);
     return block_sum(broken) != 0;
 }
 
-LM_DEV int choose(const SampleArgs &args, int pick, const float *logits) {
-    const int mask = global_load(args.mask_of + pick);
-    Row row;
-    row.logits = logits, row.vocab = args.vocab;
-    row.mask = mask < 0 ? nullptr : args.masks + (u64)mask * args.mask_words;
-    row.best = minus_infinity();
-    u32 best_token = 0;
-    for (int token = thread_id(); token < args.vocab; token += kSampleThreads) {
-        const float value = row.value(token);
-        if (value > row.best) row.best = value, best_token = (u32)token;
-    }
-    block_best(row.best, best_token);
+LM_DEV u64 total_width(const Row &row) {
+    u64 own = 0;
+    row.each([&](int token, float logit) { own += row.width(row.relative(token, logit)); });
+    return block_sum(own);
+}
+
+// `best_token`: where `row.best` is.
+LM_DEV int choose(const SampleArgs &args, int pick, Row &row, u32 best_token) {
     if (!is_finite(row.best)) return -1;  // nothing may be chosen
     row.temperature = global_load(args.temperature + pick);
     if (row.temperature <= 0.0f) return (int)best_token;
 
     row.temperature = larger(row.temperature, kColdest);
+    row.inverse = divide(1.0f, row.temperature);
     row.least = global_load(args.least + pick);
     row.kept_key = 0;
     row.unit = (double)(1ull << args.width_bits);
@@ -213,10 +282,7 @@ LM_DEV int choose(const SampleArgs &args, int pick, const float *logits) {
     const double top_p = global_load(args.top_p + pick);
     if (top_k > 0 && top_k < args.vocab)
         row.kept_key = least_key(row, (double)top_k, [](float) -> u64 { return 1; });
-    u64 own = 0;
-    for (int token = thread_id(); token < args.vocab; token += kSampleThreads)
-        own += row.width(row.relative(token));
-    u64 total = block_sum(own);
+    u64 total = total_width(row);
     if (top_p < 1.0) {
         const u32 key = least_key(row, times(top_p, (double)total),
                                   [&](float relative) { return row.width(relative); });
@@ -232,10 +298,7 @@ LM_DEV int choose(const SampleArgs &args, int pick, const float *logits) {
                     lowest = lower;
             }
         row.kept_key = lowest;
-        own = 0;
-        for (int token = thread_id(); token < args.vocab; token += kSampleThreads)
-            own += row.width(row.relative(token));
-        total = block_sum(own);
+        total = total_width(row);
     }
     const u64 point = (u64)times(global_load(args.point + pick), (double)total);
     return token_at(row, point < total ? point : total - 1);
@@ -245,11 +308,21 @@ LM_DEV void sample_picks(const SampleArgs &args) {
     const int picks = global_load(args.counts + kPicks);
     for (int pick = block_id(); pick < picks; pick += num_blocks()) {
         float *logits = args.logits + (u64)global_load(args.row_of + pick) * args.vocab;
+        const int mask = global_load(args.mask_of + pick);
+        Row row;
+        row.logits = logits, row.vocab = args.vocab;
+        row.mask = mask < 0 ? nullptr : args.masks + (u64)mask * args.mask_words;
+        u32 best_token;
         int token = -1;
-        if (!is_broken(logits, args.vocab)) {
-            edit_row(args, pick, logits);
-            block_sync();
-            token = choose(args, pick, logits);
+        if (!find_best(row, best_token)) {
+            const bool is_edited = global_load(args.cell_starts + pick) <
+                                   global_load(args.cell_starts + pick + 1);
+            if (is_edited) {
+                edit_row(args, pick, logits);
+                block_sync();
+                find_best(row, best_token);
+            }
+            token = choose(args, pick, row, best_token);
             block_sync();
             restore_row(args, pick, logits);
         }

@@ -107,23 +107,42 @@ LM_DEV void score_group(float s[2][4], const u32 (*q)[4], u32 keys, int column, 
     }
 }
 
-// Scales, caps and masks the scores of a group, in base 2. `position`: of the group's first key.
-LM_DEV void finish_scores(float s[2][4], const Sight sight[2], int position, int end,
-                          bool is_masked, float scale, float softcap) {
-    constexpr float log2_e = 1.4426950408889634f;
-    for (int j = 0; j < 2; j++)
-        for (int e = 0; e < 4; e++) {
-            float x = s[j][e] * scale;
-            if (softcap > 0.0f)
-                x = softcap *
-                    (1.0f - divide(2.0f, 1.0f + exp2_fast(divide(x, softcap) * (2.0f * log2_e))));
-            s[j][e] = x * log2_e;
-            if (is_masked) {
-                const int at = position + j * 8 + (lane_id() & 3) * 2 + (e & 1);
-                const Sight &seen = sight[e >> 1];
-                if (at >= end || at > seen.upto || at <= seen.after) s[j][e] = minus_infinity();
-            }
+// What turns a product of query and key into a score in base 2.
+struct Scaling {
+    float factor, cap, of_cap;  // of_cap: of the exponent in the cap's tangent
+
+    template <class Args>
+    LM_DEV static Scaling of(const Args &args) {
+        constexpr float log2_e = 1.4426950408889634f;
+        const float cap = args.softcap;
+        return {args.scale * log2_e, cap * log2_e,
+                cap > 0.0f ? divide(args.scale, cap) * (2.0f * log2_e) : 0.0f};
+    }
+};
+
+// Scales, caps and masks the scores of all groups that a warp has, in base 2. `position`: of their
+// first key. A cap or a mask is one branch for all of them, not one for each score.
+template <int groups>
+LM_DEV void finish_scores(float (*s)[2][4], const Sight sight[2], int position, int end,
+                          bool is_masked, const Scaling &by) {
+    if (by.cap > 0.0f) {
+#pragma unroll
+        for (int i = 0; i < groups * 8; i++) {
+            float &x = s[i / 8][i / 4 % 2][i % 4];
+            x = by.cap * (1.0f - divide_fast(2.0f, 1.0f + exp2_fast(x * by.of_cap)));
         }
+    } else {
+#pragma unroll
+        for (int i = 0; i < groups * 8; i++) s[i / 8][i / 4 % 2][i % 4] *= by.factor;
+    }
+    if (!is_masked) return;
+#pragma unroll
+    for (int i = 0; i < groups * 8; i++) {
+        const int at = position + i / 4 * 8 + (lane_id() & 3) * 2 + (i & 1);
+        const Sight &seen = sight[i / 2 % 2];
+        if (at >= end || at > seen.upto || at <= seen.after)
+            s[i / 8][i / 4 % 2][i % 4] = minus_infinity();
+    }
 }
 
 LM_DEV float row_maximum(float x) {
@@ -314,6 +333,7 @@ LM_DEV void attend_small(const TreeArgs<T, K> &args, const Item &item, int head)
     float o[slice][2][4] = {}, maximum[2] = {minus_infinity(), minus_infinity()},
           sum[2] = {0.0f, 0.0f};
     NoNumbers none;
+    const Scaling by = Scaling::of(args);
 
     for (int tile = 0; tile < num_tiles; tile++) {
         copy_wait<Tile::stages - 2>();
@@ -332,8 +352,7 @@ LM_DEV void attend_small(const TreeArgs<T, K> &args, const Item &item, int head)
 #pragma unroll
         for (int k = 0; k < dim / 16; k += Tile::steps)
             score_group<T, K, dim>(s, q + k, keys, warp * 16, k, none);
-        finish_scores(s, sight, position + warp * 16, item.end, is_masked, args.scale,
-                      args.softcap);
+        finish_scores<1>(&s, sight, position + warp * 16, item.end, is_masked, by);
         for (int x = 0; x < 2; x++) {
             const float found = row_maximum(
                 larger(larger(s[0][2 * x], s[0][2 * x + 1]), larger(s[1][2 * x], s[1][2 * x + 1])));
@@ -427,6 +446,7 @@ LM_DEV void attend_large(const TreeArgs<T, K> &args, const Item &item, int head)
     float o[dim / 16][2][4] = {}, maximum[2] = {minus_infinity(), minus_infinity()},
                   sum[Tile::groups][2] = {};
     NoNumbers none;
+    const Scaling by = Scaling::of(args);
 
     for (int tile = 0; tile < num_tiles; tile++) {
         copy_wait<Tile::stages - 2>();
@@ -454,11 +474,10 @@ LM_DEV void attend_large(const TreeArgs<T, K> &args, const Item &item, int head)
                 score_group<T, K, dim>(s[g], q + (Tile::keeps_queries ? 0 : k), keys, g * 16, k,
                                        none);
         }
+        finish_scores<Tile::groups>(s, sight, position, item.end, is_masked, by);
         float found[2] = {minus_infinity(), minus_infinity()}, base[2];
 #pragma unroll
         for (int g = 0; g < Tile::groups; g++) {
-            finish_scores(s[g], sight, position + g * 16, item.end, is_masked, args.scale,
-                          args.softcap);
             for (int x = 0; x < 2; x++)
                 for (int j = 0; j < 2; j++)
                     found[x] = larger(found[x], larger(s[g][j][2 * x], s[g][j][2 * x + 1]));

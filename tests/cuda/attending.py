@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lmprog.runtime.engine.attention import LayerAttention
@@ -64,6 +65,8 @@ class TreeStep:
         if kernels.key.kept_name:
             kv = torch.stack((e4m3(kv[:, 0], KEY_SCALE), e4m3(kv[:, 1], VALUE_SCALE)), 1)
         self.kv = placed(kernels.driver, kv)
+        self.first_page = 0
+        """The number of the first page that has memory: those before it are addresses alone."""
         queries = torch.randn(len(batch.positions), heads.heads, self.dim, generator=rng) * 2
         self.q = placed(kernels.driver, queries.to(self.dtype))
 
@@ -94,7 +97,7 @@ class TreeStep:
         ]
         held = {
             "counts": ints(driver, counts),
-            "pages": ints(driver, batch.pages),
+            "pages": ints(driver, batch.pages + np.int32(self.first_page)),
             "positions": ints(driver, batch.positions),
             "queries": ints(driver, items.queries),
             "part_starts": ints(driver, items.part_starts),
@@ -112,7 +115,7 @@ class TreeStep:
             held[name] = ints(driver, own)
             args = TreeArgs(
                 q=address(self.q),
-                kv=address(self.kv),
+                kv=address(self.kv) - self.first_page * self.kv[0].nbytes,
                 out=address(out),
                 partials=address(partials),
                 sums=address(sums),

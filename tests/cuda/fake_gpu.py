@@ -10,7 +10,8 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,20 +112,28 @@ class WatchedMemory(CudaMemory):
         super().unmap(address, num_bytes)
 
 
+def _device_count() -> int:
+    refusal = os.environ.get("FAKE_TORCH_REFUSES")
+    if refusal:
+        raise RuntimeError(refusal)
+    return 1
+
+
 def _pretend() -> None:
     """torch without CUDA says what torch with it would on a GPU of ours."""
     properties = SimpleNamespace(name="fake", multi_processor_count=3, major=9, minor=0)
     torch.cuda.set_device = lambda _: None
     torch.cuda.get_device_properties = lambda _: properties
     torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=_STREAM)
-    torch.cuda.device_count = lambda: 1
+    torch.cuda.device_count = _device_count
     torch.cuda.get_device_capability = lambda _: (9, 0)
     torch.version.cuda = "13.0"
+    cuda_driver.compiler_version = lambda: "13.5"
     cuda_driver.compiled = lambda key, architecture: b"cubin " + architecture.encode()
 
 
-def answers() -> None:
-    """Tokens of the engine on the fake GPU, beside the processor's."""
+def answers() -> tuple[str, int]:
+    """The fake GPU's name and launches, where its tokens are the processor's."""
     from tests.cuda.test_emulated_engine import alone, answers, engine_of, rig_for
 
     wanted = alone()
@@ -138,10 +147,10 @@ def answers() -> None:
     assert answers(rig_for("emulated"), at_once=10) == wanted
     (driver,) = opened
     assert engine_of("emulated").driver is driver
-    print(driver.name, driver.num_launches)
+    return driver.name, driver.num_launches
 
 
-def maps() -> None:
+def maps() -> list[int]:
     """Tokens with memory that is mapped when it is needed, and what the driver says is free: before,
     after, and when it was given back.
     """
@@ -160,11 +169,12 @@ def maps() -> None:
         idle = IdleMemory(rig.scheduler, give_back, 0.0)
         idle.turn(0.0)
         free.append(engine.driver.memory_info().free)
-    print([number >> 20 for number in free])
+    return [number >> 20 for number in free]
 
 
-def verbs() -> None:
+def verbs() -> list[str]:
     """Every verb; what is done twice is refused, and a full device says so."""
+    said = []
     memory = CudaMemory(CudaDriver(0, ModuleKey("bf16", 128))._driver, torch.device("cpu"))
     size = memory.granularity
     addresses = memory.reserve(4 * size)
@@ -185,7 +195,7 @@ def verbs() -> None:
         try:
             verb()
         except NotSupported as error:
-            print(error)
+            said.append(str(error))
     memory.unmap(base + size, size)
     for handle in handles:
         memory.release(handle)
@@ -193,31 +203,58 @@ def verbs() -> None:
     try:
         memory.create(1 << 40)
     except DeviceMemoryFull as error:
-        print(error)
+        said.append(str(error))
+    return said
 
 
-def opens(cases: list[dict[str, str]]) -> None:
-    """For each environment whether the driver can be used, and what is said where it is opened."""
-    said = []
-    for environment in cases:
+def unmappable() -> str:
+    """What is said of a device without such memory."""
+    try:
+        CudaMemory(CudaDriver(0, ModuleKey("bf16", 128))._driver, torch.device("cpu"))
+    except NotSupported as error:
+        return str(error)
+    return ""
+
+
+def pins() -> list[int]:
+    """Bytes that are registered while memory of the host is in use, and afterwards."""
+    driver = CudaDriver(0, ModuleKey("bf16", 128))
+    pinned: torch.Tensor | None = driver.pinned((65 << 20) + 16)
+    assert pinned is not None
+    view = pinned[16:].view(torch.int32)
+    view[:4].fill_(3)
+    said = [LIBRARY.fake_cuda_registered()]
+    del pinned
+    said.append(LIBRARY.fake_cuda_registered())
+    del view
+    return [*said, LIBRARY.fake_cuda_registered()]
+
+
+def opens() -> tuple[str | None, str | None]:
+    """Whether the driver can be used, and what is said where it is opened."""
+    reason = why_not(0)
+    try:
+        CudaDriver(0, ModuleKey("bf16", 128))
+    except NotSupported as error:
+        return reason, str(error)
+    return reason, None
+
+
+def all_of(cases: list[tuple[str, dict[str, str]]]) -> Iterator[Any]:
+    """What each case gives with its environment, or how it failed."""
+    looks = {one.__name__: one for one in (opens, answers, maps, verbs, unmappable, pins)}
+    for name, environment in cases:
         os.environ.update(environment)
-        reason = why_not(0)
         try:
-            CudaDriver(0, ModuleKey("bf16", 128))
-            said.append([reason, None])
-        except NotSupported as error:
-            said.append([reason, str(error)])
-        for name in environment:
-            del os.environ[name]
-    print(json.dumps(said))
+            yield looks[name]()
+        except Exception:  # noqa: BLE001 - the test says which
+            yield traceback.format_exc()
+        for variable in environment:
+            del os.environ[variable]
 
 
 if __name__ == "__main__":
     # whoever asks for libcuda.so.1 afterwards gets this one, which has that name
     LIBRARY = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
     _pretend()
-    what, *more = sys.argv[2:]
-    if what == "opens":
-        opens(json.loads(*more))
-    else:
-        {"answers": answers, "maps": maps, "verbs": verbs}[what]()
+    print(json.dumps(list(all_of(json.loads(sys.argv[2])))))

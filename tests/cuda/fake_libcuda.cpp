@@ -22,7 +22,7 @@ void fake_cuda_on_launch(on_launch then) { launched = then; }
 static struct {
     const char *kernel;
     int shared_bytes;
-} allowed[64];
+} allowed[1024];
 
 enum { kSuccess = 0, kInvalidValue = 1, kInvalidImage = 200, kNotFound = 500 };
 enum { kMostSharedBytes = 8 };  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -190,6 +190,26 @@ int cuMemRelease(uint64_t handle) {
     return result("cuMemRelease");
 }
 
+// --- the host's memory that is registered
+static std::map<uintptr_t, size_t> registered;
+
+int cuMemHostRegister_v2(void *address, size_t bytes, unsigned flags) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+    if (!at || !bytes || flags != 1 || registered.count(at)) return kInvalidValue;
+    registered[at] = bytes;
+    return result("cuMemHostRegister");
+}
+
+int cuMemHostUnregister(void *address) {
+    return registered.erase(reinterpret_cast<uintptr_t>(address)) ? kSuccess : kInvalidValue;
+}
+
+size_t fake_cuda_registered() {
+    size_t bytes = 0;
+    for (const auto &one : registered) bytes += one.second;
+    return bytes;
+}
+
 int cuGetProcAddress_v2(const char *name, void **address, int, uint64_t, int *status) {
     static const struct {
         const char *name;
@@ -210,6 +230,8 @@ int cuGetProcAddress_v2(const char *name, void **address, int, uint64_t, int *st
                  {"cuMemSetAccess", reinterpret_cast<void *>(cuMemSetAccess)},
                  {"cuMemUnmap", reinterpret_cast<void *>(cuMemUnmap)},
                  {"cuMemRelease", reinterpret_cast<void *>(cuMemRelease)},
+                 {"cuMemHostRegister", reinterpret_cast<void *>(cuMemHostRegister_v2)},
+                 {"cuMemHostUnregister", reinterpret_cast<void *>(cuMemHostUnregister)},
                  {"cuGetProcAddress", reinterpret_cast<void *>(cuGetProcAddress_v2)}};
     *address = nullptr;
     for (const auto &call : calls)

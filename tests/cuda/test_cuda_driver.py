@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,86 +40,100 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(library: Path, *asked: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tests.cuda.fake_gpu", str(library), *asked],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
 CALLS = ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuFuncSetAttribute"]
-CASES = [
-    {},
-    {"FAKE_CUDA_VERSION": "11040"},
-    *({"FAKE_CUDA_FAILS": call} for call in CALLS),
-    {},
+_OLD, _OLDER_THAN_TORCH = {"FAKE_CUDA_VERSION": "11040"}, {"FAKE_CUDA_VERSION": "12080"}
+_REFUSED = {"FAKE_TORCH_REFUSES": "The NVIDIA driver on your system is too old\nPlease update"}
+CASES: list[tuple[str, dict[str, str]]] = [
+    ("opens", {}),
+    *(("opens", given) for given in (_OLD, _OLDER_THAN_TORCH, _REFUSED)),
+    *(("opens", {"FAKE_CUDA_FAILS": call}) for call in CALLS),
+    ("verbs", {"FAKE_CUDA_VMM": "1"}),
+    ("unmappable", {}),
+    ("pins", {}),
+    ("answers", {}),
+    ("maps", {"FAKE_CUDA_VMM": "1", "FAKE_CUDA_MEMORY": str(8 << 20)}),
 ]
+Said = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def opened(library: Path) -> list[list[str | None]]:
-    """Of each case why the driver cannot be used, and what is wrong where it is opened; all in one
-    process, since that takes long to begin.
-    """
-    done = run(library, "opens", json.dumps(CASES))
+def said(library: Path) -> Said:
+    """What a case gives; all in one process, since that takes long to begin."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cuda.fake_gpu", str(library), json.dumps(CASES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    found: list[list[str | None]] = json.loads(done.stdout)
-    return found
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    def of(name: str, **environment: str) -> Any:
+        return next(
+            one
+            for (own, given), one in zip(CASES, found, strict=True)
+            if own == name and environment.items() <= given.items()
+        )
+
+    return of
 
 
 def test_launches_through_the_installed_bindings_give_the_tokens_of_the_processor(
-    library: Path,
+    said: Said,
 ) -> None:
-    done = run(library, "answers")
-    assert done.returncode == 0, done.stderr
-    name, _, launches = done.stdout.rpartition(" ")
-    assert name == "fake, driver 13000"
-    assert int(launches) > 30
+    name, launches = said("answers")
+    assert name == "fake (sm_90a), driver 13000, NVRTC 13.5"
+    assert launches > 30
 
 
 def test_memory_is_mapped_through_the_installed_bindings_and_returns_when_idle(
-    library: Path,
+    said: Said,
 ) -> None:
     """64 pages of 4 KiB in each of two layers lie in one handle of 2 MiB a layer."""
-    done = run(library, "maps", FAKE_CUDA_VMM="1", FAKE_CUDA_MEMORY=str(8 << 20))
-    assert (done.returncode, done.stdout) == (0, "[8, 4, 8, 4, 8]\n"), done.stderr
+    assert said("maps") == [8, 4, 8, 4, 8]
 
 
-def test_what_a_driver_refuses_is_an_error_and_a_full_device_says_so(library: Path) -> None:
-    done = run(library, "verbs", FAKE_CUDA_VMM="1")
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said == ["the CUDA driver failed: CUDA_ERROR_INVALID_VALUE"] * 5 + [
+def test_what_a_driver_refuses_is_an_error_and_a_full_device_says_so(said: Said) -> None:
+    assert said("verbs") == ["the CUDA driver failed: CUDA_ERROR_INVALID_VALUE"] * 5 + [
         "the device has no memory left"
     ]
 
 
-def test_a_device_without_virtual_memory_is_one_line(library: Path) -> None:
-    done = run(library, "verbs")
-    assert done.returncode == 1
-    assert "NotSupported: kv_pool = 'virtual' needs virtual memory management" in done.stderr
+def test_a_device_without_virtual_memory_is_one_line(said: Said) -> None:
+    assert said("unmappable").startswith("kv_pool = 'virtual' needs virtual memory management")
+
+
+def test_large_memory_of_the_host_is_pinned_to_the_byte_and_given_up(said: Said) -> None:
+    """torch's own would take 128 MiB for these 65."""
+    size = (65 << 20) + 16
+    assert said("pins") == [size, size, 0]
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_that_fails_is_an_error_with_its_name(
-    call: str, opened: list[list[str | None]]
-) -> None:
-    reason, error = opened[CASES.index({"FAKE_CUDA_FAILS": call})]
+def test_a_call_that_fails_is_an_error_with_its_name(call: str, said: Said) -> None:
+    reason, error = said("opens", FAKE_CUDA_FAILS=call)
     assert reason is None
-    assert error is not None
     assert "the CUDA driver failed: CUDA_ERROR_INVALID_IMAGE" in error
 
 
-def test_a_driver_that_is_too_old_is_one_line(opened: list[list[str | None]]) -> None:
-    reason, _ = opened[CASES.index({"FAKE_CUDA_VERSION": "11040"})]
-    assert reason == "the NVIDIA driver is for CUDA 11, at least 12 is needed"
+def test_a_driver_that_is_too_old_is_one_line(said: Said) -> None:
+    reason, _ = said("opens", **_OLD)
+    assert reason.startswith("the NVIDIA driver is for CUDA 11, at least 13 is needed")
 
 
-def test_a_driver_that_can_be_used_opens(opened: list[list[str | None]]) -> None:
-    assert opened[0] == opened[-1] == [None, None]
+def test_a_driver_that_is_older_than_the_cuda_of_torch_is_one_line(said: Said) -> None:
+    """So that device="auto" goes on with the processor."""
+    reason, _ = said("opens", **_OLDER_THAN_TORCH)
+    assert reason == (
+        "the NVIDIA driver is for CUDA 12, at least 13 is needed "
+        f"(torch {torch.__version__} is built for CUDA 13.0)"
+    )
+    reason, _ = said("opens", **_REFUSED)
+    assert reason == "torch cannot use it: The NVIDIA driver on your system is too old"
+
+
+def test_a_driver_that_can_be_used_opens(said: Said) -> None:
+    assert said("opens") == [None, None]
 
 
 def test_torch_without_cuda_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

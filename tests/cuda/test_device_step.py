@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import device_step
 from benchmarks.device_step import step_times
 
 STEPS = 34
@@ -19,3 +20,13 @@ def test_a_device_hardly_waits_for_the_host_where_the_next_step_has_begun(is_mix
     assert ahead.host > 0.0
     assert plain.exposed > 0.0
     assert ahead.exposed < plain.exposed / 3
+    assert (ahead.chunks > 0.5) is is_mixed
+
+
+def test_steps_that_should_have_chunks_and_have_none_are_no_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts that are longer than the context are refused."""
+    monkeypatch.setattr(device_step, "PROMPT_WORDS", 3_000)
+    with pytest.raises(RuntimeError, match="0% of the steps had a chunk"):
+        step_times(4, 1.0, 12, is_mixed=True)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.gpu import __main__ as gpu_benchmark
-from benchmarks.gpu import model
+from benchmarks.gpu import machine_code, model
 from benchmarks.gpu.compiled import RECORDED, TABLES, Compiled, compiled, resident
 from benchmarks.runner import run
 from lmprog.errors import NotSupported
@@ -50,6 +50,58 @@ def test_the_table_has_every_kernel_for_every_architecture_and_none_spills(compi
 def test_a_module_still_compiles_without_spilling() -> None:
     """One of them, so that the tests stay quick; `python -m benchmarks.gpu.compiled` does all."""
     assert all(row.is_sound for row in compiled(ModuleKey("bf16", 128), "90a", "nvcc"))
+
+
+def machine_code_table() -> list[machine_code.Loop]:
+    with machine_code.TABLE.open() as file:
+        return [
+            machine_code.Loop(
+                *(row[name] for name in ("module", "architecture", "kernel")),
+                *(int(row[name]) for name in list(row)[3:]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_the_machine_code_is_within_its_budgets() -> None:
+    rows = machine_code_table()
+    assert machine_code.over_budget(rows) == []
+    large = [row for row in rows if row.kernel == "tree_attention_large" and row.begin >= 0]
+    assert [row.matrix for row in large] == [128, 128]
+    over = replace(large[0], instructions=1300, calls=1)
+    spins = replace(rows[0], spinning=1)
+    assert len(machine_code.over_budget([over, spins])) == 3
+
+
+def test_the_shortest_way_leaves_out_what_a_plain_tile_does_not_do() -> None:
+    code = """
+        /*0010*/ MOV R1, R2 ;
+        /*0020*/ @P0 BRA 0x50 ;
+        /*0030*/ FADD R1, R2 ;
+        /*0040*/ MUFU.EX2 R1, R2 ;
+        /*0050*/ HMMA.16816.F32 R1, R2 ;
+        /*0060*/ BRA.DIV ~URZ, 0x90 ;
+        /*0070*/ @!P1 BRA 0x10 ;
+        /*0080*/ EXIT ;
+        /*0090*/ CALL.REL.NOINC 0x10 ;
+        /*00a0*/ BRA 0x70 ;
+    """
+    whole, loop = machine_code.loops(code)
+    assert len(whole[1]) == 10
+    assert loop == (0x10, ["MOV", "BRA", "HMMA.16816.F32", "BRA.DIV", "BRA"])
+
+
+@pytest.mark.skipif(
+    shutil.which("nvcc") is None or shutil.which("cuobjdump") is None,
+    reason="no nvcc, or no cuobjdump",
+)
+def test_the_kernels_are_still_those_of_the_table_of_machine_code() -> None:
+    key = ModuleKey("bf16", 128)
+    rows = list(machine_code.disassembled(key, "90a", "cuobjdump"))
+    recorded = [
+        row for row in machine_code_table() if (row.module, row.architecture) == (key.name, "90a")
+    ]
+    assert rows == recorded, "python -m benchmarks.gpu.machine_code --write"
 
 
 def test_a_kernel_that_does_not_fit_has_no_resident_block() -> None:

@@ -160,14 +160,42 @@ def test_another_release_of_flashinfer_is_looked_at_anew(
 
 
 @needs_compiler
+def test_flashinfer_is_looked_at_for_the_model_alone_since_it_compiles_each_kind_of_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = EmulatedDriver(emulated_kernels(KEY))
+    monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
+    seen: set[object] = set()
+    real = evidence.tree_error
+
+    def counted(*given: object) -> float:
+        own = given[2]
+        assert isinstance(own, AttentionShape)
+        seen.add((own.layers, own.num_heads, own.num_kv_heads))
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(evidence, "tree_error", counted)
+    monkeypatch.setattr(evidence, "_TREES", 2)
+    gathered = evidence.gathered
+    monkeypatch.setattr(
+        evidence, "gathered", lambda *given, **more: gathered(*given, trees=2, **more)
+    )
+    own = shape()
+    with flashinfer_double():
+        attention_choice.right_attention(driver, KEY, own, "flashinfer", "a GPU")
+    assert seen == {(own.layers[:1], own.num_heads, own.num_kv_heads)}
+
+
+@needs_compiler
 def test_a_device_that_cannot_write_pages_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = without(monkeypatch, "rope_append")
     monkeypatch.setenv("LMPROG_CACHE", str(tmp_path))
-    for _ in range(2):  # found the first time, and kept
+    for _ in range(2):  # found the first time, and looked at again: it may have been a mishap
         with pytest.raises(NotSupported, match=r"tree .* wrong.*reference .* wrong.* on a GPU"):
             attention_choice.right_attention(driver, KEY, shape(), None, "a GPU")
+    assert not list(tmp_path.rglob("*.json"))
 
 
 # --- the choice in a configuration

@@ -31,12 +31,12 @@ from lmprog.runtime.engine.device.emulated_driver import (
     emulated_kernels,
 )
 from lmprog.runtime.engine.device.items import Tiling
-from lmprog.runtime.engine.device.kernels import WEIGHT_KINDS, Kernels
+from lmprog.runtime.engine.device.kernels import WEIGHT_KINDS, Kernels, MergeArgs, address
 from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
 from lmprog.wire import SamplingParams
-from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error, placed
+from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error, ints, placed
 from tests.cuda.planted import ATTENTION, FLOAT8, PLAN, PRODUCTS, SAMPLING, Fault
 from tests.cuda.test_items import read_once
 from tests.cuda.test_products import error as product_error
@@ -107,6 +107,32 @@ def attention_is_right(kernels: Kernels) -> None:
     ):
         step = TreeStep(kernels, batch_of(rows, 16), Heads(4, 2))
         assert error(step.run(layer), step.expected(layer)) < TOLERANCE["bf16"]
+    step.first_page = 1 << 21  # pools of more numbers than 32 bits count
+    assert error(step.run(layer), step.expected(layer)) < TOLERANCE["bf16"]
+    merge_is_right(kernels)
+
+
+def merge_is_right(kernels: Kernels) -> None:
+    """Partials whose weights are farther apart than floats reach; the heaviest one is the last,
+    then the first.
+    """
+    driver, dim = kernels.driver, kernels.key.head_dim
+    partials = torch.randn(6, dim, generator=torch.Generator().manual_seed(0))
+    weights = [-40.0, 0.0, 160.0, 127.0, -127.0, 0.0]
+    there, sums = placed(driver, partials), placed(driver, torch.tensor(weights))
+    counts, starts = ints(driver, [2, *([0] * 7)]), ints(driver, [0, 3, 6])
+    out = driver.memory(2 * dim * 2).view(torch.bfloat16).view(2, dim)
+    args = MergeArgs(
+        partials=address(there),
+        sums=address(sums),
+        out=address(out),
+        counts=address(counts),
+        part_starts=address(starts),
+        heads=1,
+    )
+    kernels.launch("tree_merge", args)
+    driver.event().wait()
+    assert error(out, partials[[2, 3]]) < TOLERANCE["bf16"]
 
 
 def products_are_right(kernels: Kernels) -> None:
@@ -167,6 +193,11 @@ def sampling_is_right(kernels: Kernels) -> None:
     values[[2, 8]] = -1000.0
     values[[2, 8], 5], values[[2, 8], 10], values[[2, 8], 15] = 0.0, -math.log(2), -math.log(2)
     scores = [ScoreRequest(4, (1, 2))]
+    broken = torch.zeros(3, 900)
+    broken[0, 0], broken[1, 700], broken[2, 31] = math.nan, -math.inf, math.inf
+    there = DeviceLogits(placed(kernels.driver, broken), 3)
+    greedy = [SampleRequest(row, rules[0], 0, 0) for row in range(3)]
+    assert DeviceSampler(kernels, 900).sample(there, greedy, ()).samples == (None,) * 3
     there = DeviceLogits(placed(kernels.driver, values), 12)
     got = DeviceSampler(kernels, size).sample(there, picks, scores)
     wanted = TorchSampler().sample(values, picks, scores)

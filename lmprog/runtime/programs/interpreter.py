@@ -379,7 +379,6 @@ class Interpreter:
         Returns all unsent replies.
         """
         now = self._clock()
-        self.scheduler.tree.tick(now)
         for one in progress:
             before = self._clock() if one.ended else now
             self._delivery.deliver(one, began, now)

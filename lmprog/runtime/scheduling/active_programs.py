@@ -2,7 +2,8 @@
 large they become.
 
 A program is *active* from the admission of its first sequence until it ends or loses its place. New
-programs are admitted while what the active ones use and are expected to add still fits. A program
+programs are admitted while what the active ones use and are expected to add, as much of it as there
+is at a time (`Growth`), still fits. A program
 that pauses between two calls keeps its place as long as nobody else could use the machine; it loses
 it, youngest first, when computing its tokens again would cost less than what the machine loses
 meanwhile. Costs are measured: seconds per token, seconds per step, seconds of a pause.
@@ -23,8 +24,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from math import log
-from typing import TYPE_CHECKING
+from math import exp, log, sqrt
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.radix import Node, RadixTree
 from lmprog.runtime.scheduling.generation import Generation
@@ -176,6 +177,34 @@ class ProgramSizes:
         return low * (1.0 + log(max(1.0, self._longest / low)))
 
 
+class Growth(NamedTuple):
+    """What programs are expected to add: `known` tokens that their sequences will have, and later
+    ones: programs of `size` tokens in all will have added `later` when all of them have ended.
+    """
+
+    known: float
+    size: float
+    later: float
+
+    @property
+    def most(self) -> float:
+        """Tokens beyond those of now for which there must be memory: programs leave it while others
+        grow. In units of the mean time that one has left, `size + later * t` is what they have
+        after a time `t`, and `(1 + 2 * t) * exp(-2 * t)` is the part of them that is still there:
+        each ends at random, but not at once. That is most at the time found here.
+        """
+        size, later = self.size, self.later
+        if later <= 0.0:
+            return self.known
+        half = later - 2.0 * size
+        time = (half + sqrt(half * half + 4.0 * later * later)) / (4.0 * later)
+        most = (size + later * time) * (1.0 + 2.0 * time) * exp(-2.0 * time)
+        return self.known + max(0.0, most - size)
+
+    def plus(self, other: Growth, times: int = 1) -> Growth:
+        return Growth(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+
+
 @dataclass(eq=False, slots=True)
 class ProgramPlace:
     """One program. `size`: tokens that it has added to memory, its running sequences' left out."""
@@ -308,30 +337,34 @@ class ActivePrograms:
 
     # --- who fits
 
-    def expected_growth(self, running: Iterable[Sequence]) -> float:
-        """Tokens that the active programs are expected to add to those that have pages now."""
+    def expected_growth(self, running: Iterable[Sequence]) -> Growth:
+        """What the active programs are expected to add to the tokens that have pages now."""
         added: dict[int, float] = {}
-        known = 0.0
+        known = size = growth = 0.0
         for sequence in running:
             number = self.number_of(sequence)
             expected = self.expected_tokens(sequence)
             added[number] = added.get(number, 0.0) + added_tokens(sequence) + expected
             known += sequence.remaining + expected
-        growth = self.sizes.expected_growth
-        return known + sum(
-            growth(place.size + added.get(number, 0))
-            for number, place in self._active.items()
-            if number > 0  # programs of one group end with it
-        )
+        for number, place in self._active.items():
+            if number > 0:  # programs of one group end with it
+                own = place.size + added.get(number, 0)
+                size += own
+                growth += self.sizes.expected_growth(own)
+        return Growth(known, size, growth)
 
-    def growth_of(self, sequence: Sequence) -> float:
-        """Tokens that a waiting sequence's program is expected to add beyond that sequence."""
+    def growth_of(self, sequence: Sequence) -> Growth:
+        """The same of a waiting sequence's program, beyond that sequence."""
         place = self._places[self.number_of(sequence)]
         expected = self.expected_tokens(sequence)
         if place.number <= 0:
-            return expected
+            return Growth(expected, 0.0, 0.0)
         size = place.size + added_tokens(sequence) + expected
-        return expected + self.sizes.expected_growth(size)
+        return Growth(expected, size, self.sizes.expected_growth(size))
+
+    def growth_of_paused(self, place: ProgramPlace) -> Growth:
+        """The same of a program that pauses."""
+        return Growth(0.0, place.size, self.sizes.expected_growth(place.size))
 
     def later_tokens(self, sequence: Sequence) -> float:
         """Tokens that the program of a waiting sequence is expected to add once that has ended, if

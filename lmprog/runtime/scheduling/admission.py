@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from lmprog.config import SchedulerConfig
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Growth, Pins
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
@@ -101,7 +101,7 @@ class ProgramAdmission:
         self._programs = programs
         self._shares = shares
         self._step = 0
-        self._growth: float | None = None
+        self._growth: Growth | None = None
         """What the active programs are expected to add, as it was reckoned in that step."""
         self.blocked_by: WaitCause | None = None
         """Why `next` found nobody ..."""
@@ -324,18 +324,17 @@ class ProgramAdmission:
             self._growth = programs.expected_growth(running)
         size = memory.config.page_size
         needed = memory.tables.pages_for(sequence, len(sequence.tokens))
-        own_growth = programs.growth_of(sequence)
-        growth = self._growth + own_growth
+        growth = self._growth.plus(programs.growth_of(sequence))
         kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
-        missing = memory.num_used - kept + needed - memory.pages.num_pages + growth / size
+        missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
         if missing > 0.0:
             paused = programs.replaceable(len(running), now, force=is_overdue)
             losers = []
             for place in paused:
                 losers.append(place)
-                freed = place.size + programs.sizes.expected_growth(place.size)
-                missing -= freed / size
-                growth -= programs.sizes.expected_growth(place.size)
+                rest = growth.plus(programs.growth_of_paused(place), -1)
+                missing -= (place.size + growth.most - rest.most) / size
+                growth = rest
                 if missing <= 0.0:
                     break
             # An idle machine takes a program that does not fit, if nobody who pauses is waited for.

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Node, PageAllocator, RadixTree
+from lmprog.radix.eviction import ExpectedReuse
 from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
 from lmprog.runtime.scheduling.admission import Memory, ProgramAdmission, RunningSequences
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, apply_results
@@ -242,7 +243,7 @@ class Scheduler:
         self.context_len = context_len
         self.stats = stats or Stats()
         self.pages = PageAllocator(config.num_pages)
-        self.tree = RadixTree(config.page_size, self.pages)
+        self.tree = RadixTree(config.page_size, self.pages, ExpectedReuse(config.num_pages))
         self.costs = StepCosts()
         self._work = 0.0
         self._clock = clock or (lambda: self._work)
@@ -456,6 +457,7 @@ class Scheduler:
             self._running.restart_discarded({one.sequence for one in progress if one.ended})
         self.tables.settle()
         self._step_began = self._clock()  # of one planned ahead
+        self.tree.tick(self._step_began)
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:

@@ -66,7 +66,8 @@ def right_attention(
         # what was seen of one release of FlashInfer says nothing of another
         is_theirs = name in ("flashinfer", "cascade")
         seen = f"{name} {flashinfer_reader.version()}" if is_theirs else name
-        evidence = kept_evidence(driver, key, device_name, seen, reader_of)
+        like = shape if is_theirs else None  # theirs are compiled for each kind of layer
+        evidence = kept_evidence(driver, key, device_name, seen, reader_of, like)
         if evidence.is_right:
             if wrong:
                 log.warning("%s on %s; %s serves", "; ".join(wrong), device_name, name)

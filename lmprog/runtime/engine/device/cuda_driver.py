@@ -14,12 +14,14 @@ import ctypes
 import hashlib
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from ctypes import c_int32, c_int64, c_uint8, c_uint16, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
@@ -35,9 +37,15 @@ from lmprog.runtime.engine.device.kernels import kernel_shapes
 
 MEMORY_SHORT = ("out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED")
 """How errors of CUDA's runtime, its driver and its libraries say that memory is short."""
+_PORTABLE = 1
+"""CU_MEMHOSTREGISTER_PORTABLE: pinned for every context."""
 _LEAST_CAPABILITY = (8, 0)
 """Asynchronous copies and bf16 products begin there."""
-_LEAST_DRIVER = 12_000
+_LEAST_DRIVER = 12
+_REGISTERED_BYTES = 1 << 26
+"""Pinned memory of torch's has a power of two of bytes: from here on memory of ours is registered,
+so that what is asked for is what is taken.
+"""
 
 
 def why_not(number: int) -> str | None:
@@ -49,11 +57,18 @@ def why_not(number: int) -> str | None:
     except ImportError as error:
         return f"cuda.bindings is not installed ({error}): pip install 'lmprog[cuda]'"
     status, version = driver.cuDriverGetVersion()
-    if status != driver.CUresult.CUDA_SUCCESS or version < _LEAST_DRIVER:
-        return f"the NVIDIA driver is for CUDA {version // 1000}, at least 12 is needed"
-    if number >= torch.cuda.device_count():
-        return f"there are {torch.cuda.device_count()} GPUs"
-    capability = torch.cuda.get_device_capability(number)
+    least = max(_LEAST_DRIVER, int(torch.version.cuda.partition(".")[0]))
+    if status != driver.CUresult.CUDA_SUCCESS or version < 1000 * least:
+        return (
+            f"the NVIDIA driver is for CUDA {version // 1000}, at least {least} is needed "
+            f"(torch {torch.__version__} is built for CUDA {torch.version.cuda})"
+        )
+    try:
+        if number >= torch.cuda.device_count():
+            return f"there are {torch.cuda.device_count()} GPUs"
+        capability = torch.cuda.get_device_capability(number)
+    except RuntimeError as error:  # torch's first call of the driver: whatever it does not like
+        return f"torch cannot use it: {str(error).partition(chr(10))[0]}"
     if capability < _LEAST_CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]}, at least 8.0 is needed"
     return None
@@ -91,11 +106,17 @@ class CudaDriver:
         properties = torch.cuda.get_device_properties(self.device)
         self.num_processors = int(properties.multi_processor_count)
         self._driver: Any = driver
-        self.name = f"{properties.name}, driver {checked(driver, driver.cuDriverGetVersion())}"
         architecture = architecture_of(properties.major, properties.minor)
+        version = checked(driver, driver.cuDriverGetVersion())
+        self.name = (
+            f"{properties.name} (sm_{architecture}), driver {version}, NVRTC {compiler_version()}"
+        )
+        """Of the device, its driver, and what compiles for it."""
         self._libraries: list[Any] = []
         self._side: torch.cuda.Stream | None = None
-        """For what is begun beside steps; made when it is first wanted."""
+        """For what is begun beside steps; made when it is first wanted, as the next one is."""
+        self._capturing: torch.cuda.Stream | None = None
+        self._graph_memory: Any = None
         self._kernels: dict[str, Any] = {}
         for key in keys:
             self._load(key, compiled(key, architecture))
@@ -129,7 +150,18 @@ class CudaDriver:
         return CudaMemory(self._driver, self.device)
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        if num_bytes < _REGISTERED_BYTES:
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        own = np.empty(num_bytes, np.uint8)
+        driver, address = self._driver, own.ctypes.data
+        checked(driver, driver.cuMemHostRegister(address, num_bytes, _PORTABLE))
+        memory = torch.from_numpy(own)
+
+        def give_up(_: object) -> None:  # with `own`, which so outlives its registration
+            driver.cuMemHostUnregister(address)
+
+        weakref.finalize(memory.untyped_storage(), give_up, own).atexit = False
+        return memory
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.inference_mode():  # memory is made in it, and may be changed in it only
@@ -192,9 +224,23 @@ class CudaDriver:
         torch.cuda.current_stream(self.device).wait_event(mark.event)
 
     def capture(self, work: Callable[[], None]) -> _CudaGraph:
+        """Graphs share the memory that torch takes within them: they are replayed one at a time,
+        and nothing in it outlives `compute`.
+        """
+        here = torch.cuda.current_stream(self.device)
+        if self._capturing is None:
+            self._capturing = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._graph_memory = torch.cuda.graph_pool_handle()
+        self._capturing.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.stream(self._capturing):
             work()
+            self._capturing.synchronize()
+            graph.capture_begin(self._graph_memory, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
         return _CudaGraph(graph)
 
 
@@ -330,8 +376,7 @@ def compiled(key: KernelsKey, architecture: str) -> bytes:
     nvrtc = _nvrtc()
     options = _options(key, architecture)
     sources = _sources()
-    major, minor = _checked(nvrtc, nvrtc.nvrtcVersion())
-    digest = hashlib.sha256(f"{major}.{minor}|{key.source}|{options}".encode())
+    digest = hashlib.sha256(f"{compiler_version()}|{key.source}|{options}".encode())
     for name, text in sorted(sources.items()):
         digest.update(f"{name}\0{text}\0".encode())
     target = cache_folder() / "cubin" / f"{key.name}-{digest.hexdigest()[:24]}"
@@ -343,6 +388,12 @@ def compiled(key: KernelsKey, architecture: str) -> bytes:
         scratch.write(cubin)
     os.replace(scratch.name, target)  # atomic: two processes may compile at once
     return cubin
+
+
+def compiler_version() -> str:
+    nvrtc = _nvrtc()
+    major, minor = _checked(nvrtc, nvrtc.nvrtcVersion())
+    return f"{major}.{minor}"
 
 
 def account(key: KernelsKey, architecture: str) -> str:

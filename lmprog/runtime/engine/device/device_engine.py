@@ -1,8 +1,8 @@
 """The engine on a device: a batch in, logits out, which stay there until the sampler has read them.
 
-Steps that want the logits of all their tokens (decoding rows, with drafts or without) are captured
-as graphs, one for each layout of their arrays, and replayed. Knows batches; knows no request, no
-tree and no text.
+Steps that want the logits of all their tokens (decoding rows, with drafts or without), and short
+ones with chunks of prompts, are captured as graphs, one for each layout of their arrays, and
+replayed. Knows batches; knows no request, no tree and no text.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ from lmprog.runtime.scheduling.batch import Batch, PagesFull
 _STAGING_BYTES = 1 << 20
 _MOST_GRAPHS = 64
 """Graphs kept; beyond, the oldest goes. Each holds some hundred launches."""
+_MOST_MIXED = 1024
+"""Tokens of a step with a chunk of a prompt that may be a graph. A longer one takes a device longer
+than the host takes to issue it, and would be computed with more rows than it has.
+"""
 _MOST_SEEN = 1024
 _WORD = 4
 
@@ -46,7 +50,7 @@ class DeviceModel:
     """Of the weights in products."""
     num_pages: int
     is_captured: bool = True
-    """Whether steps that only decode are kept as graphs."""
+    """Whether short steps are kept as graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,8 @@ class DeviceEngine:
             self.attention.begin(batch)
             if self._decoder.adapters is not None:
                 self._decoder.adapters.begin(batch)
-            can_capture = self._can_capture and batch.adapters is None
-            if can_capture and batch.num_tokens == len(batch.logit_tokens):
+            is_short = batch.num_tokens <= max(_MOST_MIXED, len(batch.logit_tokens))
+            if self._can_capture and batch.adapters is None and is_short:
                 self._replay(arrays, fed, is_first_worth=batch.num_tokens == batch.num_rows)
             else:
                 self._issue(arrays, StagingLayout.exact(arrays), fed)
@@ -156,7 +160,8 @@ class DeviceEngine:
 
     def _replay(self, arrays: Arrays, fed: FedTokens | None, is_first_worth: bool) -> None:
         """By a graph, which is captured first where there is none. Unless `is_first_worth` that
-        waits until such a step comes again: drafts have many layouts, some of which never do.
+        waits until such a step comes again: drafts and chunks have many layouts, some of which
+        never do.
         """
         layout = StagingLayout.rounded(arrays)
         if not (is_first_worth or layout in self._graphs or layout in self._seen):

@@ -160,5 +160,8 @@ class Driver(DeviceMemory, Protocol):
         ...
 
     def capture(self, work: Callable[[], None]) -> DeviceGraph:
-        """What `work` launches and computes, as a graph; nothing of it is done yet."""
+        """What `work` launches and computes, as a graph. It is done once before that, since
+        libraries and kernels are loaded when they are first used, which no capture allows: so
+        `work` is such that doing it twice changes nothing.
+        """
         ...

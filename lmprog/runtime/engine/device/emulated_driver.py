@@ -5,11 +5,11 @@ reserved addresses.
 Work is queued and done only when an event is waited for, and then by turns all of it, or up to that
 event; what is begun aside mostly only when it is joined. So a host that changes what a pending copy
 reads, reads what a pending kernel writes, or does not join, gets wrong results here as it would on
-a device. Fresh memory is full of NaN, and so are addresses without memory, at which kernels are
-stopped. After a kernel's fault every call fails, as in the context of a GPU. What a driver refuses
-is refused, and some of what it would let pass: a handle that is mapped twice, or addresses given up
-while memory is behind them. Every launch runs its blocks and warps in another order, drawn from a
-seed. For tests: it is thousands of times slower than a GPU.
+a device. Fresh memory, pinned too, is full of NaN, and so are addresses without memory, at which
+kernels are stopped. After a kernel's fault every call fails, as in the context of a GPU. What a
+driver refuses is refused, within a capture too, and some of what it would let pass: a handle that
+is mapped twice, or addresses given up while memory is behind them. Every launch runs its blocks and
+warps in another order, drawn from a seed. For tests: it is thousands of times slower than a GPU.
 """
 
 from __future__ import annotations
@@ -188,6 +188,10 @@ class KernelFault(Exception):
     """A kernel did what it must not: the emulator's account of it."""
 
 
+class CaptureRefused(Exception):
+    """What cannot be part of a graph was begun while one was captured."""
+
+
 @dataclass(frozen=True, slots=True)
 class KernelNeeds:
     """What a kernel was compiled to be launched with."""
@@ -344,12 +348,14 @@ class EmulatedDriver:
         self._queue: list[Callable[[], None]] = []
         self._done = self._num_waits = self._num_asides = 0
         self._captured: list[Callable[[], None]] | None = None
+        self._is_graph = False
         self._fault: KernelFault | None = None
         self.count = MemoryCount(limit)
         """Of the device's memory; what torch takes within `compute` is not in it."""
         self.mapped = EmulatedMemory(self.count, kernels.allow_range, kernels.forget_range)
 
     def memory(self, num_bytes: int) -> torch.Tensor:
+        self._refuse_in_graph("memory is asked for")
         self.count.take(num_bytes)
         whole = torch.full((num_bytes + _ALIGNMENT,), 0xFF, dtype=torch.uint8)
         start = -whole.data_ptr() % _ALIGNMENT
@@ -368,11 +374,13 @@ class EmulatedDriver:
         return self.mapped
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        memory = torch.zeros(num_bytes, dtype=torch.uint8)
+        self._refuse_in_graph("pinned memory is asked for")
+        memory = torch.full((num_bytes,), _POISON, dtype=torch.uint8)
         self.kernels.allow(memory)
         return memory
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._refuse_in_graph("a copy from or to the host is begun")
         self.enqueue(lambda: target.copy_(source))
 
     def launch(self, launch: Launch) -> None:
@@ -382,6 +390,7 @@ class EmulatedDriver:
         self.enqueue(work)
 
     def event(self) -> _EmulatedEvent:
+        self._refuse_in_graph("an event is recorded")
         return _EmulatedEvent(self, self._done + len(self._queue))
 
     def is_lost(self, error: Exception) -> bool:
@@ -395,10 +404,21 @@ class EmulatedDriver:
         return mark
 
     def join(self, mark: _EmulatedMark) -> None:
+        self._refuse_in_graph("an event of other work is waited for")
         self.enqueue(mark.finish)
 
     def capture(self, work: Callable[[], None]) -> _EmulatedGraph:
-        return _EmulatedGraph(self, self._recorded(work))
+        """Refuses what no capture allows."""
+        work()
+        self._is_graph = True
+        try:
+            return _EmulatedGraph(self, self._recorded(work))
+        finally:
+            self._is_graph = False
+
+    def _refuse_in_graph(self, what: str) -> None:
+        if self._is_graph:
+            raise CaptureRefused(f"{what} while a graph is captured")
 
     def _recorded(self, work: Callable[[], None]) -> list[Callable[[], None]]:
         assert self._captured is None, "nothing is begun aside in a graph, nor a graph in another"

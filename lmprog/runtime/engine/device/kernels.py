@@ -114,7 +114,7 @@ def kernel_shapes(key: KernelsKey) -> dict[str, KernelShape]:
         "rope_append": KernelShape(128, 0, 8),
         "norm_add": KernelShape(256, 32, 4),
         "silu_mul": KernelShape(256, 0, 4),
-        "mask_sample": KernelShape(512, 2048 + 256 + 128 + 32, 2),
+        "mask_sample": KernelShape(512, 4 * 2048 + 256 + 128 + 32, 2),
         "score_rows": KernelShape(256, 64, 4),
         "kv_copy": KernelShape(256, 0, 4),
     }

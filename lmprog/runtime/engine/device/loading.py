@@ -43,6 +43,7 @@ from lmprog.runtime.engine.device.device_weights import (
 )
 from lmprog.runtime.engine.device.driver import Driver, KernelsKey, ProductKey
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
+from lmprog.runtime.engine.device.evidence import require_right_kernels
 from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.products import WeightKind
 from lmprog.runtime.engine.device.sampling import DeviceSampler
@@ -119,6 +120,7 @@ class OpenedDevice:
         self._config, self._asked = config, asked
         self._attention_name: DeviceAttentionName = asked.attention_name or "tree"
         if isinstance(self.driver, CudaDriver):
+            require_right_kernels(self.kernels, self.driver.name)
             self._attention_name = right_attention(
                 self.driver, key, asked.attention, asked.attention_name, self.driver.name
             )
