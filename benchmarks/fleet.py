@@ -20,7 +20,7 @@ import random
 import signal
 import time
 import tracemalloc
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -35,7 +35,7 @@ import lmprog
 from benchmarks import runner
 from lmprog.backends import Backend
 from lmprog.fleet.local_members import LocalMembers
-from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, keys_of, mark_of
+from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, keys_of, mark_of, relieved
 
 # -- on runtimes
 
@@ -294,6 +294,8 @@ class SimulatedReplica:
     """When the prompts before are computed."""
     blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
     queue: deque[int] = field(default_factory=deque)
+    alike: Counter[int] = field(default_factory=Counter)
+    """Its programs by the first block of their prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +336,10 @@ def sessions(fleet: SimulatedFleet, count: int, seed: int = 1) -> Sessions:
 class Placement:
     """The fleet's own: the longest prefix it remembers to have sent, below the bound of loads."""
 
-    def __init__(self, fleet: SimulatedFleet) -> None:
+    def __init__(self, fleet: SimulatedFleet, written: float = 240.0) -> None:
+        """`written`: tokens of a program, as replicas would tell it."""
         self._slots = fleet.slots
+        self._written = written / BLOCK_TOKENS
         self._numbers = list(range(fleet.replicas))
         self._marks = [mark_of(f"replica-{number}") for number in self._numbers]
         self._memory = PrefixMemory()
@@ -347,6 +351,9 @@ class Placement:
         loads = [one.load for one in replicas]
         mark = mark_of(str(prompt[0]))
         index = choose(matched, loads, self._memory.held, self._slots, mark, self._marks)
+        if matched[index]:
+            alike = replicas[index].alike[prompt[0]]
+            index = relieved(index, matched, loads, alike, self._written)
         self.remember(index, prompt)
         return index
 
@@ -409,7 +416,7 @@ class _World:
         self._fleet = fleet
         self._told = told
         self.replicas = [SimulatedReplica() for _ in range(fleet.replicas)]
-        self._ends: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, int, int]] = []
         self.found = self.needed = 0  # blocks
         self.queued: list[float] = []
         self.first: list[float] = []
@@ -417,6 +424,7 @@ class _World:
     def arrive(self, session: int, index: int) -> None:
         replica = self.replicas[index]
         replica.load += 1
+        replica.alike[self._told.prompts[session][0]] += 1
         if replica.running < self._fleet.slots:
             self._begin(session, index, self._told.arrivals[session])
         else:
@@ -425,8 +433,9 @@ class _World:
     def pass_until(self, now: float) -> None:
         """Ends what ends until then, and begins what waited for it."""
         while self._ends and self._ends[0][0] <= now:
-            at, index = heapq.heappop(self._ends)
+            at, index, session = heapq.heappop(self._ends)
             replica = self.replicas[index]
+            replica.alike[self._told.prompts[session][0]] -= 1
             replica.running -= 1
             replica.load -= 1
             if replica.queue:
@@ -449,7 +458,7 @@ class _World:
         self.queued.append(now - arrival)
         self.first.append(replica.free_at - arrival)
         end = replica.free_at + self._told.written[session] / WRITING
-        heapq.heappush(self._ends, (end, index))
+        heapq.heappush(self._ends, (end, index, session))
 
 
 def simulate(fleet: SimulatedFleet, told: Sessions, policy: Policy) -> Outcome:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.gateway load [--small]              closed loops, an open loop, silent streams
     python -m benchmarks.gateway pairs [--against FOLDER]    processor time of one request
+    python -m benchmarks.gateway idle [--streams 10000]      silent streams, with a soft limit of 1,024 open files
     python -m benchmarks.gateway flood [--body 200000] [--against FOLDER]    how soon refusals come
 
 `--against` takes turns with the gateway of another checkout. Clients are `streams`; `speaker` is a
@@ -248,6 +249,32 @@ def load(*, small: bool = False, tokens: int = 64) -> None:
             runner.say(name, key, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
 
 
+SOFT_LIMIT = 1024
+
+
+def idle(*, streams: int = 10_000) -> None:
+    """Streams that are open and say nothing, before a gateway that was started with a soft limit of
+    1,024 open files; then one more client's request. `kilobytes` are those of the gateway's process
+    for a stream.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT_LIMIT, hard))
+    with speaking([runner.ROOT], places=(str(2 * streams + 2),)) as [gateway]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        asyncio.run(held_open(gateway["url"], gateway["pid"], streams))
+
+
+async def held_open(url: str, pid: int, streams: int) -> None:
+    before = runner.Footprint.of(pid).kilobytes
+    waiting = await silent_streams(url, streams)
+    each = (runner.Footprint.of(pid).kilobytes - before) / streams
+    open_files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    (one, *_), _ = await closed_loop(url, 1, 1, {**SHORT, "stream": True})
+    runner.head("streams", "open files", "kilobytes", "one more request", texts=0)
+    runner.say(streams, open_files, f"{each:.1f}", one.status)
+    await cancelled(waiting)
+
+
 # -- in a flood
 
 PLACES = 64
@@ -355,4 +382,4 @@ def flood(
                 print(f"{tree.name:<10} {told}", flush=True)
 
 
-COMMANDS = runner.commands(load, pairs, flood)
+COMMANDS = runner.commands(load, pairs, idle, flood)

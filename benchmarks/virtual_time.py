@@ -136,6 +136,7 @@ class VirtualStore:
     ) -> None:
         """`wait` lets so many seconds pass."""
         self.num_handles = num_handles
+        self.is_shared = False
         self.costs = PAGE_COSTS
         self._clock = clock
         self._wait = wait
@@ -168,7 +169,10 @@ class VirtualStore:
 
     def abandon(self, ticket: int) -> None: ...
 
-    def forget(self, handles: Items[int]) -> None: ...
+    def find(self, keys: Items[PageKey]) -> int | None:
+        return None
+
+    def forget(self, handles: Items[int], keys: Items[PageKey]) -> None: ...
 
     def close(self) -> None: ...
 

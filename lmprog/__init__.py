@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     from lmprog.constrained import constraint as constraint
     from lmprog.errors import LmprogError as LmprogError
     from lmprog.errors import Paused as Paused
+    from lmprog.evaluation.comparing import Comparison as Comparison
+    from lmprog.evaluation.comparing import Grid as Grid
+    from lmprog.evaluation.comparing import compare as compare
+    from lmprog.evaluation.comparing import grid as grid
+    from lmprog.evaluation.evaluated import Evaluation as Evaluation
+    from lmprog.evaluation.evaluated_row import EvaluatedRow as EvaluatedRow
+    from lmprog.evaluation.evaluating import aevaluate as aevaluate
+    from lmprog.evaluation.evaluating import evaluate as evaluate
     from lmprog.lang.branches.acting import Acted as Acted
     from lmprog.lang.branches.branch import Branch as Branch
     from lmprog.lang.branches.branch import Branches as Branches
@@ -107,6 +115,10 @@ _HOMES = {
     "Branches": "lmprog.lang.branches.branch",
     "Gen": "lmprog.lang.branches.gen",
     "Judge": "lmprog.lang.ops.best_of",
+    **dict.fromkeys(("Comparison", "Grid", "compare", "grid"), "lmprog.evaluation.comparing"),
+    "EvaluatedRow": "lmprog.evaluation.evaluated_row",
+    "Evaluation": "lmprog.evaluation.evaluated",
+    **dict.fromkeys(("aevaluate", "evaluate"), "lmprog.evaluation.evaluating"),
     "Fleet": "lmprog.backends.connecting.fleet_backend",
     "LiteLLM": "lmprog.backends.blackbox.litellm_backend",
     **dict.fromkeys(("LmprogError", "Paused"), "lmprog.errors"),

@@ -345,6 +345,23 @@ class RuntimeConfig:
             ),
         ),
     )
+    kv_store: str = field(
+        default="own",
+        metadata=_rules(
+            "who shares the pages that memory has no place for: nobody (own), all runtimes of this "
+            "machine (machine; the default of several replicas), all that see kv_disk_folder "
+            "(folder), or all that use a Redis or Valkey server (redis://HOST:PORT)",
+            needs=(_KEEPS_THE_CACHE,),
+            lacks=(
+                Lack(
+                    ("torch pages", "device pages"),
+                    "{it} needs the native engine: torch and devices keep no pages elsewhere",
+                ),
+                _NO_TIER_OF_RANKS,
+            ),
+        ),
+    )
+    """machine and folder take kv_disk_mb; a server forgets by its own policy."""
     kv_events: str | None = field(
         default=None,
         metadata=_rules(

@@ -15,7 +15,7 @@ from lmprog import sglang
 DOCS = Path(__file__).parents[1] / "docs"
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
 MODULES = {"errors", "grammar", "testing"}
-TASKS = """extract agent questions chat judge batch grammar serve replicas openai testing errors"""
+TASKS = """extract agent questions chat judge batch measure grammar serve replicas openai testing errors"""
 LOGS = {"performance-history.md"}
 """Pages that are kept as they were written at their time."""
 MOST_LINES = 400

@@ -35,6 +35,7 @@ ROOMS = {
     "tools": "lang.branches.acting lang.ops.tool_calls lang.ops.tool_functions",
     "reasoning": "lang.branches.thinking lang.ops.reasoning",
     "rehearsal": "lang.rehearsal",
+    "evaluation": "evaluation lang.branches.slots",
     "drafts": "runtime.scheduling.drafting runtime.scheduling.draft_worth",
     "tier": "runtime.tier",
     "beams": "runtime.programs.beam_search",

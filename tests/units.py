@@ -23,6 +23,7 @@ UNITS = {
     "wire": Unit("lmprog.wire"),
     "journal": Unit("lmprog.journal", "errors wire"),
     "native": Unit("lmprog.native"),
+    "cgroup": Unit("lmprog.cgroup"),
     "weight_cache": Unit("lmprog.weight_cache", "native"),
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire transport"),
@@ -47,13 +48,16 @@ UNITS = {
         "errors wire journal tool_calls backends threads ops streaming checkpoints branches",
     ),
     "rehearsal": Unit("lmprog.lang.rehearsal", "errors wire backends threads ops branches runs"),
+    "evaluation": Unit(
+        "lmprog.evaluation", "errors wire backends threads ops streaming branches runs"
+    ),
     "lang": Unit(
         "lmprog.lang",
-        "errors wire backends threads ops streaming checkpoints branches runs rehearsal",
+        "errors wire backends threads ops streaming checkpoints branches runs rehearsal evaluation",
     ),
     "facade": Unit(
         "lmprog lmprog.grammar lmprog.sglang",
-        "errors lang backends ops streaming branches runs constraint ray",
+        "errors lang backends ops streaming branches runs evaluation constraint ray",
     ),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
@@ -70,7 +74,7 @@ UNITS = {
     # tensors: they see batches, never requests
     "engine": Unit(
         "lmprog.runtime.engine",
-        "errors config native weight_cache wire documents tier scheduling",
+        "errors config cgroup native weight_cache wire documents tier scheduling",
     ),
     "loop": Unit(
         "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",
@@ -92,7 +96,7 @@ UNITS = {
     "model_report": Unit("lmprog.runtime.model_report", "errors config documents text engine"),
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
-    "http": Unit("lmprog.server.http", "errors wire options"),
+    "http": Unit("lmprog.server.http", "errors wire options fairness"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
         "lmprog.server.link",
@@ -113,7 +117,7 @@ UNITS = {
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs lmprog.server.local",
-        "errors config wire tool_calls options http link gateway operations",
+        "errors config wire tool_calls options http fairness link gateway operations",
     ),
     "server": Unit(
         "lmprog.server",
@@ -122,8 +126,8 @@ UNITS = {
     "gpu_report": Unit("lmprog.runtime.engine.gpu_report", "errors config wire scheduling engine"),
     "cli": Unit(
         "lmprog.cli",
-        "errors config wire native weight_cache transport launch gpu_report quality model_report "
-        "backends ops branches runs threads lang facade constraint "
+        "errors config wire cgroup native weight_cache transport launch gpu_report quality "
+        "model_report backends ops branches runs threads lang evaluation facade constraint "
         "simulation server options http gateway supervision ray",
     ),
 }
@@ -141,7 +145,8 @@ DOORS = {
     "fastapi": "lmprog.server lmprog.ray.serve_gateway",
     "cuda": "lmprog.runtime.engine.device",
     "torch": "lmprog.runtime.engine lmprog.cli.doctor",
-    "numpy": "lmprog.constraints lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
+    "pandas": "lmprog.evaluation",
+    "numpy": "lmprog.constraints lmprog.evaluation.statistics lmprog.runtime.engine lmprog.runtime.quality lmprog.simulation "
     "lmprog.runtime.scheduling.batch lmprog.runtime.scheduling.sampling_requests",
     "tokenizers": "lmprog.runtime.text.tokenizer lmprog.runtime.text.quoting",
     "jinja2": "lmprog.runtime.text.chat_template",
@@ -156,9 +161,9 @@ DOORS = {
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.trace_file",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
-    "tqdm": "lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",
+    "tqdm": "lmprog.evaluation.evaluating lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",
     "rich": "lmprog.cli",
     "ray": "lmprog.ray",
     "flashinfer": "lmprog.runtime.engine.device.flashinfer_reader",
-    "typing_extensions": "lmprog.lang lmprog.backends",
+    "typing_extensions": "lmprog.lang lmprog.backends lmprog.evaluation",
 }

@@ -97,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_fleet(commands)
     _add_run(commands)
+    _add_evaluate(commands)
     add_clients(commands, _positive)
     _add_top(commands)
     _add_replay(commands)
@@ -173,6 +174,37 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument(
         "--answer", metavar="TEXT", help="to the question for which the run of FILE was paused"
     )
+
+
+def _add_evaluate(commands: _Commands) -> None:
+    evaluate = commands.add_parser(
+        "evaluate", help="run a program on the rows of a file, and score what it gives"
+    )
+    evaluate.add_argument(
+        "program", metavar="FILE.py::FUNCTION", help="a function decorated with @lmprog.function"
+    )
+    evaluate.add_argument("--rows", metavar="FILE", required=True, help="a .csv or .jsonl file")
+    evaluate.add_argument(
+        "--metric",
+        metavar="FILE.py::NAME|COLUMN",
+        required=True,
+        help="a function of (value, row), a program that judges, or the column to be equal to",
+    )
+    evaluate.add_argument(
+        "--against", metavar="FILE.py::FUNCTION", help="another program, to compare it with"
+    )
+    evaluate.add_argument(
+        "--at-least", metavar="X", type=float, help="exit with 1 where the score is lower"
+    )
+    evaluate.add_argument("--tuned", metavar="FILE", help="what program.tune(...) has saved")
+    evaluate.add_argument("--concurrency", type=_positive, default=64, help="rows at a time")
+    evaluate.add_argument("--checkpoint", metavar="FILE", help="keep what is done, and go on")
+    evaluate.add_argument("--html", metavar="FILE", help="write a page with every row")
+    evaluate.add_argument("--save", metavar="FILE", help="write the evaluation as JSON")
+    evaluate.add_argument("--address", help="a running runtime (default: one of its own)")
+    evaluate.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
+    evaluate.add_argument("--temperature", type=float, help="where the program says none")
+    evaluate.add_argument("--seed", type=int, help="of which every row has its own (default: 0)")
 
 
 def _add_top(commands: _Commands) -> None:

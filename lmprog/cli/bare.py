@@ -3,7 +3,8 @@ clients of the wire protocol.
 
 The first SIGINT or SIGTERM asks the runtime to shut down, a second one stops everything at once.
 Exit code 0 means that the runtime was asked to shut down and did so cleanly; a runtime that dies
-gives 1.
+gives 1, and so does one that hangs, which is ended: whoever restarts this process restarts it too,
+and needs no probe of its own.
 """
 
 from __future__ import annotations
@@ -15,14 +16,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Self
 
+from lmprog import wire
 from lmprog.cli.arguments import options_of
+from lmprog.errors import RuntimeGone
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
+from lmprog.launch.restarts import HangTimeouts, ProgressWatch
 from lmprog.launch.runtime_process import configured
 
 STOP_GRACE = 30.0
 """Seconds that the runtime has for an orderly shutdown."""
+HANGS = HangTimeouts(stall=8.0)
+"""With 8 s a runtime that stands still is gone within 10."""
+ASK_SECONDS = 0.5
+"""Between two questions for figures."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK = 0.2  # poll interval in seconds for whether the runtime still runs
 
@@ -43,13 +52,16 @@ def run(given: argparse.Namespace) -> int:
         try:
             _on_signals(lambda number, frame: told.append(number))
             _announce(runtime)
-            wait_until(told, lambda: runtime.alive)
-            asked = runtime.alive
-            said = (
-                "stopping"
-                if asked
-                else f"lmprog: the runtime ended by itself (exit code {runtime.exit_code})"
-            )
+            with RuntimeWatch(runtime) as watch:
+                wait_until(told, watch.goes_on)
+            asked = runtime.alive and watch.trouble is None
+            said = "stopping"
+            if watch.trouble is not None:
+                said = f"lmprog: the runtime hangs and is ended: {watch.trouble}"
+                runtime.write_stacks()
+                runtime.close(0.0)
+            elif not asked:
+                said = f"lmprog: the runtime ended by itself (exit code {runtime.exit_code})"
             print(said, file=sys.stderr, flush=True)
         finally:
             _on_signals(
@@ -57,6 +69,46 @@ def run(given: argparse.Namespace) -> int:
             )  # a second one ends this process; the runtime notices within two seconds
             runtime.close(STOP_GRACE)
     return 0 if asked and runtime.exit_code == 0 else 1
+
+
+class RuntimeWatch:
+    """Whether a runtime gets on, by what it answers and computes. One more client of it."""
+
+    def __init__(self, runtime: RuntimeProcess, timeouts: HangTimeouts = HANGS) -> None:
+        self.trouble: str | None = None
+        """Why the runtime must be ended."""
+        self._runtime = runtime
+        self._connection = runtime.connect("watch")
+        self._looked = self._asked = now = time.monotonic()
+        self._is_asked = False
+        self._progress = ProgressWatch(timeouts, now, runtime.cpu_seconds() or 0.0)
+
+    def goes_on(self) -> bool:
+        """Asked a few times a second."""
+        now = time.monotonic()
+        passed, self._looked = now - self._looked, now
+        cpu = self._runtime.cpu_seconds()
+        if cpu is None:
+            return False
+        self._progress.take_pulse(cpu, now, passed)
+        try:
+            if not self._is_asked and now - self._asked >= ASK_SECONDS:
+                self._is_asked, self._asked = True, now
+                self._connection.send([wire.Describe(1)])
+            for reply in self._connection.receive(0.0):
+                if isinstance(reply, wire.Described):
+                    self._is_asked = False
+                    self._progress.take_figures(reply.figures, now)
+        except RuntimeGone:
+            self._is_asked = True  # no answer comes any more, which is what is judged
+        self.trouble = self._progress.trouble(now)
+        return self.trouble is None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
 
 
 def wait_until(told: Sequence[int], is_alive: Callable[[], bool]) -> None:

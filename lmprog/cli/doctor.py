@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from lmprog import native
+from lmprog.cgroup import processors
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.runtime.quality import quality_report, text_of
@@ -128,9 +129,7 @@ def python() -> Finding:
 
 
 def processor() -> Finding:
-    has_affinity = hasattr(os, "sched_getaffinity")
-    num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-    what = f"{platform.machine()}, {num_cores} cores"
+    what = f"{platform.machine()}, {processors()} cores"
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -32,7 +32,7 @@ PAUSED = 3
 
 
 def run(given: argparse.Namespace) -> int:
-    program = _find(given.program)
+    program = find(given.program)
     said = {name: getattr(given, name) for name in ("temperature", "seed")}
     said = {name: value for name, value in said.items() if value is not None}
     file: Path | None = given.checkpoint
@@ -48,7 +48,7 @@ def run(given: argparse.Namespace) -> int:
             name="checkpoint",
         )
     arguments = {} if goes_on else _arguments(program, given.arg)
-    with _backend(given) as backend:
+    with backend_for(given) as backend:
         try:
             if file is not None and goes_on:
                 answer = {} if given.answer is None else {"answer": _json_or_text(given.answer)}
@@ -78,7 +78,7 @@ def _paused(paused: Paused, given: argparse.Namespace) -> int:
     return PAUSED
 
 
-def _backend(given: argparse.Namespace) -> RuntimeBackend | RuntimeEndpoint:
+def backend_for(given: argparse.Namespace) -> RuntimeBackend | RuntimeEndpoint:
     if given.address and given.model:
         raise InvalidParameter(
             "A running runtime has its model: give --address or --model, not both.", name="model"
@@ -90,13 +90,13 @@ def _backend(given: argparse.Namespace) -> RuntimeBackend | RuntimeEndpoint:
     )
 
 
-def _find(where: str) -> Program[Any, Any]:
+def find(where: str) -> Program[Any, Any]:
     file, separator, name = where.rpartition("::")
     if not separator or not name:
         raise InvalidParameter(
             f"{where!r} names no program; write FILE.py::FUNCTION.", name="program", value=where
         )
-    module = _load(Path(file))
+    module = load(Path(file))
     programs = [key for key, value in vars(module).items() if isinstance(value, Program)]
     if name not in programs:
         there = (
@@ -109,7 +109,7 @@ def _find(where: str) -> Program[Any, Any]:
     return found
 
 
-def _load(file: Path) -> ModuleType:
+def load(file: Path) -> ModuleType:
     """Imports the user's file as a module; its exceptions are shown with their tracebacks."""
     if not file.is_file():
         raise UnknownName(f"There is no file {str(file)!r}.", name=str(file))

@@ -18,11 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from lmprog.cgroup import processors
 from lmprog.cli.arguments import given_options
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
-from lmprog.launch.runtime_process import configured
+from lmprog.launch.runtime_process import configured, replica_options
 from lmprog.server.options.option_table import options
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.transport import client_keys
@@ -90,8 +91,8 @@ def _supervise(settings: ServerSettings, chosen: Configuration, cluster: str | N
         return one_runtime(lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options))
     from lmprog.server.supervision.supervised_fleet import several_runtimes
 
-    cores = os.cpu_count() or 1
-    options = {"threads": max(1, cores // settings.replicas), **options}
+    share = max(1, processors() // settings.replicas)
+    options = {"threads": share, **replica_options(options)}
     return several_runtimes(
         lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options), settings.replicas
     )
@@ -203,6 +204,8 @@ def _serve(model: str, settings: ServerSettings, supervise: Supervise) -> int:
 
 def _announce(facts: Mapping[str, Detail], service: Any, url: str) -> None:
     """Prints what is served, once the server is ready."""
+    from lmprog.server.http.http_server import connections_allowed
+
     gateway = service.gateway
     info, settings = gateway.info, gateway.settings
     slots = info.num_pages * info.page_size
@@ -221,6 +224,7 @@ def _announce(facts: Mapping[str, Detail], service: Any, url: str) -> None:
         "cache": {"shared": "one for everybody", "key": "one for each key", "strict": "none"}[
             settings.isolation
         ],
+        "connections": f"at most {connections_allowed():,} at once",
         "url": url,
         "page": f"{url}/",
         "try": f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d "

@@ -69,6 +69,7 @@ def drawn(now: Picture, before: Picture | None) -> RenderableType:
         _head(now),
         Text(),
         _figures(now, before),
+        *_served(now, before),
         *_replicas(now),
         _memory(now["figures"]),
         Text(),
@@ -118,6 +119,44 @@ def _figures(now: Picture, before: Picture | None) -> Text:
         Text("   ").join(Text.assemble((value, "bold"), f" {words}") for value, words in parts)
         for parts in lines
     )
+
+
+def _served(now: Picture, before: Picture | None) -> list[RenderableType]:
+    """What clients of a server waited for since the last snapshot in which somebody did, what was
+    refused, what is held for them; and the same of each key where they may be seen.
+    """
+    served = now.get("served")
+    if served is None:
+        return []
+    old = before["served"] if before else {}
+
+    def mean(name: str) -> str:
+        counts, sums = f"{name}_count", f"{name}_seconds"
+        times, took = served[counts] - old.get(counts, 0), served[sums] - old.get(sums, 0.0)
+        if not times:  # nobody just now: since the server's start
+            times, took = served[counts], served[sums]
+        return f"{1e3 * took / times:,.0f} ms" if times else "–"
+
+    parts = (
+        (mean("first"), "to the first token"),
+        (mean("queued"), "of it queued"),
+        (mean("between"), "between tokens"),
+        (f"{served['refused']:,.0f}", "refused"),
+        (f"{served['failed']:,.0f}", "failed"),
+        (f"{served['bytes_held'] / 2**20:,.1f} MiB", "held"),
+    )
+    line = Text("   ").join(Text.assemble((value, "bold"), f" {words}") for value, words in parts)
+    keys = (now.get("requests") or {}).get("keys", [])
+    if not keys:
+        return [line]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for name in ("key", "results", "held", "generated", "refused"):
+        table.add_column(name, justify="left" if name == "key" else "right")
+    for one in keys[:MOST_ROWS]:
+        held = f"{one['held'] / 2**20:,.1f} MiB"
+        numbers = (f"{one['generated']:,}", f"{one['refused']:,}")
+        table.add_row(one["name"], f"{one['results']:,}", held, *numbers)
+    return [line, Text(), table, Text()]
 
 
 def _replicas(now: Picture) -> list[RenderableType]:

@@ -302,6 +302,8 @@ class FleetChannel:
                 why = link.look(self._now) if is_same else "its process ended"
                 if why is not None:
                     found.append((link, why))
+                silent = link.is_silent(self._now)
+                self._router.take_figures(name, link.figures, is_silent=silent)
         return found
 
     def _finish_drains(self) -> list[str]:

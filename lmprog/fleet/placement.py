@@ -1,5 +1,6 @@
-"""Which replica a program goes to: the longest prefix that is already there, among those with room;
-and what is remembered of prefixes for that.
+"""Which replica a program goes to: the longest prefix that is already there, among those with room
+and unless a copy of it elsewhere costs less than to crowd there; and what is remembered of prefixes
+for that.
 
 A prefix that nobody has goes to a replica that holds little and is not busy, and among such ones
 where its name leads (rendezvous hashing), so that gateways that know nothing of each other choose
@@ -74,6 +75,27 @@ def choose(
         full = min(shares.values()) + NEARLY
         best = [index for index, share in shares.items() if share <= full]
     return max(best, key=lambda index: _weight(mark, marks[index]))
+
+
+def relieved(
+    chosen: int, matched: Sequence[int], loads: Sequence[int], alike: int, written: float
+) -> int:
+    """The index of a less loaded replica to which the prefix is worth a copy; else `chosen`.
+
+    `alike` counts the open programs at the chosen one that begin alike: loads that are uneven by
+    chance are not its prefix's. `written` is how many tokens a program writes, in blocks. A program
+    more in a batch makes each of its steps longer, for itself and for all others: so `n` programs
+    fewer are worth `2 * n` times what one writes, and a copy costs what must be computed.
+    """
+    least = min(loads)
+    fewer = min(alike, loads[chosen] - least - 1)
+    if fewer <= 0:
+        return chosen
+    other = max(
+        (index for index, load in enumerate(loads) if load == least),
+        key=lambda index: matched[index],
+    )
+    return other if 2 * fewer * written > matched[chosen] - matched[other] else chosen
 
 
 def choose_for_session(session: str, names: Sequence[str]) -> int:

@@ -25,8 +25,11 @@ MOST_BYTES = 16 * 2**20
 LONGEST_PREFIX = 16_384
 """Characters of a program's first text that count for its replica."""
 MOST_DEATHS = 2
-"""A program is not moved again when more than so many replicas died during its calls: it may be the
-cause.
+"""When so many replicas have died during a program's calls, it may be the cause, or stand beside
+it: it is tried alone. When one dies that it had for itself, it is the cause and not moved again.
+"""
+MOST_DEATHS_BESIDE = 2 * MOST_DEATHS
+"""With more of them it is not moved either, though it never was alone: where there is one replica.
 """
 
 
@@ -58,7 +61,9 @@ class ProgramLog:
     open_branches: set[int] = field(default_factory=set)
     moves: int = 0
     deaths: int = 0
-    """Replicas that died while they worked on a call of it."""
+    """Replicas that died while they worked on a call of it, since it was tried alone."""
+    is_cause: bool = False
+    """Whether it has ended replicas that worked on nothing else."""
     size: int = 0
     """Bytes of ops and replies, about."""
     _asked_at: dict[int, float] = field(default_factory=dict)
@@ -85,7 +90,19 @@ class ProgramLog:
     @property
     def movable(self) -> bool:
         """Whether it can be built again, and may be."""
-        return not self.is_large and self.deaths <= MOST_DEATHS
+        return not self.is_large and not self.is_cause and self.deaths <= MOST_DEATHS_BESIDE
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is to be tried alone."""
+        return self.deaths >= MOST_DEATHS
+
+    def note_death(self, is_alone: bool) -> None:
+        """A replica died while it worked on a call of it, and on those of no other program where it
+        `is_alone`.
+        """
+        self.deaths += 1
+        self.is_cause = is_alone and self.deaths > MOST_DEATHS
 
     def take(self, op: wire.Op) -> None:
         """One more op of the program."""

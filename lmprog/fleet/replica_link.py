@@ -16,6 +16,8 @@ from lmprog.launch.restarts import HangTimeouts, ProgressWatch
 
 ASK_SECONDS = 0.5
 """Between two questions for figures."""
+SILENT_SECONDS = 0.5
+"""An answer that is late by more: the replica hangs, or is busy with a long step."""
 FIGURES_CALL = 2**53
 """The largest number of a call; those of programs count from 1."""
 
@@ -44,6 +46,7 @@ class ReplicaLink:
         cpu = None if member.pulse is None else member.pulse() or 0.0
         self._watch = ProgressWatch(timeouts, now, cpu)
         self._is_asked = False
+        self._asked = now
         self._next_ask = now
         self._looked = now
 
@@ -56,12 +59,16 @@ class ReplicaLink:
                 return "its process ended"
             self._watch.take_pulse(cpu, now, passed)
         if not self._is_asked and now >= self._next_ask:
-            self._is_asked, self._next_ask = True, now + ASK_SECONDS
+            self._is_asked, self._asked, self._next_ask = True, now, now + ASK_SECONDS
             try:
                 self.connection.send([wire.Describe(FIGURES_CALL)])
             except RuntimeGone as error:
                 return str(error)
         return self._watch.trouble(now)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether it has not answered for a while; not yet a reason to give it up."""
+        return self._is_asked and now - self._asked > SILENT_SECONDS
 
     def state(self, programs: int, is_draining: bool, now: float) -> ReplicaState:
         """What there is to tell of it."""

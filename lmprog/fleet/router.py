@@ -11,14 +11,22 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
-from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, choose_for_session, keys_of, mark_of
+from lmprog.fleet.placement import (
+    BLOCK,
+    PrefixMemory,
+    choose,
+    choose_for_session,
+    keys_of,
+    mark_of,
+    relieved,
+)
 from lmprog.fleet.program_log import Diverged, ProgramLog, first_text
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
 from lmprog.journal import ProgramCall, ProgramReply
@@ -27,6 +35,10 @@ CHARACTERS_PER_TOKEN = 4
 """How many blocks a replica's pages hold is only guessed at."""
 PREFIX_CALL = 2**53 - 1
 """The call for what other fleets send to a replica; calls of programs count from 1."""
+ASSUMED_WRITTEN = 64.0
+"""Tokens that a program writes, before replicas have told it."""
+TRIAL_SECONDS = 30.0
+"""A program waits so long for a replica for itself; then it goes where others are."""
 HOMELESS_SECONDS = 60.0
 """A program waits so long for a replica."""
 
@@ -52,6 +64,8 @@ class Router:
         self._holding: dict[int, RoutedProgram] = {}
         """Programs with held ops, by identity."""
         self._homeless: list[RoutedProgram] = []
+        self._suspects: list[RoutedProgram] = []
+        """Programs that wait to be tried alone."""
         self._stranded: LmprogError | None = None
         """Why no replica will take a program; None while one does or may still join."""
         self._questions = Questions()
@@ -88,15 +102,27 @@ class Router:
         self.outgoing = deque(frame for frame in self.outgoing if frame[0] != name)
         self.replies.extend(self._questions.without(name))
         self._ask(self._questions.postponed())
-        for program in self._at(lost):
+        programs = self._at(lost)
+        asked = [one for one in programs if one.log.pending]
+        for program in programs:
             program.home = None
             if died and program.log.pending:
-                program.log.deaths += 1
+                program.log.note_death(is_alone=len(asked) == 1)
+        for program in programs:
             self._move(program)
 
     def drain(self, name: str) -> None:
         """No new program goes there; those that run stay."""
         self._replicas[name].draining = True
+
+    def take_figures(self, name: str, figures: Mapping[str, float], *, is_silent: bool) -> None:
+        """A replica's newest figures; one that is silent gets no new program while others are
+        heard.
+        """
+        replica = self._replicas[name]
+        replica.is_silent = is_silent
+        if num_programs := figures.get("programs"):
+            replica.written = figures.get("generated_tokens", 0.0) / num_programs
 
     def evacuate(self, name: str) -> None:
         """What still runs there is moved to other replicas, if there are any to take it; nothing
@@ -104,12 +130,15 @@ class Router:
         """
         source = self._replicas[name]
         source.draining = True
-        if all(one.draining for one in self._replicas.values()):
-            return
+        if not all(one.draining for one in self._replicas.values()):
+            self._empty(source)
+
+    def _empty(self, source: Replica) -> None:
+        """Its programs go on elsewhere, as far as they can be moved."""
         for program in self._at(source):
             if program.failure is None and program.log.movable:
                 close: list[wire.Op] = [wire.Close(one) for one in sorted(program.branches)]
-                self.outgoing.append((name, close))
+                self.outgoing.append((source.name, close))
                 self._leave_home(program)
                 self._move(program)
 
@@ -131,8 +160,18 @@ class Router:
         self._homeless.clear()
 
     def tick(self) -> None:
-        """Gives up programs that have waited too long for a replica."""
+        """Gives up programs that have waited too long for a replica; ends trials."""
         now = self._clock()
+        for replica in self._replicas.values():
+            tried = replica.trial
+            if tried is not None and (tried.home is not replica or not tried.log.pending):
+                replica.trial = None
+                if tried.home is replica:
+                    tried.log.deaths = 0  # it was not the cause
+        suspects, self._suspects = self._suspects, []
+        for program in suspects:
+            if program.failure is None and program.log.pending:
+                self._place(program)
         for program in list(self._homeless):
             since = program.homeless_since
             if since is not None and now - since > HOMELESS_SECONDS:
@@ -321,8 +360,13 @@ class Router:
 
     def _place(self, program: RoutedProgram) -> None:
         """Finds the program a replica, and sends it there with all that it has."""
-        replicas = [one for one in self._replicas.values() if not one.draining]
-        replicas = replicas or list(self._replicas.values())
+        known = self._replicas.values()
+        replicas = [
+            one for one in known if not one.draining and not one.is_silent and one.trial is None
+        ]
+        replicas = replicas or [one for one in known if not one.draining] or list(known)
+        if program.log.is_suspect and not self._is_tried(program, replicas):
+            return
         if self._stranded is not None:
             self._give_up(program, self._stranded)
             return
@@ -336,23 +380,54 @@ class Router:
         if program.session:
             home = replicas[choose_for_session(program.session, [one.name for one in replicas])]
         else:
-            home = replicas[
-                choose(
-                    self._memory.matched(keys, [one.number for one in replicas]),
-                    [one.load for one in replicas],
-                    lambda index: self._memory.held(replicas[index].number),
-                    replicas[0].slots,
-                    mark_of(f"{program.salt}:{text[:BLOCK]}"),
-                    [one.mark for one in replicas],
-                )
-            ]
+            home = self._best(replicas, keys, keys[0] if keys else mark_of(text))
         self._memory.remember(home.number, keys)
+        program.beginning = keys[0] if keys else 0
         home.load += 1
+        home.alike[program.beginning] = home.alike.get(program.beginning, 0) + 1
         program.home, program.homeless_since = home, None
         ops = program.log.rebuilt() if program.was_sent else list(program.log.journal.ops)
         program.was_sent = True
         told = [wire.SharePrefix(tuple(keys[: wire.MAX_PREFIX_KEYS]))] if keys else []
         self.outgoing.append((home.name, [*told, *ops]))
+
+    def _is_tried(self, program: RoutedProgram, replicas: list[Replica]) -> bool:
+        """Leaves one of `replicas` to a program that may have ended others: one that works on
+        nothing, or where there are several one whose programs go to them. False: it waits for one.
+        """
+        free = [one for one in replicas if one.trial is None]
+        chosen = next((one for one in free if not any(p.log.pending for p in self._at(one))), None)
+        if chosen is None and len(free) > 1:
+            chosen = min(free, key=lambda one: one.load)
+        if chosen is not None:
+            chosen.trial = program
+            self._empty(chosen)
+            replicas[:] = [chosen]
+            return True
+        if program.homeless_since is None:
+            program.homeless_since = self._clock()
+        if self._clock() - program.homeless_since >= TRIAL_SECONDS:
+            return True
+        self._suspects.append(program)
+        return False
+
+    def _best(self, replicas: Sequence[Replica], keys: Sequence[int], mark: int) -> Replica:
+        """The replica for a program whose text has these `keys`."""
+        matched = self._memory.matched(keys, [one.number for one in replicas])
+        loads = [one.load for one in replicas]
+        index = choose(
+            matched,
+            loads,
+            lambda index: self._memory.held(replicas[index].number),
+            replicas[0].slots,
+            mark,
+            [one.mark for one in replicas],
+        )
+        chosen = replicas[index]
+        if matched[index] and chosen.load > 1:
+            blocks = chosen.written * CHARACTERS_PER_TOKEN / BLOCK
+            index = relieved(index, matched, loads, chosen.alike.get(keys[0], 0), blocks)
+        return replicas[index]
 
     def _move(self, program: RoutedProgram) -> None:
         """The program has lost its replica. If all its calls are answered, it moves when the next
@@ -384,6 +459,10 @@ class Router:
     def _leave_home(self, program: RoutedProgram) -> None:
         if program.home is not None:
             program.home.load -= 1
+            alike, beginning = program.home.alike, program.beginning
+            alike[beginning] -= 1
+            if not alike[beginning]:
+                del alike[beginning]
             program.home = None
 
     def _forget(self, program: RoutedProgram) -> None:
@@ -418,6 +497,13 @@ class Replica:
     draining: bool = False
     mark: int = 0
     """Of its name: see `placement.mark_of`."""
+    is_silent: bool = False
+    trial: RoutedProgram | None = None
+    """The program that it is left to, to see whether it is the cause of deaths."""
+    written: float = ASSUMED_WRITTEN
+    """Tokens that a program writes there on average."""
+    alike: dict[int, int] = field(default_factory=dict)
+    """Its open programs by the key of their first block; 0: they have none."""
 
 
 @dataclass(eq=False, slots=True)
@@ -431,6 +517,8 @@ class RoutedProgram:
     """Names the cache that it uses: its salt, and its adapter."""
     session: str = ""
     home: Replica | None = None
+    beginning: int = 0
+    """The key of its first block where it was placed."""
     was_sent: bool = False
     homeless_since: float | None = None
     failure: LmprogError | None = None

@@ -67,6 +67,9 @@ from lmprog.lang.streaming.feed import Done, Event, Feed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from lmprog.evaluation.rows import Metric
+    from lmprog.evaluation.tuning import TuneOptions, Tuning
+    from lmprog.lang.branches.slots import Tuned
     from lmprog.lang.checkpoints.run_progress import Answer
     from lmprog.lang.rehearsal.cost import Explanation
     from lmprog.lang.rehearsal.graph import Graph
@@ -357,6 +360,12 @@ class Program(Generic[P, R]):
             batch.perform(step)
         return batch.runs
 
+    def tune(self, train: object, metric: Metric, **options: Unpack[TuneOptions]) -> Tuning:
+        """Looks for what fills the program's slots best, on rows, and blocks; see `lmprog.tune`."""
+        from lmprog.evaluation.tuning import tune  # not needed to run programs
+
+        return tune(self, train, metric, **options)
+
     def _settings(self, options: Mapping[str, Any]) -> RunSettings:
         """Of all runs of a batch. Raises `InvalidParameter` for an argument of the program."""
         own = next((name for name in options if name in self._names), None)
@@ -439,6 +448,7 @@ class RunOptions(SamplingOptions, total=False):
     cache: str | Path | None
     checkpoint: str | Path | None
     answer: Any
+    tuned: str | Path | Mapping[str, Any] | Tuned | None
 
 
 def is_setting(name: str) -> bool:
@@ -462,6 +472,8 @@ def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettin
         settings = replace(settings, cache=_folder(rest.pop("cache")))
     if "checkpoint" in rest:
         settings = replace(settings, checkpoint=_file(rest.pop("checkpoint")))
+    if "tuned" in rest:
+        settings = replace(settings, tuned=_tuned(rest.pop("tuned")))
     if "answer" in rest:
         settings = replace(settings, answer=_answer(rest.pop("answer")))
     if "cache_salt" in rest:
@@ -498,6 +510,14 @@ def _file(given: object) -> Path | None:
     except TypeError:
         pass
     raise not_allowed("checkpoint", given, allowed)
+
+
+def _tuned(given: object) -> Tuned | None:
+    if given is None:
+        return None
+    from lmprog.lang.branches.slots import Tuned
+
+    return Tuned.of(given)
 
 
 def _answer(given: object) -> Answer:

@@ -10,7 +10,13 @@ from types import TracebackType
 
 from lmprog import wire
 from lmprog.errors import ProtocolError, RuntimeGone, from_wire
-from lmprog.transport import ClientChannel, CurveClient, ZmqClientChannel
+from lmprog.transport import (
+    ClientChannel,
+    CurveClient,
+    DeliveringChannel,
+    WatchedChannel,
+    ZmqClientChannel,
+)
 
 GREETING_TIMEOUT = 30.0
 """Seconds for the answer to `Hello`; long, since a runtime answers after its current step."""
@@ -26,6 +32,10 @@ class Connection:
         """See `ClientChannel.send`; any thread."""
         self.receive = channel.receive
         """See `ClientChannel.receive`; one thread at a time."""
+        self.watched = channel if isinstance(channel, WatchedChannel) else None
+        """The channel, where an event loop can read it."""
+        self.delivering = channel if isinstance(channel, DeliveringChannel) else None
+        """The channel, where it has reading threads of its own."""
 
     def close(self) -> None:
         """Ends the connection: waiting calls fail, the runtime frees their branches. Safe to

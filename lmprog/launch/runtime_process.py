@@ -175,6 +175,12 @@ def options_signature() -> inspect.Signature:
     return inspect.Signature([kind("self", kind.POSITIONAL_OR_KEYWORD), model, *keywords])
 
 
+def replica_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of each of several runtimes on this machine: they share what they keep on disk."""
+    shared = {"kv_store": "machine"} if options.get("kv_disk_mb") is not None else {}
+    return {**shared, **options}
+
+
 def configured(model: str | RuntimeConfig, options: dict[str, Any]) -> RuntimeConfig:
     """The configuration with `options`; `UnknownName` for a name that neither config has,
     `InvalidParameter` where no model is named.

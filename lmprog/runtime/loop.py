@@ -120,9 +120,10 @@ class Loop:
         stats, scheduler = self.scheduler.stats, self.scheduler
         if stats.steps == self._checked_at:
             return
+        num_stored = 0 if scheduler.tier is None else scheduler.tier.capacity
         is_large = (
             scheduler.tree.num_nodes > MAX_CHECKED_NODES
-            or scheduler.pages.num_pages > MAX_CHECKED_PAGES
+            or scheduler.pages.num_pages + num_stored > MAX_CHECKED_PAGES
         )
         try:
             if not is_large:

@@ -194,7 +194,7 @@ def http_server(gateway: Gateway) -> HttpServer:
     """The server of `gateway`; not running yet."""
     app = build_app(gateway)
     early = early_refusal(gateway, app.routes)
-    return HttpServer(app, gateway.settings, when_stopping=gateway.drain, early=early)
+    return HttpServer(app, gateway.settings, gateway.drain, early, gateway.refuse_connection)
 
 
 def early_refusal(gateway: Gateway, routes: Iterable[BaseRoute]) -> EarlyRefusal:

@@ -321,6 +321,8 @@ class FakeStore:
     it then gives nothing back rather than something wrong.
     """
 
+    is_shared = False
+
     def __init__(
         self, engine: FakeEngine, num_handles: int, rng: random.Random, faults: float
     ) -> None:
@@ -387,7 +389,10 @@ class FakeStore:
             if one.ticket == ticket:
                 one.pages.clear()
 
-    def forget(self, handles: Sequence[int]) -> None:
+    def find(self, keys: Sequence[PageKey]) -> int | None:
+        return None
+
+    def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
         for handle in handles:
             self.kept.pop(handle, None)
 

@@ -17,6 +17,7 @@ from lmprog.transport.address import (
 from lmprog.transport.channel import (
     ClientChannel,
     ClientId,
+    DeliveringChannel,
     Gone,
     GreetedChannel,
     LocalClientChannel,
@@ -25,15 +26,18 @@ from lmprog.transport.channel import (
     ReplyReader,
     RuntimeChannel,
     Unreadable,
+    WatchedChannel,
     local_pair,
 )
-from lmprog.transport.zmq_channel import EventSocket, ZmqClientChannel, ZmqRuntimeChannel
+from lmprog.transport.event_socket import EventSocket
+from lmprog.transport.zmq_channel import ZmqClientChannel, ZmqRuntimeChannel
 
 __all__ = [
     "ClientChannel",
     "ClientId",
     "CurveClient",
     "CurveServer",
+    "DeliveringChannel",
     "EventSocket",
     "Gone",
     "GreetedChannel",
@@ -43,6 +47,7 @@ __all__ = [
     "ReplyReader",
     "RuntimeChannel",
     "Unreadable",
+    "WatchedChannel",
     "ZmqClientChannel",
     "ZmqRuntimeChannel",
     "client_keys",

@@ -12,10 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, ProtocolError, RuntimeGone
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 UNDECODABLE = (wire.MalformedFrame, UnicodeDecodeError, RecursionError)
 """All that decoding foreign bytes raises; msgspec reports invalid UTF-8 by Python's own error."""
@@ -101,6 +104,21 @@ class ClientChannel(Protocol):
         """Lets the runtime forget this client. Safe to repeat and to call from any thread;
         `receive` then raises.
         """
+        ...
+
+
+@runtime_checkable
+class WatchedChannel(ClientChannel, Protocol):
+    """A client's end that an event loop can read, without a thread that waits in `receive`."""
+
+    def watch(self, loop: AbstractEventLoop, look: Callable[[], None]) -> None:
+        """From now on only the loop's thread sends and receives. Calls `look` when `receive(0.0)`
+        has something to do: to send, to give out, or to tell of the runtime's end.
+        """
+        ...
+
+    def unwatch(self, loop: AbstractEventLoop) -> None:
+        """Ends that; then the channel may be closed, by any thread."""
         ...
 
 

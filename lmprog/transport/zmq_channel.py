@@ -1,4 +1,4 @@
-"""Both ends of a channel over ZeroMQ, and messages for whoever listens.
+"""Both ends of a channel over ZeroMQ.
 
 A runtime has one ROUTER socket for many clients, a client one DEALER socket. Knows which clients
 are connected, finds those that vanished, and bounds the unread replies of slow ones; the
@@ -14,13 +14,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, Overloaded, RuntimeGone
+from lmprog.errors import Overloaded, RuntimeGone
 from lmprog.transport import address as addresses
 from lmprog.transport.address import CurveClient, CurveServer
 from lmprog.transport.channel import (
@@ -33,6 +34,9 @@ from lmprog.transport.channel import (
     replies_frames,
     replies_of,
 )
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 PROBE_INTERVAL = 0.4
 """Seconds between two searches for vanished clients."""
@@ -259,113 +263,6 @@ class _AcceptedKeys:
         return key in self._clients
 
 
-MAX_KEPT_MESSAGES = 10_000
-MAX_KEPT_BYTES = 64 << 20
-_END = (-1).to_bytes(8, "big", signed=True)
-_MAX_REQUEST_BYTES = 1024
-
-
-class EventSocket:
-    """Binds `address` for listeners, and `replay_address` for those who missed something.
-
-    vLLM's framing of key/value events: messages are numbered, and sent again to whoever missed
-    some. A PUB socket sends topic, number and payload; a ROUTER socket gets the number of the
-    first message that is wanted, and sends all from there on, then an end. Listeners that read
-    too slowly lose messages, and see it by the numbers. Knows frames; does not know what is in
-    them. For one thread.
-    """
-
-    def __init__(
-        self, address: str, replay_address: str | None, topic: str, is_open: bool = False
-    ) -> None:
-        """`is_open` allows addresses that other machines reach; there is no encryption."""
-        for one in (address, replay_address):
-            if one is not None and not (is_open and one.startswith("tcp://")):
-                _check(one)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._topic = topic.encode()
-        self._kept: deque[tuple[int, bytes]] = deque()
-        self._kept_bytes = 0
-        self._next = 0
-        self._publisher = self._bound(zmq.PUB, address)
-        self._replay: zmq.Socket[bytes] | None = None
-        if replay_address is not None:
-            self._replay = self._bound(zmq.ROUTER, replay_address)
-
-    @property
-    def address(self) -> str:
-        return self._publisher.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    @property
-    def replay_address(self) -> str | None:
-        replay = self._replay
-        return None if replay is None else replay.getsockopt_string(zmq.LAST_ENDPOINT)
-
-    def publish(self, payload: bytes) -> None:
-        """Never waits."""
-        self._publisher.send_multipart([self._topic, _number(self._next), payload])
-        self._kept.append((self._next, payload))
-        self._kept_bytes += len(payload)
-        self._next += 1
-        while len(self._kept) > MAX_KEPT_MESSAGES or self._kept_bytes > MAX_KEPT_BYTES:
-            self._kept_bytes -= len(self._kept.popleft()[1])
-
-    def serve_replays(self, everything: Callable[[], bytes]) -> None:
-        """Answers those who ask. Where what is asked for is no longer kept, they get one message
-        with `everything` that counts now, under the last number.
-        """
-        while self._replay is not None and self._replay.poll(0):
-            request = self._replay.recv_multipart()
-            if len(request) != 3 or request[1] or len(request[2]) != 8:
-                continue  # nobody who speaks this
-            client, first = request[0], int.from_bytes(request[2], "big")
-            is_kept = not self._kept or first >= self._kept[0][0]
-            if is_kept:
-                found = [(number, kept) for number, kept in self._kept if number >= first]
-            else:
-                found = [(self._next - 1, everything())]
-            for number, payload in found:
-                self._answer(client, [self._topic, _number(number), payload])
-            self._answer(client, [b"", _END, b""])
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-    def _answer(self, client: bytes, frames: Sequence[bytes]) -> None:
-        assert self._replay is not None
-        self._replay.send_multipart([client, b"", *frames])
-
-    def _bound(self, kind: int, address: str) -> zmq.Socket[bytes]:
-        made = self._context.socket(kind)
-        made.setsockopt(zmq.SNDHWM, MAX_KEPT_MESSAGES)
-        made.setsockopt(zmq.LINGER, 0)
-        made.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)
-        try:
-            made.bind(address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise InvalidParameter(
-                f"events cannot be published at {address}: {error}", name="kv_events", value=address
-            ) from None
-        return made
-
-
-def _check(address: str) -> None:
-    try:
-        addresses.check(address, has_keys=False)
-        addresses.check_free(address)
-    except InvalidParameter as error:
-        raise InvalidParameter(
-            f"{error.message} Events have no keys; kv_events_open allows any address.",
-            name="kv_events",
-            value=address,
-        ) from None
-
-
-def _number(number: int) -> bytes:
-    return number.to_bytes(8, "big")
-
-
 MAX_UNSENT_BYTES = 256 * 1024 * 1024
 """Ops queued here while the runtime does not take them; more are refused as `Overloaded`."""
 _MAX_CLIENT_FRAMES = 1024  # read by one `receive` of a client
@@ -412,6 +309,7 @@ class ZmqClientChannel:
         # guards the two above and the wake pipe; held for moments only
         self._outbox_lock = threading.Lock()
         self._owner = threading.Lock()
+        self._look: Callable[[], None] | None = None
         own_context: zmq.Context[zmq.Socket[bytes]] | None = None
         if context is None:
             context = own_context = zmq.Context()
@@ -452,7 +350,10 @@ class ZmqClientChannel:
                 )
             self._outbox.extend(frames)
             self._unsent_bytes += num_bytes
-        self._flush_or_wake()
+        if self._look is None:
+            self._flush_or_wake()
+        else:
+            self._look()
 
     def receive(self, timeout: float) -> list[wire.Reply]:
         """See `ClientChannel`. A second thread that receives waits for the first."""
@@ -464,9 +365,23 @@ class ZmqClientChannel:
             return self._wait(deadline)
         finally:
             self._owner.release()
-            if self._outbox:
+            if self._outbox and self._look is None:
                 # a sender may have found the socket in use just before it was released
                 self._flush_or_wake()
+
+    def watch(self, loop: AbstractEventLoop, look: Callable[[], None]) -> None:
+        """See `WatchedChannel`. What is sent goes out with the next `receive`. A socket's
+        descriptor turns readable once for what has happened, and a send may take note of that
+        instead: so each asks for a look.
+        """
+        self._look = look
+        loop.add_reader(self._socket.fileno(), look)
+        loop.add_reader(self._monitor.fileno(), self._see_monitor)
+
+    def unwatch(self, loop: AbstractEventLoop) -> None:
+        self._look = None
+        for watched in (self._socket, self._monitor):
+            loop.remove_reader(watched.fileno())
 
     def close(self) -> None:
         if os.getpid() != self._pid:
@@ -498,6 +413,8 @@ class ZmqClientChannel:
                 raise self._gone()
             self._flush()
             replies = self._take_in()
+            if self._look is not None and self._outbox and self._has_room():
+                self._look()  # its descriptor has told of this already
             if replies:
                 return replies
             if self._end is not None:
@@ -522,7 +439,18 @@ class ZmqClientChannel:
             except zmq.Again:
                 break
             replies += replies_of(frame)
+        else:
+            if self._look is not None:
+                self._look()
         return replies
+
+    def _has_room(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+
+    def _see_monitor(self) -> None:
+        self._read_monitor()
+        if self._look is not None:
+            self._look()
 
     def _read_monitor(self) -> None:
         while self._monitor.poll(0):

@@ -74,7 +74,7 @@ def test_only_what_was_stored_under_its_key_is_loaded(kernels_of: MakeKernels) -
     store = HostStore(attention_of(kernels_of), 1 << 20)
     for handle in range(3):
         store.store(handle, handle, key(handle))
-    store.forget([2])
+    store.forget([2], ())
     first = store.load([0, 1, 1], [3, 4, 5], [key(0), key(1), key(9)])
     second = store.load([2, 0], [3, 4], [key(2), key(0)])
     third = store.load([0], [3], [key(0)])

@@ -199,3 +199,44 @@ def test_prometheus_asks_our_server_and_grafana_finds_prometheus_and_the_board()
     boards = provider["options"]["path"]
     assert f"../docs/grafana:{boards}:ro" in services["grafana"]["volumes"]
     assert (ROOT / "docs" / "grafana" / "lmprog.json").is_file()
+
+
+def test_the_workers_of_ray_come_and_go_between_the_bounds_of_the_application() -> None:
+    spec = of_kind("kubernetes/rayservice.yaml", "RayService")["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    (group,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    assert spec["rayClusterConfig"]["enableInTreeAutoscaling"] is True
+    assert [group["minReplicas"], group["maxReplicas"]] == application["args"]["replicas"]
+
+
+def unit_of_systemd() -> dict[str, str]:
+    lines = (DEPLOY / "lmprog.service").read_text().splitlines()
+    told = [line.split("=", 1) for line in lines if "=" in line and not line.startswith("#")]
+    return dict(told)
+
+
+def test_systemd_finds_nothing_wrong_with_its_unit(tmp_path: Path) -> None:
+    """Where its commands would be."""
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (DEPLOY / "lmprog.service").read_text().replace("/opt/lmprog/bin/lmprog", "/bin/true")
+    for written, problem in ((text, ""), (text.replace("Restart=", "Restrat="), "Restrat")):
+        place = tmp_path / "lmprog.service"
+        place.write_text(written)
+        command = [analyze, "verify", "--man=no", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        ours = [line for line in done.stderr.splitlines() if "lmprog.service" in line]
+        assert bool(ours) == bool(problem), done.stderr
+        assert problem in "\n".join(ours)
+
+
+def test_the_unit_starts_what_we_have_and_ends_it_later_than_it_drains() -> None:
+    unit = unit_of_systemd()
+    program, command, *arguments = unit["ExecStart"].split()
+    assert (Path(program).name, command) == ("lmprog", "serve")
+    settings = settings_of(arguments, LMPROG_API_KEY="k")
+    assert int(unit["TimeoutStopSec"]) > settings.drain
+    assert settings.cache_key_file is not None
+    assert Path(settings.cache_key_file).parent.name == unit["StateDirectory"]
+    assert (unit["Restart"], unit["KillMode"]) == ("on-failure", "mixed")

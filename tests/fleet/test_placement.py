@@ -6,10 +6,23 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from lmprog import wire
-from lmprog.fleet.placement import BLOCK, PrefixMemory, choose, keys_of, load_bound, mark_of
+from lmprog.fleet.members import Member
+from lmprog.fleet.placement import (
+    BLOCK,
+    PrefixMemory,
+    choose,
+    keys_of,
+    load_bound,
+    mark_of,
+    relieved,
+)
 from lmprog.fleet.questions import Questions
+from lmprog.fleet.replica_link import FIGURES_CALL, ReplicaLink
+from lmprog.fleet.router import Router
+from lmprog.launch.restarts import HangTimeouts
 
 
 def plain_matched(
@@ -162,3 +175,99 @@ def test_a_part_of_a_tree_is_asked_where_the_whole_was_seen() -> None:
     assert questions.ask(wire.Inspect(1), {"one": 5, "two": 1}) == ["one"]
     assert questions.ask(wire.Inspect(2, below=3), {"one": 0, "two": 9}) == ["one"]
     assert questions.ask(wire.Inspect(3, below=3), {"two": 9}) == ["two"]
+
+
+def test_a_prefix_is_copied_where_to_crowd_costs_more_than_to_compute_it() -> None:
+    """Of 20 blocks, for programs that write one each; not for loads that are uneven by chance."""
+    assert relieved(0, [20, 0, 0], [12, 1, 0], 12, 1.0) == 2
+    assert relieved(0, [20, 0, 20], [12, 0, 0], 12, 0.1) == 2, "it is there already"
+    assert relieved(0, [20, 0, 0], [10, 1, 0], 10, 1.0) == 0
+    assert relieved(0, [20, 0, 0], [12, 1, 0], 12, 0.5) == 0, "they write too little for it"
+    assert relieved(0, [20, 0, 0], [40, 1, 0], 3, 1.0) == 0, "others are the load"
+    assert relieved(1, [0, 9], [3, 3], 3, 100.0) == 1
+
+
+class HotPrompt:
+    """A router whose replicas answer at once what they are asked; `clients` begin one program after
+    the other with one prompt.
+    """
+
+    def __init__(self, num_replicas: int, clients: int) -> None:
+        self.router = Router(random.Random(1))
+        self.written = dict.fromkeys((f"replica-{n}" for n in range(num_replicas)), 0)
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "m", 9000, 64, 16, 5000, 1)
+        for name in self.written:
+            self.router.join(name, welcome, slots=64)
+            self.router.take_figures(
+                name, {"programs": 10.0, "generated_tokens": 1000.0}, is_silent=False
+            )
+        self.router.outgoing.clear()
+        self.clients, self.number, self.computed = clients, 0, 0
+        self.open: list[tuple[str, int]] = []
+
+    def begin(self) -> None:
+        self.number += 1
+        number = self.number
+        prompt = wire.Append(number, (wire.TextPiece("You are a helpful assistant. " * 100),))
+        generate = wire.Generate(number, number, wire.SamplingParams(max_tokens=100, seed=1))
+        self.router.take_ops([wire.Open(number, ""), prompt, generate])
+        ((name, _),) = self.router.outgoing
+        self.router.outgoing.clear()
+        self.computed += not self.written[name]
+        self.written[name] += 1
+        self.open.append((name, number))
+
+    def end(self, at: int) -> None:
+        name, number = self.open.pop(at)
+        self.router.take_ops([wire.Close(number)])
+        self.router.take_replies(name, [wire.Failed(number, "cancelled", "", {})])
+        self.router.outgoing.clear()
+
+    def run(self, programs: int) -> None:
+        draw = random.Random(2)
+        for _ in range(programs):
+            if len(self.open) == self.clients:
+                self.end(draw.randrange(self.clients))
+            self.begin()
+
+
+def test_one_prompt_of_many_clients_is_served_by_all_replicas() -> None:
+    hot = HotPrompt(4, 24)
+    hot.run(600)
+    assert hot.computed == 4, "each computes the prompt once: 596 of 600 find it, 599 of one"
+    assert min(hot.written.values()) >= 0.8 * 150
+    assert max(hot.written.values()) <= 1.2 * 150
+    assert sum(hot.router.loads.values()) == 24
+    while hot.open:
+        hot.end(0)
+    assert not any(one.alike for one in hot.router._replicas.values())
+
+
+class MuteConnection:
+    """Takes what it is sent, and never answers."""
+
+    def send(self, ops: Sequence[wire.Op]) -> None:
+        pass
+
+
+def test_a_replica_is_silent_when_an_answer_is_late() -> None:
+    member = Member("replica", lambda: None)  # type: ignore[arg-type,return-value]
+    link = ReplicaLink(member, MuteConnection(), HangTimeouts(), 0.0)  # type: ignore[arg-type]
+    assert link.look(0.1) is None
+    assert not link.is_silent(0.5)
+    assert link.is_silent(0.7)
+    link.without_own([wire.Described(FIGURES_CALL, {"running": 0.0})], 0.8)
+    assert not link.is_silent(5.0)
+
+
+def test_a_silent_replica_gets_nothing_new_while_others_are_heard() -> None:
+    hot = HotPrompt(2, 4)
+    hot.run(1)
+    first = hot.open[0][0]
+    hot.router.take_figures(first, {}, is_silent=True)
+    hot.run(40)
+    assert hot.written[first] == 1
+    for name in hot.written:
+        hot.router.take_figures(name, {}, is_silent=True)
+    hot.run(40)
+    assert hot.written[first] > 1, "where all are silent they are as good as each other"

@@ -185,3 +185,38 @@ def test_questions_about_the_runtime_are_asked_of_all() -> None:
     assert figures[1]["page_size"] == 4
     assert set(figures) == {1, 2}
     assert [one.tokens for one in heard if isinstance(one, wire.TokensAre)]
+
+
+def answers_beside_poison(num_replicas: int) -> dict[int, wire.Reply]:
+    """Last replies of nine programs, and of the tenth, which ends each replica that works on it; one
+    more comes for each that is gone.
+    """
+    fleet, heard = Fleet(num_replicas), list[wire.Reply]()
+    for number in range(1, 11):
+        prompt = wire.Append(number, (wire.TextPiece(f"program {number}"),))
+        sampling = wire.SamplingParams(max_tokens=12, seed=number, ignore_eos=True)
+        fleet.say(wire.Open(number), prompt, wire.Generate(number, 100 + number, sampling))
+    poison = fleet.router._branches[10]
+    for _ in range(400):
+        heard += fleet.step()
+        fleet.now += 0.2
+        fleet.router.tick()
+        if poison.home is not None and poison.log.pending:
+            heard += fleet.step()
+            fleet.kill(poison.home.name)
+            fleet.add()
+    return {one.call: one for one in heard if isinstance(one, wire.CallDone | wire.Failed)}
+
+
+def test_a_program_that_ends_replicas_is_told_from_those_beside_it() -> None:
+    """Three deaths at most are for all of them; the cause alone is blamed."""
+    found = answers_beside_poison(3)
+    failed = {call for call, one in found.items() if isinstance(one, wire.Failed)}
+    assert failed == {110}
+    assert len(found) == 10
+
+
+def test_where_there_is_one_replica_a_cause_is_found_all_the_same() -> None:
+    found = answers_beside_poison(1)
+    assert isinstance(found[110], wire.Failed)
+    assert len(found) == 10

@@ -18,7 +18,7 @@ TIER_MUTANTS = [
         "a discarded path is kept in the file",
         "tier",
         _TIER + "second_tier.py",
-        "            self._store.forget(self.index.pages_below(top))\n",
+        "            self._store.forget(self.index.pages_below(top), keys)\n",
         "",
     ),
     Mutant(

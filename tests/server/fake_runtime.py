@@ -146,8 +146,9 @@ class Asgi:
         path: str,
         headers: dict[str, str] | None = None,
         body: Any = None,
+        client: str = "127.0.0.1",
     ) -> None:
-        """`body` is sent as JSON where it is given."""
+        """`body` is sent as JSON where it is given; `client` is an address."""
         self.status = 0
         self.headers: dict[str, str] = {}
         self.parts: list[bytes] = []
@@ -172,7 +173,7 @@ class Asgi:
             "scheme": "http",
             "http_version": "1.1",
             "server": ("test", 80),
-            "client": ("test", 1),
+            "client": (client, 1),
             "headers": [(name.lower().encode(), value.encode()) for name, value in raw.items()],
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))

@@ -76,7 +76,7 @@ def test_joined_deltas_say_what_single_ones_say(seed: int) -> None:
 
     asyncio.run(reader())
     assert as_told(read) == as_told(sent)
-    assert exchange.queued_bytes == link.queued_bytes == 0
+    assert exchange.queued_bytes == link.memory.held == 0
     rows = exchanges.MOST_ROWS_JOINED
     assert max(len(delta.logprobs) for delta in read) < rows + 9
 

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from lmprog.errors import InvalidParameter
+from lmprog.server.options.api_keys import key_of_caches
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.transport.address import write_keys
 from tests.server.fake_runtime import Fake, asking
 
+FLEET: dict[str, Any] = {"join": ("tcp://127.0.0.1:7000",)}
 PROMPT = "A prompt that is long enough to fill some pages of the cache."
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": PROMPT, "max_tokens": 2},
@@ -261,3 +265,37 @@ def test_a_list_that_cannot_be_used_is_refused_with_its_name(
         path.write_text(content)
     with pytest.raises(InvalidParameter, match=r"mine\.json"):
         Fake(public=[path])
+
+
+def test_gateways_with_one_secret_give_a_key_the_same_cache(fake: Fake, tmp_path: Path) -> None:
+    """Two of them, or one that was started again: what the other left is found, by its key alone."""
+    path, made = "/v1/completions", tmp_path / "secret"
+    both: dict[str, Any] = {"api_keys": ("a", "b")}
+    both["cache_key_file"] = str(made)
+    _, all_found = asked(fake, path, ["a", "a"], **both)
+    assert asked(fake, path, ["a", "b"], **both) == [all_found, 0]
+    del both["cache_key_file"]
+    assert asked(fake, path, ["a"], **both) == [0], "without, each start has a secret of its own"
+    assert len(made.read_text()) == 64
+    assert made.stat().st_mode & 0o077 == 0
+    assert [one.name for one in tmp_path.iterdir() if one.is_file()] == ["secret"]
+
+
+def test_the_keys_of_a_fleet_are_a_secret_that_its_gateways_share(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        write_keys(tmp_path / name)
+
+    def made_of(name: str) -> bytes:
+        return key_of_caches(ServerSettings(**FLEET, keys=str(tmp_path / name)))
+
+    assert made_of("one") == made_of("one") != made_of("other")
+    assert len(made_of("one")) == 32
+    with pytest.raises(InvalidParameter, match="No such file"):
+        made_of("none")
+
+
+def test_a_secret_that_cannot_be_used_is_an_error_at_the_start(fake: Fake, tmp_path: Path) -> None:
+    (tmp_path / "short").write_text("abc")
+    for place, why in (("short", "less than 32 characters"), ("no/folder", "No such file")):
+        with pytest.raises(InvalidParameter, match=why):
+            asked(fake, "/generate", [""], cache_key_file=str(tmp_path / place))

@@ -431,19 +431,19 @@ def test_the_loop_goes_on_while_a_large_answer_is_made(scoring: Scoring) -> None
 def test_all_results_that_wait_for_their_answers_have_a_limit_together(
     scoring: Scoring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scoring.rows = rows(100)
-    monkeypatch.setattr(exchanges, "MOST_LOGPROBS", 2000)
-    body: Json = {"prompt": IDS[:100], "prompt_logprobs": 20, "max_tokens": 1}
+    scoring.rows = rows(300)
+    body: Json = {"prompt": IDS[:300], "prompt_logprobs": 20, "max_tokens": 1}
 
     async def do(client: httpx2.AsyncClient, gateway: Gateway) -> None:
         refused = await client.post("/v1/completions", json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
-        monkeypatch.setattr(exchanges, "MOST_LOGPROBS", 2100)
+        assert "may hold 1,048,576, 786,432 of them" in refused.json()["error"]["message"]
+        gateway.memory.most *= 2
         for _ in range(3):
             assert (await client.post("/v1/completions", json=body)).status_code == 200
-        assert gateway.link.held_logprobs == 0
+        assert gateway.memory.held == 0
 
-    asking(scoring, do)
+    asking(scoring, do, memory_mb=1)
 
 
 # --- streams that nobody reads --------------------------------------------------------------------
@@ -522,18 +522,18 @@ def test_a_streams_chunks_have_few_log_probabilities_together() -> None:
 
 
 def test_the_bodies_of_all_requests_under_way_have_a_limit_together(scoring: Scoring) -> None:
-    large: Json = {"prompt": "x" * 30_000, "max_tokens": 1}
+    large: Json = {"prompt": "x" * 300_000, "max_tokens": 1}
 
     async def do(client: httpx2.AsyncClient, gateway: Gateway) -> None:
-        room = gateway.body_room
+        room = gateway.memory
         app = build_app(gateway)
-        waiting = [Half(app, 40_000) for _ in range(2)]
-        while room.held < 80_000:
+        waiting = [Half(app, 300_000) for _ in range(2)]
+        while room.held < 600_000:
             await asyncio.sleep(0)
         refused = await client.post("/v1/completions", json=large)
-        assert refused.status_code == 503
+        assert refused.status_code == 429
         assert refused.headers["retry-after"]
-        assert "100,000" in refused.json()["error"]["message"]
+        assert "786,432 of them for one client" in refused.json()["error"]["message"]
         small = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
         assert small.status_code == 200
         await waiting.pop().leave()
@@ -541,7 +541,7 @@ def test_the_bodies_of_all_requests_under_way_have_a_limit_together(scoring: Sco
         await waiting.pop().leave()
         assert room.held == 0
 
-    asking(scoring, do, max_bodies_bytes=100_000)
+    asking(scoring, do, memory_mb=1)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/generate", "/tokenize"])
@@ -560,7 +560,7 @@ def test_a_body_is_counted_until_its_request_ends_however_it_ends(
             await client.post(path, json=body)
         while len(asyncio.all_tasks()) > 1:  # of those in the background
             await asyncio.sleep(0.01)
-        assert gateway.body_room.held == 0
+        assert gateway.memory.held == 0
 
     asking(scoring, do)
 

@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from lmprog.server.fairness.accounts import MemoryPool
 from lmprog.server.openai.messages import ChatMessage
 from lmprog.server.responses.responses_routes import Kept, Store
 from tests.server.fake_runtime import Fake, asking
@@ -267,13 +268,13 @@ def test_messages_call_the_fields_by_this_dialects_names(live: Live) -> None:
 
 def kept(name: str, size: int = 10, caller: str = "") -> Kept:
     state = {"id": name, "background": False, "status": "completed", "tools": "x" * size}
-    made = Kept(caller, state, [ChatMessage("user", "x")])
+    made = Kept(caller, "test", state, [ChatMessage("user", "x")])
     made.seal(state, [ChatMessage("user", "x")])
     return made
 
 
 def test_the_store_is_bounded_in_number_and_in_size_and_forgets_what_was_used_longest_ago() -> None:
-    store = Store(20_000, most=3)
+    store = Store(20_000, MemoryPool(10**6), most=3)
     for name in "abc":
         store.put(kept(name))
     assert store.get("", "a")
@@ -286,7 +287,7 @@ def test_the_store_is_bounded_in_number_and_in_size_and_forgets_what_was_used_lo
 
 
 def test_nobody_sees_anothers_response() -> None:
-    store = Store(10**6)
+    store = Store(10**6, MemoryPool(10**6))
     store.put(kept("a", caller="alice"))
     assert store.get("bob", "a") is None
     assert not store.drop("bob", "a")

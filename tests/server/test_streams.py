@@ -290,10 +290,10 @@ def test_what_gathers_before_a_slow_reader_is_one_piece_and_loses_nothing(fake: 
 def test_what_waits_for_all_streams_is_bounded_and_who_reads_is_never_ended(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchanges, "MOST_QUEUED_TOGETHER", 1_000_000)
+    monkeypatch.setattr(exchanges, "QUEUES_SPARE", 0)
 
     async def run() -> None:
-        async with asking(fake) as (_, gateway):
+        async with asking(fake, memory_mb=1) as (_, gateway):
             link = gateway.link
             with contextlib.ExitStack() as stack:
                 reader, *unread = [stack.enter_context(link.exchange()) for _ in range(9)]
@@ -304,13 +304,13 @@ def test_what_waits_for_all_streams_is_bounded_and_who_reads_is_never_ended(
                     told = wire.Delta(calls[reader], 0, "b", 1, ROW)
                     reader.take(told)
                     assert await reader.next() == told
-                    assert link.queued_bytes == sum(one.queued_bytes for one in unread)
-                    assert link.queued_bytes <= 1_000_000
+                    assert link.memory.held == sum(one.queued_bytes for one in unread)
+                    assert link.memory.held <= 0.75 * (1 << 20)
                 assert not any(one.open_calls for one in unread), "each has more than all may have"
                 for exchange in unread:
                     with pytest.raises(Cancelled, match="reads too slowly"):
                         await exchange.next()
-            assert link.queued_bytes == 0
+            assert link.memory.held == 0
 
     asyncio.run(run())
 
@@ -323,7 +323,7 @@ def test_what_is_written_for_a_reader_at_once_has_few_log_probabilities(fake: Fa
                 for _ in range(500):
                     exchange.take(wire.Delta(call, 0, "a", 1, ROW))
                 found: list[wire.Delta] = []
-                while gateway.link.queued_bytes:
+                while exchange.queued_bytes:
                     reply = await exchange.next()
                     assert isinstance(reply, wire.Delta)
                     found.append(reply)

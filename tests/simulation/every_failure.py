@@ -145,7 +145,7 @@ def fail_tier_read(world: World, failure: Failure) -> Any:
 
     def load(self: FakeStore, handles: Any, *what: Any) -> int:
         if failure.strikes():
-            self.forget(handles)
+            self.forget(handles, ())
         return original(self, handles, *what)
 
     return mock.patch.object(FakeStore, "load", load)

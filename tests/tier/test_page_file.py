@@ -147,5 +147,5 @@ def test_a_smaller_file_keeps_its_first_records(tmp_path: Path) -> None:
 def test_an_erased_record_is_not_known(tmp_path: Path) -> None:
     written(tmp_path / "a.kv")
     file = opened(tmp_path / "a.kv")
-    file.erase(1)
+    file.erase([1], ())
     assert [one.handle for one in file.known()] == [0, 2]

@@ -15,6 +15,7 @@ from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, FleetChannel
 from lmprog.fleet.local_members import LocalMembers
 from lmprog.fleet.members import FixedMembers, Members
 from lmprog.launch import RuntimeProcess
+from lmprog.launch.runtime_process import replica_options
 from lmprog.transport import CurveClient, client_keys
 
 SETTLE_SECONDS = 1.0
@@ -72,6 +73,7 @@ class Fleet(RuntimeBackend):
             raise InvalidParameter(
                 "a fleet has at least one replica", name="replicas", value=replicas, allowed=">= 1"
             )
+        options = replica_options(options) if replicas > 1 else options
         members = LocalMembers(lambda: RuntimeProcess(model, **options), replicas)
         members.until_started()
         fleet = cls(members=members, slots=slots)

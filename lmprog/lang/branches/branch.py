@@ -27,6 +27,8 @@ from lmprog.lang.branches.pending_call import raise_together, unread_failures
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from lmprog.lang.branches.slots import Format
+
 T = TypeVar("T")
 OnError = Literal["raise", "keep"]
 
@@ -62,6 +64,36 @@ class Branch(BranchContents):
             settings.budget.check()
         finally:
             child.close_when_done()
+
+    def examples(
+        self, name: str, *, format: Format, answer: str = "", like: str | None = None
+    ) -> None:
+        """A slot for demonstrations: appends those that a tuned program has, each as `format` shows
+        it, a text with `{columns}` or a function of the row that gives what is appended. Untuned it
+        appends nothing.
+
+        `answer`: the column with the answer; where the program has answered a row itself, that is
+        put there. `like`: the question of this run, where the most similar ones may be shown.
+        """
+        from lmprog.lang.branches import slots
+
+        slot = slots.examples_slot(name, format, answer, is_searched=like is not None)
+        filling = self.cursor.scope.filling(slot)
+        if filling is None:
+            return
+        rows = list(filling.rows)
+        if filling.nearest is not None and like is not None:
+            rows = slots.nearest(rows, like, filling.nearest)
+        for row in rows:
+            self.append(slots.shown(format, row))
+
+    def instruction(self, name: str, default: str) -> None:
+        """A slot for an instruction: appends that of a tuned program, else `default`."""
+        from lmprog.lang.branches import slots
+
+        filling = self.cursor.scope.filling(slots.Slot(name, "instruction", default))
+        tuned = None if filling is None else filling.text
+        self.append(default if tuned is None else tuned)
 
 
 class Raced(BranchRace[T, Branch]):

@@ -30,6 +30,7 @@ from lmprog.lang.streaming.feed import Feed
 if TYPE_CHECKING:
     from lmprog.backends.caching import CachingBackend, RunCache
     from lmprog.lang.branches.checkpointed_calls import CheckpointedCalls
+    from lmprog.lang.branches.slots import Filling, MetSlots, Slot, Tuned
     from lmprog.lang.checkpoints.run_progress import Answer, RunProgress
     from lmprog.lang.streaming.trace_events import RunTrace, TraceEvent
 
@@ -102,6 +103,10 @@ class RunSettings:
     """The file that the run is written to while it goes on, and that it goes on from."""
     answer: Answer | None = None
     """What the run is told that has paused."""
+    tuned: Tuned | None = None
+    """What fills the program's slots."""
+    met: MetSlots | None = None
+    """Where the slots are noted that the run comes to."""
 
     def as_json(self) -> dict[str, Any]:
         """Those that decide on the results, as the keywords of `using`; without backends."""
@@ -114,6 +119,7 @@ class RunSettings:
             "cache_salt": self.salt or None,
             "lora": self.lora,
             "cache": None if self.cache is None else str(self.cache),
+            "tuned": None if self.tuned is None else self.tuned.as_json(),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -292,6 +298,12 @@ class Scope(RunContext):
                 self._checkpointed = CheckpointedCalls(self, self.backend, progress)
             return self._checkpointed
 
+    def filling(self, slot: Slot) -> Filling | None:
+        """What fills a slot that the run comes to; None: nothing, it is as the program has it."""
+        if self.settings.met is not None:
+            self.settings.met.meet(slot)
+        return None if self.settings.tuned is None else self.settings.tuned.filling(slot)
+
     def speculate(self, branch: int, budget: Budget) -> None:
         """A black-box API may generate more than a call asks for, where no budget counts tokens."""
         if self.num_api_spec_tokens and isinstance(self.backend, Speculates):
@@ -436,6 +448,9 @@ class Scope(RunContext):
 
 def total(usages: Iterable[wire.Usage]) -> wire.Usage:
     """The sum, field by field."""
+    usages = list(usages)
+    if len(usages) == 1:
+        return usages[0]
     sums: dict[str, Any] = dict.fromkeys(wire.Usage.__struct_fields__, 0)
     for usage in usages:
         for name in sums:

@@ -20,7 +20,7 @@ from lmprog import wire
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.cursor import Cursor
 from lmprog.lang.branches.gen import Gen
-from lmprog.lang.branches.log import plain_text
+from lmprog.lang.branches.log import Item, plain_text
 from lmprog.lang.branches.scope import total
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
 from lmprog.lang.streaming import branch_name
@@ -31,7 +31,7 @@ SpanKind: TypeAlias = Literal[
     "unused",
 ]  # fmt: skip
 
-_COLORS: dict[SpanKind, tuple[str, str]] = {  # in HTML, and as an ANSI code
+COLORS: dict[SpanKind, tuple[str, str]] = {  # in HTML, and as an ANSI code
     "role": ("#888888", "2"),
     "cached": ("#d9ead3", "32"),
     "partly cached": ("#eef5d0", "33"),
@@ -73,13 +73,33 @@ class EndedRun(Protocol):
 
 def parts_of(cursor: Cursor) -> list[ShownPart]:
     """The branch's text in parts; all its calls are done."""
+    return _parts(cursor.log, cursor.gens)
+
+
+def branches_of(run: EndedRun) -> dict[str, list[ShownPart]]:
+    """The text of every branch on which something was asked, by name; of a fork's branches what
+    each said after it. The program's own comes first.
+    """
+    own = run.branch.cursor
+    others: dict[str, list[Gen[Any]]] = {}
+    for gen in run.branch.cursor.scope.all_gens():
+        if gen.origin.path != own.path:
+            others.setdefault(branch_name(gen.origin.path), []).append(gen)
+    found = {branch_name(own.path): parts_of(own)}
+    for name, gens in others.items():
+        log = [item for gen in gens for item in gen.said]
+        found[name] = _parts([*log, gens[-1]], gens)
+    return found
+
+
+def _parts(log: Iterable[Item], gens: Iterable[Gen[Any]]) -> list[ShownPart]:
     found: list[ShownPart] = []
     pending: list[
         ShownPart
     ] = []  # literal text since the last call, whose fate the next call tells
-    own = set(cursor.gens)
+    own = set(gens)
     end = 0  # tokens up to and with the last result
-    for item in cursor.log:
+    for item in log:
         if isinstance(item, Gen) and item in own:
             own.discard(item)  # where it stands again, it is text that refers to it
             usage = (item if item.thought is None else item.thought).usage
@@ -201,10 +221,15 @@ def work(usage: wire.Usage) -> str:
 
 def to_html(run: EndedRun) -> str:
     """For notebooks."""
-    shown = parts_of(run.branch.cursor)
-    spans = "".join(_span(part.kind, part.text, part.note) for part in shown)
+    branches = branches_of(run)
+    shown = [part for parts in branches.values() for part in parts]
+    spans = "".join(
+        (f"<div><b>{name}</b></div>" if nth else "")
+        + "".join(_span(part.kind, part.text, part.note) for part in parts)
+        for nth, (name, parts) in enumerate(branches.items())
+    )
     legend = " ".join(
-        _span(kind, kind, "") for kind in _COLORS if any(part.kind == kind for part in shown)
+        _span(kind, kind, "") for kind in COLORS if any(part.kind == kind for part in shown)
     )
     failure = run.failure
     why = (
@@ -221,7 +246,7 @@ def to_html(run: EndedRun) -> str:
 
 
 def _span(kind: SpanKind, text: str, note: str) -> str:
-    style = f"color:{_COLORS[kind][0]}" if kind == "role" else f"background:{_COLORS[kind][0]}"
+    style = f"color:{COLORS[kind][0]}" if kind == "role" else f"background:{COLORS[kind][0]}"
     title = f' title="{html.escape(note)}"' if note else ""
     return f'<span style="{style}"{title}>{html.escape(text)}</span>'
 
@@ -232,15 +257,19 @@ def to_terminal(run: EndedRun, file: TextIO | None = None, *, color: bool | None
     """
     out = sys.stdout if file is None else file
     colored = out.isatty() if color is None else color
-    shown = parts_of(run.branch.cursor)
+    branches = branches_of(run)
+    shown = [part for parts in branches.values() for part in parts]
 
     def paint(kind: SpanKind, text: str) -> str:
-        return f"\x1b[{_COLORS[kind][1]}m{text}\x1b[0m" if colored else text
+        return f"\x1b[{COLORS[kind][1]}m{text}\x1b[0m" if colored else text
 
-    print("".join(paint(part.kind, part.text) for part in shown), file=out)
+    for nth, (name, parts) in enumerate(branches.items()):
+        if nth:
+            print(f"--- {name}", file=out)
+        print("".join(paint(part.kind, part.text) for part in parts), file=out)
     if colored:
         print(
-            *(paint(kind, kind) for kind in _COLORS if any(part.kind == kind for part in shown)),
+            *(paint(kind, kind) for kind in COLORS if any(part.kind == kind for part in shown)),
             sep=" · ",
             file=out,
         )

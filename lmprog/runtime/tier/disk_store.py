@@ -1,51 +1,43 @@
-"""A second tier on a file: a thread writes and reads it, so that the loop never waits for a disk.
+"""A second tier on a file, or on whatever answers as late as one: a thread writes and reads it, so
+that the loop never waits for a disk or a network.
 
 The thread does everything in the order in which it was asked, so a load sees what was stored before
-it. Contents are copied from and to the pool's pages by the loop alone, between two steps; on their
-way they are in buffers, a bounded number of which is used again and again. What cannot be written
-or read costs a line in the log and is not kept; it is never an error.
+it; only questions what there is (`find`) come first. Contents are copied from and to the pool's
+pages by the loop alone, between two steps; on their way they are in buffers, a bounded number of
+which is used again and again. What cannot be written or read costs a line in the log and is not
+kept; it is never an error.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import struct
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeAlias
 
 from lmprog.runtime.tier.page_store import (
-    ID_BYTES,
-    TOKEN_BYTES,
+    Contents,
     KnownPage,
     LoadEnd,
     PageCosts,
     PageKey,
     PageMemory,
+    PageRecords,
+    RecordFormat,
 )
 
 MAGIC = b"lmprog-kv-pages\n"
 VERSION = 2
 HEADER_BYTES = 4096
-ALIGNMENT = 64
-SUM_BYTES = 16
-SUMMED_BYTES = 1 << 16
-"""Contents are summed in blocks of this size."""
-
-Contents: TypeAlias = "bytes | bytearray"
 
 _HEADER = struct.Struct(f"<{len(MAGIC)}sIII32s")
-_META = struct.Struct(f"<QI{ID_BYTES}sI{SUM_BYTES}s")
-"""Age, index, parent, number of tokens, sum of the contents; then the tokens, then a sum."""
 
 
 class FileInUse(OSError):
@@ -62,12 +54,12 @@ class PageFile:
     file made by anything else is begun anew. A lock keeps other processes out.
     """
 
+    is_shared = False
+
     def __init__(self, place: Path, identity: bytes, page_size: int, page_bytes: int) -> None:
         """`identity`: 32 bytes."""
-        self.page_bytes = page_bytes
-        self._meta_bytes = _aligned(_META.size + page_size * TOKEN_BYTES + SUM_BYTES)
-        self.record_bytes = self._meta_bytes + _aligned(page_bytes)
-        self._room = page_size * TOKEN_BYTES
+        self._format = RecordFormat(page_size, page_bytes)
+        self.record_bytes = self._format.record_bytes
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(place, flags, 0o600)
         try:
@@ -99,46 +91,33 @@ class PageFile:
         """The records whose keys are whole. Their contents are looked at when they are read."""
         size = os.fstat(self._file).st_size - HEADER_BYTES
         for handle in range(-(-size // self.record_bytes)):
-            meta = os.pread(self._file, self._meta_bytes, self._place_of(handle))
-            if (found := self._parsed(meta)) is not None:
+            meta = os.pread(self._file, self._format.meta_bytes, self._place_of(handle))
+            if (found := self._format.parsed(meta)) is not None:
                 age, key, _ = found
                 yield KnownPage(handle, key, age)
 
+    def count(self, keys: Sequence[PageKey]) -> int:
+        """Nobody else writes here."""
+        return 0
+
     def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None:
         """One record."""
-        sums = _sum(_block_sums(contents))
-        head = _META.pack(age, key.index, key.parent, len(key.tokens), sums)
-        head += key.tokens.ljust(self._room, b"\0")
-        meta = (head + _sum(head)).ljust(self._meta_bytes, b"\0")
-        self._write([meta, contents], self._place_of(handle))
+        self._write([self._format.meta(key, age, contents), contents], self._place_of(handle))
 
     def read(self, handle: int, key: PageKey, into: bytearray) -> bool:
-        """Reads the contents of a page that holds `key`; False where the record is not that, or
-        torn. Then `into` may hold anything.
-        """
-        meta = bytearray(self._meta_bytes)
+        """See `PageRecords`."""
+        meta = bytearray(self._format.meta_bytes)
         num_read = os.preadv(self._file, [meta, into], self._place_of(handle))
-        found = self._parsed(bytes(meta))
-        if found is None or not key.is_served_by(found[1]):
-            return False
-        is_whole = num_read == self._meta_bytes + self.page_bytes
-        return is_whole and _sum(_block_sums(into)) == found[2]
+        is_whole = num_read == len(meta) + len(into)
+        return is_whole and self._format.holds(bytes(meta), key, into)
 
-    def erase(self, handle: int) -> None:
-        """The record is none any more."""
-        self._write([bytes(self._meta_bytes)], self._place_of(handle))
+    def erase(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
+        """The records are none any more."""
+        for handle in handles:
+            self._write([bytes(self._format.meta_bytes)], self._place_of(handle))
 
     def close(self) -> None:
         os.close(self._file)
-
-    def _parsed(self, meta: bytes) -> tuple[int, PageKey, bytes] | None:
-        """Age, key and sum of the contents; None where the sum is wrong."""
-        body, end = meta[: _META.size + self._room], _META.size + self._room
-        if meta[end : end + SUM_BYTES] != _sum(body):
-            return None
-        age, index, parent, length, contents_sum = _META.unpack_from(body)
-        tokens = body[_META.size : _META.size + length]
-        return age, PageKey(index, parent, tokens), contents_sum
 
     def _place_of(self, handle: int) -> int:
         return HEADER_BYTES + handle * self.record_bytes
@@ -148,22 +127,6 @@ class PageFile:
         written, wanted = os.pwritev(self._file, parts, place), sum(map(len, parts))
         if written != wanted:
             raise OSError(f"only {written:,} of {wanted:,} bytes could be written")
-
-
-def _sum(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=SUM_BYTES).digest()
-
-
-def _block_sums(contents: Contents) -> bytes:
-    """The CRC of each block, which takes a fifth of the time of a cryptographic sum of all."""
-    whole = memoryview(contents)
-    starts = range(0, len(whole), SUMMED_BYTES)
-    blocks = [zlib.crc32(whole[start : start + SUMMED_BYTES]) for start in starts]
-    return struct.pack(f"<{len(blocks)}I", *blocks)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 log = logging.getLogger("lmprog")
@@ -212,15 +175,15 @@ class StagingBuffers:
 
 
 class DiskStore:
-    """See `PageStore`. The file is its own from now on."""
+    """See `PageStore`. The records are its own from now on."""
 
-    def __init__(self, file: PageFile, memory: PageMemory, most_bytes: int) -> None:
-        """The file grows to `most_bytes` at most, the header included."""
-        self.num_handles = max(0, (most_bytes - HEADER_BYTES) // file.record_bytes)
+    def __init__(self, records: PageRecords, memory: PageMemory, num_handles: int) -> None:
+        """Knows of `num_handles` records at most."""
+        self.num_handles = num_handles
+        self.is_shared = records.is_shared
         self._memory = memory
-        self._file = file
-        file.resize(self.num_handles)
-        self._known = list(file.known())
+        self._records = records
+        self._known = list(records.known())
         self._age = max((one.age for one in self._known), default=0)
         self._num_loads = 0
         self._abandoned: set[int] = set()
@@ -233,6 +196,7 @@ class DiskStore:
         self._reading = StagingBuffers(memory.page_bytes, MOST_STAGED_BYTES)
         self._read: deque[tuple[int, int, bytearray] | LoadEnd] = deque()
         """Loads, pages and their contents, and after the last page of a load its end."""
+        self._questions: deque[Callable[[], None]] = deque()
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="lmprog-kv-disk", daemon=True)
         self._thread.start()
@@ -258,9 +222,21 @@ class DiskStore:
         self._measured("copy", began)
         return True
 
+    def find(self, keys: Sequence[PageKey]) -> int | None:
+        if not self.is_shared or time.monotonic() < self._refused_until:
+            return None
+        self._num_loads += 1
+        ticket = self._num_loads
+        self._questions.append(lambda: self._find(ticket, keys))
+        self._todo.put(lambda: None)
+        return ticket
+
     def load(self, handles: Sequence[int], pages: Sequence[int], keys: Sequence[PageKey]) -> int:
         self._num_loads += 1
         ticket, wanted = self._num_loads, list(zip(handles, pages, keys, strict=True))
+        if self.is_shared and time.monotonic() < self._refused_until:
+            self._read.append(LoadEnd(ticket, 0))  # it is asked again what there is, later
+            return ticket
         self._todo.put(lambda: self._load(ticket, wanted))
         return ticket
 
@@ -283,8 +259,8 @@ class DiskStore:
     def abandon(self, ticket: int) -> None:
         self._abandoned.add(ticket)
 
-    def forget(self, handles: Sequence[int]) -> None:
-        self._todo.put(lambda: self._erase(handles))
+    def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
+        self._todo.put(lambda: self._erase(handles, keys))
 
     def close(self) -> None:
         self._todo.put(None)
@@ -294,18 +270,31 @@ class DiskStore:
 
     def _work(self) -> None:
         while (do := self._todo.get()) is not None:
+            while self._questions:
+                self._questions.popleft()()
             do()
-        self._file.close()
+        self._records.close()
 
     def _write(self, handle: int, key: PageKey, age: int, contents: bytearray) -> None:
         began = time.perf_counter()
         try:
-            self._file.write(handle, key, age, contents)
-            self._measured("write", began)
+            if not self._records.count([key]):  # else another one has stored it
+                self._records.write(handle, key, age, contents)
+                self._measured("write", began)
         except OSError as error:
             self._failed("written", error)
         finally:
             self._writing.give(contents)
+
+    def _find(self, ticket: int, keys: Sequence[PageKey]) -> None:
+        count = 0
+        try:
+            if ticket not in self._abandoned:
+                count = self._records.count(keys)
+        except OSError as error:
+            self._failed("looked for", error)
+        finally:
+            self._read.append(LoadEnd(ticket, count))
 
     def _load(self, ticket: int, wanted: list[tuple[int, int, PageKey]]) -> None:
         num_good = 0
@@ -315,7 +304,8 @@ class DiskStore:
                     break
                 contents = self._read_page(handle, key)
                 if contents is None:
-                    log.warning("a page of the second tier is not what was stored; it is dropped")
+                    if not self.is_shared:  # there others make room for their own pages
+                        log.warning("a page of the second tier is not what was stored; it is lost")
                     break
                 self._read.append((ticket, page, contents))
                 num_good += 1
@@ -329,7 +319,7 @@ class DiskStore:
         assert contents is not None, "it waits until there is one"
         began, is_good = time.perf_counter(), False
         try:
-            is_good = self._file.read(handle, key, contents)
+            is_good = self._records.read(handle, key, contents)
         finally:
             if not is_good:
                 self._reading.give(contents)
@@ -338,10 +328,9 @@ class DiskStore:
         self._measured("read", began)
         return contents
 
-    def _erase(self, handles: Sequence[int]) -> None:
+    def _erase(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
         try:
-            for handle in handles:
-                self._file.erase(handle)
+            self._records.erase(handles, keys)
         except OSError as error:
             self._failed("written", error)
 

@@ -1,4 +1,5 @@
-"""What a second tier needs of whatever keeps its pages: a file, or the host's memory beside a GPU.
+"""What a second tier needs of whatever keeps its pages: a file, a store that several runtimes
+share, or the host's memory beside a GPU.
 
 A store has `num_handles` places, each for the contents of one page. It is told what a page holds
 (`PageKey`), and gives back a page only as what it was stored as. Knows bytes and tokens as bytes;
@@ -8,12 +9,20 @@ knows no tree.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 ID_BYTES = 16
 TOKEN_BYTES = 4
+ALIGNMENT = 64
+SUM_BYTES = 16
+SUMMED_BYTES = 1 << 16
+"""Contents are summed in blocks of this size."""
+
+Contents: TypeAlias = "bytes | bytearray"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +86,9 @@ class PageMemory(Protocol):
 class PageStore(Protocol):
     """Keeps pages. A load sees all stores before it; nothing here raises for what a disk does."""
 
-    @property
-    def num_handles(self) -> int: ...
+    num_handles: int
+    is_shared: bool
+    """Whether others store there too. Then pages are known by their keys, and only whole ones."""
 
     @property
     def costs(self) -> PageCosts:
@@ -92,6 +102,11 @@ class PageStore(Protocol):
         at most where too much is under way.
         """
 
+    def find(self, keys: Sequence[PageKey]) -> int | None:
+        """Begins to look how many of these pages in turn are there, whoever stored them; `finished`
+        says it. None: nobody else stores there, or it cannot be asked at the moment.
+        """
+
     def load(self, handles: Sequence[int], pages: Sequence[int], keys: Sequence[PageKey]) -> int:
         """Begins to copy handles to pages, which are the store's until `finished` says so.
 
@@ -100,16 +115,101 @@ class PageStore(Protocol):
         """
 
     def finished(self) -> list[LoadEnd]:
-        """Loads that have ended since the last time."""
+        """Loads that have ended since the last time, and questions that were answered."""
 
     def abandon(self, ticket: int) -> None:
         """The pages of that load are not written from now on. It still ends, some time."""
 
-    def forget(self, handles: Sequence[int]) -> None:
-        """Their contents are wrong, and must not be known when the store is opened again."""
+    def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
+        """Their contents are wrong, and must not be known when the store is opened again. `keys`
+        are those of a path to all of them.
+        """
 
     def close(self) -> None:
         """Waits a while for everything stored to be written."""
+
+
+class PageRecords(Protocol):
+    """Where pages are kept, as whoever keeps them sees it: one record for each handle, or for each
+    key where `is_shared`. Blocks, and raises OSError for what a disk or a network does.
+    """
+
+    is_shared: bool
+
+    def known(self) -> Iterable[KnownPage]:
+        """What it has; nothing where others store there too."""
+
+    def count(self, keys: Sequence[PageKey]) -> int:
+        """How many of these in turn it has, as far as that is known without reading them."""
+
+    def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None: ...
+
+    def read(self, handle: int, key: PageKey, into: bytearray) -> bool:
+        """Reads the contents of a page that holds `key`; False where there is none, or it is torn.
+        Then `into` may hold anything.
+        """
+
+    def erase(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+_META = struct.Struct(f"<QI{ID_BYTES}sI{SUM_BYTES}s")
+"""Age, index, parent, number of tokens, sum of the contents; then the tokens, then a sum."""
+
+
+class RecordFormat:
+    """A page with its key as bytes: first `meta_bytes`, then the contents; little-endian.
+
+    The first part is age, index, parent, number of tokens, the sum of the contents, the tokens
+    padded to a whole page, and a sum over all of that under `secret`. So what was half written, or
+    was written by somebody else, is known as such.
+    """
+
+    def __init__(self, page_size: int, page_bytes: int, secret: bytes = b"") -> None:
+        self.page_bytes = page_bytes
+        self._room = page_size * TOKEN_BYTES
+        self._secret = secret
+        self.meta_bytes = aligned(_META.size + self._room + SUM_BYTES)
+        self.record_bytes = self.meta_bytes + aligned(page_bytes)
+
+    def meta(self, key: PageKey, age: int, contents: Contents) -> bytes:
+        """What stands before the contents."""
+        sums = self._sum(_block_sums(contents))
+        head = _META.pack(age, key.index, key.parent, len(key.tokens), sums)
+        head += key.tokens.ljust(self._room, b"\0")
+        return (head + self._sum(head)).ljust(self.meta_bytes, b"\0")
+
+    def parsed(self, meta: bytes) -> tuple[int, PageKey, bytes] | None:
+        """Age, key and sum of the contents; None where the sum is wrong."""
+        body, end = meta[: _META.size + self._room], _META.size + self._room
+        if meta[end : end + SUM_BYTES] != self._sum(body):
+            return None
+        age, index, parent, length, contents_sum = _META.unpack_from(body)
+        tokens = body[_META.size : _META.size + length]
+        return age, PageKey(index, parent, tokens), contents_sum
+
+    def holds(self, meta: bytes, key: PageKey, contents: Contents) -> bool:
+        """Whether these are a record of `key`, whole and unchanged."""
+        found = self.parsed(meta)
+        if found is None or not key.is_served_by(found[1]):
+            return False
+        return self._sum(_block_sums(contents)) == found[2]
+
+    def _sum(self, text: bytes) -> bytes:
+        return hashlib.blake2b(text, key=self._secret, digest_size=SUM_BYTES).digest()
+
+
+def _block_sums(contents: Contents) -> bytes:
+    """The CRC of each block, which takes a fifth of the time of a cryptographic sum of all."""
+    whole = memoryview(contents)
+    starts = range(0, len(whole), SUMMED_BYTES)
+    blocks = [zlib.crc32(whole[start : start + SUMMED_BYTES]) for start in starts]
+    return struct.pack(f"<{len(blocks)}I", *blocks)
+
+
+def aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def root_of(salt: str) -> bytes:

@@ -15,6 +15,11 @@ computed.
 A page is loaded where computing its tokens again costs more, and stored where that is expected to
 save more than storing costs (`PageWorth`). A load that takes far longer than computing would have
 taken is abandoned, and nothing is loaded until it ends: a disk that hangs holds nobody up for ever.
+
+Where others store too (`PageStore.is_shared`), the index is what this runtime knows of the store: a
+sequence waits a moment for the answer whether there is more of its prefix (`questions`), and what a
+second sequence begins with is stored while it is in memory. Only whole pages are shared.
+
 What follows a public prefix privately is not stored: its keys (see `scheduling.namespaces`) mean
 something to one runtime only.
 
@@ -24,8 +29,10 @@ Knows tokens, pages, handles and measured costs; knows no sequence, no file and 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from lmprog.radix import Node, PageAllocator, RadixTree, Tokens, path
 from lmprog.runtime.tier.page_store import (
@@ -38,6 +45,9 @@ from lmprog.runtime.tier.page_store import (
     page_keys,
     root_of,
 )
+
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.questions import TierQuestions
 
 DECLINED_IN_TURN = 64
 """One in so many decisions against storing or loading is taken the other way."""
@@ -110,8 +120,14 @@ REST_SECONDS = 0.002
 CLOSE_WAIT = 1.0
 """Seconds that a page waits for room at the end, before the rest is given up."""
 
+MOST_DUE = 256
+"""Nodes that were used a second time and are to be stored; the oldest wait for their eviction."""
+
 MOST_LOADS = 8
 """Loads under way at a time."""
+SHARED_LOAD_SECONDS = 0.02
+"""Of a shared store: it is abandoned after that and twice the time that its pages take as measured.
+"""
 MOST_LOAD_SECONDS = 1.0
 """A load is abandoned after that and twice the time that computing its tokens takes."""
 
@@ -132,6 +148,8 @@ class TierCounters:
     """Asked for, and not there in time."""
     found: int = 0
     """Known to the store when it was opened."""
+    of_others: int = 0
+    """Learned of since: others have stored them."""
 
 
 class TierStoring:
@@ -165,6 +183,9 @@ class TierStoring:
         """In which pages are stored ahead."""
         self._num_steps_stored = 0
         """After so many steps there was nothing left to store."""
+        self._noted: deque[Node] = deque(maxlen=MOST_DUE)
+        """Used again in the step that is planned: they may not be computed yet."""
+        self._due: deque[Node] = deque(maxlen=MOST_DUE)
         tree.on_evict = self._evicted
 
     def begin(self, seconds: float) -> None:
@@ -172,6 +193,13 @@ class TierStoring:
         part = WAITED_PART * seconds
         self._wait_left = min(max(SAVED_WAIT, part), max(0.0, self._wait_left) + part)
         self._ahead_seconds = AHEAD_PART * seconds
+        self._due += self._noted
+        self._noted.clear()
+
+    def note(self, node: Node) -> None:
+        """The path to `node` is used again: others may want it too."""
+        if node.saved_to < node.end and node not in self._noted:
+            self._noted.append(node)
 
     def save_recent(self, has_time: Callable[[], bool]) -> bool:
         """Stores leaves of the pool's tree that are not stored yet, those used last first, while
@@ -194,18 +222,24 @@ class TierStoring:
             self._num_steps_stored = num_steps
 
     def save_ahead(self, num_pages: int) -> None:
-        """Stores what will be evicted next, for a little time and as long as the store takes it,
-        until `num_pages` pages could be evicted without being stored. Looks at no more nodes than
-        these pages are in; does nothing where no eviction finds the store full.
+        """Stores what was used again where others want it too, and what will be evicted next, for a
+        little time and as long as the store takes it, until `num_pages` pages could be evicted
+        without being stored. Looks at no more nodes than these pages are in, and at none where no
+        eviction finds the store full.
         """
-        if not self._steps_left or num_pages <= 0:
-            return
-        self._steps_left -= 1
-        before, ends = self.counters.stored, self._clock() + self._ahead_seconds
+        ends = self._clock() + self._ahead_seconds
 
         def take(handle: int, page: int, key: PageKey) -> bool:
             return self._clock() <= ends and self._store.store(handle, page, key)
 
+        while self._due and self._clock() <= ends:
+            if (node := self._due.popleft()).alive and self._save(node, 1.0, take):
+                self._due.append(node)
+                break
+        if not self._steps_left or num_pages <= 0:
+            return
+        self._steps_left -= 1
+        before = self.counters.stored
         for node in self._tree.oldest_first():
             if not node.children and self._save(node, self._worth.chance_of_return, take):
                 break
@@ -245,7 +279,7 @@ class TierStoring:
         """
         if node.saved_to >= node.end:
             return 0
-        tokens, pages = _contents(node, self._page_size)
+        tokens, pages = _contents(node, self._page_size, self._store.is_shared)
         salt, size = root_of(node.salt).hex(), self._page_size
         found = self._index.match(tokens, salt)
         missing = len(tokens) - found.length
@@ -279,13 +313,18 @@ class TierStoring:
         return handles[:count]
 
 
-def _contents(leaf: Node, page_size: int) -> tuple[array[int], list[int]]:
-    """Tokens and page table of the path to `leaf`, up to the page of the first private key."""
-    nodes = [*path(leaf)][::-1]
+def _contents(node: Node, page_size: int, is_shared: bool) -> tuple[array[int], list[int]]:
+    """Tokens and page table of the path to `node`, a leaf, up to the page of the first private key.
+    Where it is shared, the whole pages of any node.
+    """
+    nodes = [*path(node)][::-1]
     tokens = array("i", b"".join(node.key for node in nodes))
     pages = [page for node in nodes for page in node.pages]
     if min(tokens) < 0:
         whole = next(at for at, token in enumerate(tokens) if token < 0) // page_size
+        del tokens[whole * page_size :], pages[whole:]
+    if is_shared:
+        whole = min(len(tokens) // page_size, len(pages))
         del tokens[whole * page_size :], pages[whole:]
     return tokens, pages
 
@@ -338,16 +377,26 @@ class SecondTier:
         self.index = RadixTree(page_size, self._handles)
         self._loads: dict[int, TierLoad] = {}
         self._abandoned: set[int] = set()
-        """Loads that have not ended all the same."""
+        """Loads that have not ended all the same, and questions."""
         num_found = rebuild(self.index, self._handles, store.known(), page_size)
         self.storing = TierStoring(store, tree, self.index, self._handles, self._worth, clock)
         self.counters = self.storing.counters
         self.counters.found = num_found
+        self._questions: TierQuestions | None = None
+        if store.is_shared:
+            from lmprog.runtime.tier.questions import TierQuestions
+
+            self._questions = TierQuestions(store, self.index, self._handles, self._pays, clock)
 
     @property
     def num_pages(self) -> int:
         """Pages that are stored."""
         return self.index.num_cached
+
+    @property
+    def capacity(self) -> int:
+        """Pages that can be stored, or known to be stored, at a time."""
+        return self._handles.num_pages
 
     def cost_of_return(self) -> float:
         """Seconds for a token that comes back, computed again or loaded."""
@@ -366,7 +415,7 @@ class SecondTier:
         return {
             **counts,
             "pages": float(self.num_pages),
-            "capacity": float(self._handles.num_pages),
+            "capacity": float(self.capacity),
         }
 
     def discard(self, tokens: Tokens, salt: str) -> None:
@@ -374,7 +423,8 @@ class SecondTier:
         found = self.index.match(tokens, root_of(salt).hex())
         if found.length:
             top = [*path(found.node)][-1]
-            self._store.forget(self.index.pages_below(top))
+            keys = page_keys(root_of(salt), tokens.tobytes(), self._page_size)
+            self._store.forget(self.index.pages_below(top), keys)
             self.index.discard(top)
 
     # --- loading
@@ -383,16 +433,26 @@ class SecondTier:
         self, tokens: Tokens, salt: str, limit: int, free: Callable[[int], bool]
     ) -> int | None:
         """Begins to load what is stored of `tokens[:limit]` beyond what the pool has, if that is
-        worth it and `free` can free the pages it takes. The number of the load, until it has ended;
-        None where there is nothing to wait for.
+        worth it and `free` can free the pages it takes; or to ask what is. The number of the load,
+        until it has ended; None where there is nothing to wait for.
         """
-        stored = self.index.match(tokens, root_of(salt).hex(), limit)
         match = self._tree.match(tokens, salt, limit)
+        if self._questions is not None:
+            if match.length:
+                self.storing.note(match.node)
+            asked = None
+            if not self._abandoned:
+                asked = self._questions.ask(tokens, salt, match.length, limit)
+            if asked is not None:
+                return asked
+            limit = self.index.match(tokens, root_of(salt).hex(), limit).length
+            limit -= limit % self._page_size
+        stored = self.index.match(tokens, root_of(salt).hex(), limit)
         gain = stored.length - match.length
         first, count = len(match.pages), self._num_pages(match.length, stored.length)
         if gain <= 0 or self._abandoned:
             return None
-        if not self._worth.pays_to_load(gain, count, self._store.costs):
+        if not self._pays(gain, count):
             return None
         for ticket, load in self._loads.items():
             if load.stored is stored.node and load.end >= stored.length:
@@ -411,7 +471,10 @@ class SecondTier:
         last = self.index.partial_page(locked, stored.length)  # making room may have moved it
         if last is not None:
             handles.append(last)
-        ends = self._clock() + MOST_LOAD_SECONDS + 2.0 * gain * self._cost_per_token()
+        if self._store.is_shared:
+            ends = self._clock() + SHARED_LOAD_SECONDS + 2.0 * count * self._store.costs.load
+        else:
+            ends = self._clock() + MOST_LOAD_SECONDS + 2.0 * gain * self._cost_per_token()
         load = TierLoad(
             tokens[: stored.length], salt, match.length, node, match.pages, pages, locked, ends
         )
@@ -421,7 +484,9 @@ class SecondTier:
         return ticket
 
     def is_loading(self, ticket: int) -> bool:
-        """Whether that load has not ended."""
+        """Whether that load, or question, has not ended."""
+        if self._questions is not None and self._questions.is_open(ticket):
+            return True
         return ticket in self._loads
 
     def collect(self) -> None:
@@ -429,12 +494,18 @@ class SecondTier:
         for done in self._store.finished():
             load = self._loads.pop(done.ticket, None)
             self._abandoned.discard(done.ticket)
+            if self._questions is not None:
+                self.counters.of_others += self._questions.take(done)
             if load is not None:
                 self._finish(load, done)
         if self._loads:
             now = self._clock()
             for ticket in [one for one, load in self._loads.items() if load.ends < now]:
                 self._abandon(ticket)
+        if self._questions is not None:
+            for ticket in self._questions.overdue():
+                self._store.abandon(ticket)
+                self._abandoned.add(ticket)
 
     def _abandon(self, ticket: int) -> None:
         """Nobody waits for that load any more, and its pages are free."""
@@ -470,6 +541,9 @@ class SecondTier:
         self.index.unlock(load.stored)
 
     # --- costs and checks
+
+    def _pays(self, num_tokens: int, num_pages: int) -> bool:
+        return self._worth.pays_to_load(num_tokens, num_pages, self._store.costs)
 
     def _num_pages(self, start: int, end: int) -> int:
         """Pages that hold the positions `start .. end`, and those before `start` in its page."""

@@ -3,7 +3,8 @@
 Places: a key may hold `alpha` times as many as are free, so one key alone gets a fixed share of all
 and every other key always finds some (dynamic thresholds, as switches share their buffers). Tokens:
 a bucket that fills by `tokens_per_minute`, emptied by what calls really used; a key whose bucket
-is empty waits. Knows counts; knows neither HTTP nor routes.
+is empty waits. Bytes that the gateway holds are shared as places are, between keys, or between
+addresses where there are no keys. Knows counts; knows neither HTTP nor routes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter
+from lmprog.errors import InvalidParameter, Overloaded
 from lmprog.server.options.api_keys import ApiKey
 
 
@@ -74,6 +75,93 @@ class KeyAccount:
             earned = (now - self._filled_at) * per_minute / 60.0
             self._level = min(per_minute, self._level + earned)
         self._filled_at = now
+
+
+class MemoryPool:
+    """Bytes that the gateway holds, and for whom: bodies and what was parsed of them, results and
+    texts that wait for their readers, answers being written, stored responses.
+    """
+
+    def __init__(self, most: int, share: float = 0.75) -> None:
+        """`share` of `most` is what one account may hold while it is alone."""
+        self.most = most
+        self.most_of_one = int(most * share)
+        self._alpha = share / (1.0 - share)
+        self._by_account: dict[str, int] = {}
+        self.held = 0
+        self.reclaims: list[Callable[[str, int], None]] = []
+        """Free what an account can do without, until it has room for so much, or nothing is
+        left.
+        """
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """The accounts for which something is held, and how much."""
+        return iter(self._by_account.items())
+
+    def has_room(self, account: str, count: int) -> bool:
+        """Whether the account may hold `count` bytes more."""
+        own = self._by_account.get(account, 0)
+        return own + count <= self._alpha * (self.most - self.held - count)
+
+    def makes_room(self, account: str, count: int) -> bool:
+        """The same, after what can be freed for it."""
+        if self.has_room(account, count):
+            return True
+        for reclaim in self.reclaims:
+            reclaim(account, count)
+        return self.has_room(account, count)
+
+    def add(self, account: str, count: int) -> None:
+        """So many more, or fewer, whether there is room or not."""
+        self.held += count
+        own = self._by_account.get(account, 0) + count
+        if own:
+            self._by_account[account] = own
+        else:
+            self._by_account.pop(account, None)
+
+
+class HeldBytes:
+    """What one request holds of the pool."""
+
+    __slots__ = ("_pool", "account", "count")
+
+    def __init__(self, pool: MemoryPool, account: str) -> None:
+        self._pool = pool
+        self.account = account
+        self.count = 0
+
+    @property
+    def most(self) -> int:
+        """More than this it can never hold."""
+        return self._pool.most_of_one
+
+    def take(self, count: int) -> None:
+        """So many more. Raises Overloaded where there is no room for them."""
+        if not self._pool.makes_room(self.account, count):
+            raise Overloaded(
+                f"The server holds {self._pool.held:,} bytes of requests and answers that are "
+                f"under way or stored, and may hold {self._pool.most:,}, {self.most:,} of them for "
+                f"one client; this needs {count:,} more. Read answers as they come, send less at "
+                "once, or try again later."
+            )
+        self.add(count)
+
+    def add(self, count: int) -> None:
+        """So many more, or fewer, whether there is room or not."""
+        self.count += count
+        self._pool.add(self.account, count)
+
+    def leave(self) -> None:
+        """All is free again. Safe to repeat."""
+        self._pool.add(self.account, -self.count)
+        self.count = 0
+
+    def hand_over(self) -> HeldBytes:
+        """What is held now outlives the request, until the returned one is left."""
+        other = HeldBytes(self._pool, self.account)
+        other.count, self.count = self.count, 0
+        return other
 
 
 class KeyAccounts:

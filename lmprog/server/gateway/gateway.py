@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
+import logging
 import math
 import secrets
 import time
@@ -20,22 +21,26 @@ from starlette.types import Scope
 
 from lmprog import wire
 from lmprog.errors import Overloaded, RuntimeGone
-from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
+from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts, MemoryPool
 from lmprog.server.fairness.dispatch import Dispatcher
 from lmprog.server.http.auth import Keyring, calling_adapter, calling_key, calling_session
-from lmprog.server.http.bodies import BodyRoom
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.link.exchange import RecordKeeper, calling_request
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.observability.meters import KeyMetrics, Meters
 from lmprog.server.observability.replica_metrics import FleetView
 from lmprog.server.observability.spans import NoTraces, Traces
+from lmprog.server.options.api_keys import key_of_caches
 from lmprog.server.options.server_settings import ServerSettings
+
+log = logging.getLogger("lmprog.server")
 
 MAX_RETRY_SECONDS = 60.0
 """Longest `Retry-After` of an overloaded server: estimates of more are guesses."""
 REFUSING_SECONDS = 1.0
 """So long after a refusal the next request may well be refused, too."""
+SAY_SECONDS = 10.0
+"""Between two lines of the log about refused connections."""
 SMOOTHING = 0.05
 """Weight of the newest result in the moving average of the time between results."""
 
@@ -73,7 +78,7 @@ class Gateway:
         """HTTP requests that have begun and not ended."""
         self.open_results = 0
         """Results that were admitted and have not ended."""
-        self.body_room = BodyRoom(settings.max_bodies_bytes)
+        self.memory = link.memory = MemoryPool(settings.memory_mb << 20)
         self.accounts = KeyAccounts(
             self.keyring.keys,
             settings.max_running + settings.max_waiting,
@@ -85,8 +90,10 @@ class Gateway:
         """A moving average of the time between two results that end."""
         self._last_end = clock()
         self._refused_at = -math.inf
+        self._connections_refused = 0
+        self._say_refused_at = -math.inf
         self.meters = Meters(clock, self.model_label)
-        self.key_metrics = KeyMetrics(lambda: self.accounts, self.model_label)
+        self.key_metrics = KeyMetrics(lambda: self.accounts, self.memory, self.model_label)
         self.traces: Traces = NoTraces()
         link.observer = self.meters
         link.account = self._account
@@ -100,7 +107,7 @@ class Gateway:
         self.fleet: FleetView | None = None
         """Where several runtimes serve: what is known of each. None: there is one."""
         self._label = settings.served_model_name or ""
-        self._secret = secrets.token_bytes(32)
+        self._secret = key_of_caches(settings)
 
     @property
     def is_ready(self) -> bool:
@@ -173,6 +180,18 @@ class Gateway:
         if is_over:
             self.meters.refused("too_many_requests")
         return is_over
+
+    def refuse_connection(self) -> None:
+        """The process may have no more: counted each time, and logged now and then."""
+        self.meters.refused("too_many_connections")
+        self._connections_refused += 1
+        if self.clock() >= self._say_refused_at:
+            log.warning(
+                "%d connections were refused: as many are open as this process may have; raise "
+                "the hard limit of open files (ulimit -Hn)",
+                self._connections_refused,
+            )
+            self._say_refused_at = self.clock() + SAY_SECONDS
 
     def model_label(self) -> str:
         """The label of metrics: the last known name while there is no runtime."""

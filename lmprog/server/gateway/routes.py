@@ -30,6 +30,7 @@ from fastapi.security.base import SecurityBase
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmprog.errors import LmprogError, RuntimeGone
+from lmprog.server.fairness.accounts import HeldBytes
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.auth import (
     Access,
@@ -52,6 +53,9 @@ from lmprog.server.http.http_errors import (
 )
 from lmprog.server.http.json_body import JsonBody, UnreadRequest, refusals_of
 from lmprog.server.link.exchange import RequestOrigin, calling_request
+
+LARGE_ANSWER = 64 * 1024
+"""Bytes; larger ones may wait for their reader."""
 
 
 class GatewayRouter(APIRouter):
@@ -91,8 +95,11 @@ class GatewayRoute(APIRoute):
             await super().handle(scope, receive, send)
         finally:
             state = scope.get("state", {})
-            if "body_bytes" in state:
-                state["body_room"].leave(state)
+            held: HeldBytes | None = state.get("held")
+            if held is not None and held.count:
+                if "keep_until_read" in state:  # of our own listener
+                    state["keep_until_read"](held)
+                held.leave()
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         """What FastAPI calls where it has something to solve."""
@@ -120,6 +127,8 @@ def _plain_app(route: APIRoute) -> ASGIApp | None:
         try:
             await guard(request)
             response = await endpoint(*(make(request) for make in arguments))
+            if len(response.body) > LARGE_ANSWER:
+                scope["state"]["held"].take(len(response.body))
         except (HttpError, LmprogError, ClientGone) as error:
             response = answer_to(error, request)
         await response(scope, receive, send)
@@ -166,8 +175,9 @@ _CHALLENGE = 'Bearer, Basic realm="lmprog, any user name, the key as password"'
 
 
 class Guard:
-    """Lets a request through, or raises HttpError. Leaves in the request's state its `gateway`, the
-    `body_room`, its `access`, and `caller`: a digest that names its key, "" where there is none.
+    """Lets a request through, or raises HttpError. Leaves in the request's state its `gateway`,
+    what it has `held` of the memory, its `access`, and `caller`: a digest that names its key, ""
+    where there is none.
     """
 
     def __init__(
@@ -201,7 +211,6 @@ class Guard:
         scope = request.scope
         headers, state = headers_of(scope), scope.setdefault("state", {})
         state["gateway"] = self._gateway
-        state["body_room"] = self._gateway.body_room
         problem = self._sites.problem(headers, request.method)
         if problem is not None:
             raise HttpError(problem)
@@ -214,7 +223,10 @@ class Guard:
         state["caller"] = caller = caller_of(key) if key and access else ""
         route = getattr(request.scope.get("route"), "path", "")  # not the path: clients choose that
         name = "" if calling is None else calling.name
-        calling_request.set(RequestOrigin(state.get("request_id", ""), route, name, caller))
+        account = name or (scope.get("client") or ("",))[0]
+        state["held"] = HeldBytes(self._gateway.memory, account)
+        request_id = state.get("request_id", "")
+        calling_request.set(RequestOrigin(request_id, route, name, caller, account))
         if access < self._needed:
             raise HttpError(self._refusal(request, access))
         if self._needed is Access.ADMIN:

@@ -14,16 +14,24 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from lmprog.errors import Overloaded
+from lmprog.server.fairness.accounts import HeldBytes
 from lmprog.server.http.foreign_fields import check_foreign, unknown_field
-from lmprog.server.http.http_errors import ClientGone, HttpError, Problem, refused
+from lmprog.server.http.http_errors import (
+    ClientGone,
+    HttpError,
+    Problem,
+    problem_of,
+    refused,
+)
 from lmprog.server.http.limits import LIMITS, OPTION_OF_SPELLING, Limit
 from lmprog.server.options.server_settings import ServerSettings
 
@@ -40,6 +48,8 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _logged: set[str] = set()
 """Unknown fields that the log has already. At most `_MOST_LOGGED`: clients choose these names."""
 _MOST_LOGGED = 1000
+PARSED_BYTES = 32
+"""What a value of a large body takes beside its text, about."""
 MAX_VALUES = 1_500_000
 """Values in one text, nested ones and keys included: prompts of a million token ids still fit."""
 MAX_CONTAINERS = 100_000
@@ -48,6 +58,7 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string, or an unterminated one up to the end: so that no start is tried twice."""
 _OPENING = (b"[", b"{")
 _BETWEEN = (b",", b":")
+_CLOSED = {"connection": "close"}
 MAX_SHOWN = 60
 """Characters of a value that a message repeats."""
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
@@ -72,38 +83,6 @@ _EXPECTED = {
 """What messages call msgspec's types. null, which means that a field is left out, is not said."""
 
 
-class BodyRoom:
-    """How many bytes of bodies are held, of all requests whose answers are not written yet."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.held = 0
-
-    def take(self, count: int, state: dict[str, Any]) -> None:
-        """So many more, for the request of `state`. Raises HttpError where there is no room."""
-        if self.held + count > self._most:
-            raise HttpError(
-                Problem(
-                    503,
-                    f"The bodies of all requests under way may have {self._most:,} bytes together; "
-                    "try again later, or send less at once.",
-                    code="overloaded",
-                    headers={"connection": "close"},
-                )
-            )
-        self.held += count
-        state["body_bytes"] = state.get("body_bytes", 0) + count
-
-    def leave(self, state: dict[str, Any]) -> None:
-        """What the request of `state` holds is free again. Safe to repeat."""
-        self.held -= state.pop("body_bytes", 0)
-
-    def hand_over(self, state: dict[str, Any]) -> Callable[[], None]:
-        """The request's body outlives it, until what is returned is called."""
-        own = {"body_bytes": state.pop("body_bytes", 0)}
-        return lambda: self.leave(own)
-
-
 @dataclass(frozen=True, slots=True)
 class RequestBody(Generic[Body]):
     """A body that was understood. `warnings` are for the header of that name."""
@@ -121,6 +100,7 @@ async def read_body(
     raw = await raw_body(request, settings)
     if len(raw) <= SMALL:
         return parse(raw, kind, settings.strict_api, silent)
+    _take(request, PARSED_BYTES * _count(raw, _BETWEEN))
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(
         _parsing_thread, parse, raw, kind, settings.strict_api, silent
@@ -151,8 +131,6 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
         raise _too_large(limit)
-    state = request.scope.get("state", {})
-    room: BodyRoom | None = state.get("body_room")
     parts: list[bytes] = []
     size = 0
     try:
@@ -165,8 +143,7 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
-                if room is not None:
-                    room.take(len(part), state)
+                _take(request, len(part))
                 parts.append(part)
                 if not message.get("more_body", False):
                     return b"".join(parts)
@@ -176,6 +153,22 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
             code="body_timeout",
             status=408,
         ) from None
+
+
+def _take(request: Request, count: int) -> None:
+    """So many bytes more are held for the request until it ends. Raises HttpError where there is no
+    room.
+    """
+    held: HeldBytes | None = request.scope.get("state", {}).get("held")
+    if held is None or not count:
+        return
+    if count > held.most:
+        message = f"The body takes {count:,} bytes; one client may have {held.most:,} under way."
+        raise HttpError(Problem(413, message, code="body_too_large", headers=_CLOSED))
+    try:
+        held.take(count)
+    except Overloaded as error:  # the rest of the body is not read
+        raise HttpError(replace(problem_of(error), headers=_CLOSED)) from None
 
 
 def parse(
@@ -332,7 +325,7 @@ def _too_large(limit: int) -> HttpError:
             413,
             f"The body is larger than {limit:,} bytes; send less at once.",
             code="body_too_large",
-            headers={"connection": "close"},
+            headers=_CLOSED,
         )
     )
 

@@ -2,8 +2,9 @@
 
 Adds to uvicorn's h11 protocol: a time within which headers must have come and answers be read, the
 transport for `sse.cut_off`, a short way for the parts of streams, an answer with its reason to what
-is not HTTP, and refusals in the turn in which a head has come (`EarlyRefusal`). Installs no signal
-handler and prints nothing: its caller does. Knows uvicorn; knows no application.
+is not HTTP, refusals in the turn in which a head has come (`EarlyRefusal`), and of connections
+beyond what a process may have. Installs no signal handler and prints nothing: its caller does.
+Knows uvicorn; knows no application.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
+import resource
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterable
@@ -29,6 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from lmprog.errors import InvalidParameter
+from lmprog.server.fairness.accounts import HeldBytes
 from lmprog.server.http.http_errors import Problem
 from lmprog.server.http.middleware import (
     RequestMonitor,
@@ -46,12 +49,21 @@ COLLECTED_EVERY = (10_000, 20, 10)
 """New objects until the youngest are looked at, and of how many such looks one takes in the next
 older ones. Few objects here stand in cycles, so that little garbage waits for it.
 """
+LEAST_SPARE_FILES = 64
+"""Of the files that the process may have open, so many are for others than connections: for pipes,
+logs, and what comes faster than it can be refused.
+"""
 LINGER_SECONDS = 2.0
 """How long the rest of a refused body may take."""
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b" % (status.value, status.phrase.encode())
     for status in HTTPStatus
 }
+_FULL_BODY = Problem(503, "The server has as many connections as it may.", code="overloaded").body()
+_FULL = (
+    b"%bcontent-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\n"
+    b"connection: close\r\n\r\n%b" % (_STATUS_LINES[503] + b"\r\n", len(_FULL_BODY), _FULL_BODY)
+)
 
 
 class EarlyRefusal:
@@ -200,6 +212,9 @@ class HttpConnection(H11Protocol):
     """An answer that was written, and of which its client reads nothing for so long, is cut off."""
     early: ClassVar[EarlyRefusal | None] = None
     """Sees the heads of requests."""
+    most_connections: ClassVar[int] = sys.maxsize
+    when_full: ClassVar[Callable[[], None]]
+    """Called for each one beyond them."""
 
     def __init__(
         self,
@@ -213,13 +228,20 @@ class HttpConnection(H11Protocol):
             self.conn = _Parser(config.h11_max_incomplete_event_size, self._refuse)
         self._timer: asyncio.TimerHandle | None = None
         self._unread: UnreadAnswer | None = None
+        self._unread_held: list[HeldBytes] = []
         self._refused: RefusedBody | None = None
         """What is still to come of a request that was refused."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.most_connections:
+            type(self).when_full()
+            transport.write(_FULL)
+            transport.close()
+            return
         self.app_state["transport"] = transport
         self.app_state["write_part"] = self.write_part
+        self.app_state["keep_until_read"] = self.keep_until_read
         self._time_headers(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -228,7 +250,18 @@ class HttpConnection(H11Protocol):
             self._unread.end()
         if self._refused is not None:
             self._refused.end()
+        self.resume_writing()
         super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        while self._unread_held:
+            self._unread_held.pop().leave()
+
+    def keep_until_read(self, held: HeldBytes) -> None:
+        """What a request held, of whose answer much is unread, is held until it is read."""
+        if self.flow.write_paused:
+            self._unread_held.append(held.hand_over())
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
@@ -334,13 +367,19 @@ class HttpServer(uvicorn.Server):
         settings: ServerSettings,
         when_stopping: Callable[[], None],
         early: EarlyRefusal | None = None,
+        when_full: Callable[[], None] = lambda: None,
     ) -> None:
         """`when_stopping` is called first when it is told to stop. `early` sees requests before
-        the application does.
+        the application does. `when_full` is called for each connection that is refused, since the
+        process may have no more.
         """
-        http = type(
-            "_Connection", (HttpConnection,), {"early": early, "write_stall": settings.write_stall}
-        )
+        decided = {
+            "early": early,
+            "write_stall": settings.write_stall,
+            "most_connections": connections_allowed(),
+            "when_full": staticmethod(when_full),
+        }
+        http = type("_Connection", (HttpConnection,), decided)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -371,6 +410,25 @@ class HttpServer(uvicorn.Server):
     def stop_now(self) -> None:
         """Ends `serve` without waiting."""
         self.should_exit = self.force_exit = True
+
+
+def raise_file_limit() -> int:
+    """Lets this process have as many files open as the system permits, and gives the number. Many
+    systems begin with 1,024, for programs that use `select`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # a system that has a lower one of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def connections_allowed() -> int:
+    """How many connections this process may have: each is an open file."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, files - max(LEAST_SPARE_FILES, files // 16))
 
 
 def bind(settings: ServerSettings) -> socket.socket:
@@ -406,8 +464,9 @@ def url_of(bound: socket.socket) -> str:
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     """Runs `main` on uvloop where that is installed, else on asyncio's own loop. For processes that
-    do nothing else: garbage is collected seldom while it runs.
+    do nothing else: it may have all the files that it can, and garbage is collected seldom.
     """
+    raise_file_limit()
 
     async def whole() -> None:
         await main()

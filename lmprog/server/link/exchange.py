@@ -34,6 +34,7 @@ from lmprog.errors import (
     from_wire,
 )
 from lmprog.launch import Connection
+from lmprog.server.fairness.accounts import HeldBytes, MemoryPool
 from lmprog.server.fairness.dispatch import Dispatcher, Flow
 
 log = logging.getLogger("lmprog.server")
@@ -46,18 +47,19 @@ MOST_QUEUED = 8 * 1024 * 1024
 """Bytes of deltas that may wait for one reader; beyond it the exchange is broken off. A text of a
 hundred thousand tokens is half a megabyte: only log-probabilities come near this.
 """
-MOST_QUEUED_TOGETHER = 128 * 1024 * 1024
-"""Bytes of deltas that may wait for all readers; beyond it the one who has most is broken off."""
+QUEUES_SPARE = 4 * 1024 * 1024
+"""Deltas may have so much beyond what bodies and results may: who sends large bodies ends no stream
+by that.
+"""
 MOST_ROWS_JOINED = 64
 """Tokens with log-probabilities of one joined delta: what is being written for a reader who takes
 nothing is no longer counted, so that it must be little.
 """
 LEAST_JOINED = 64
 """Replies that wait before their deltas are joined while they wait."""
-MOST_LOGPROBS = 4_000_000
-"""Log-probabilities of all results that have come and are not answered yet, 0.6 GB of them."""
 _LOGPROB_BYTES = 160
 _DELTA_BYTES = 256
+_TOKEN_BYTES = 36
 """What one takes in memory, about."""
 Answer: TypeAlias = wire.Reply
 """To a call: `Delta`s, and then one that is none."""
@@ -66,13 +68,14 @@ Answer: TypeAlias = wire.Reply
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
     """Who asked, and for what. `key` is the name of the key, `caller` a digest of it; both are
-    empty where there are no keys.
+    empty where there are no keys. `account` is who is charged for memory.
     """
 
     request_id: str = ""
     route: str = ""
     key: str = ""
     caller: str = ""
+    account: str = ""
 
 
 NOBODY = RequestOrigin()
@@ -174,17 +177,14 @@ class ExchangeLink(Protocol):
     """What an exchange needs of its link."""
 
     turns: Dispatcher | None
-    held_logprobs: int
-    """Of all results that exchanges hold."""
-    queued_bytes: int
-    """Of all deltas that wait for their readers."""
+    memory: MemoryPool
 
     def number(self) -> int:
         """A new one, for a branch or a call."""
         ...
 
-    def slowest(self) -> Exchange:
-        """The one for which most waits."""
+    def slowest(self, account: str) -> Exchange:
+        """That of the account for which most waits."""
         ...
 
     def listen(self, call: int, exchange: Exchange) -> None:
@@ -234,8 +234,8 @@ class Exchange:
         self._inbox: deque[Answer] = deque()
         self._queued = 0
         self._join_at = LEAST_JOINED
-        self._held = 0
-        """Log-probabilities of the results that have come."""
+        self._held = HeldBytes(link.memory, record.origin.account)
+        """Deltas that wait, and the results that have come."""
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -343,17 +343,17 @@ class Exchange:
             self._charge(self._account, reply)
         inbox = self._inbox
         if isinstance(reply, wire.Delta):  # by far the most
-            size, link = _size_of(reply), self._link
+            size = _size_of(reply)
             self._queued += size
-            link.queued_bytes += size
+            self._held.add(size)
             inbox.append(reply)
             if len(inbox) >= self._join_at:
                 self._join()
             if self._queued > MOST_QUEUED:
                 self._break_off(_too_slow(self._queued))
                 return
-            if link.queued_bytes > MOST_QUEUED_TOGETHER:
-                slowest = link.slowest()
+            if not self._link.memory.makes_room(self._held.account, -QUEUES_SPARE):
+                slowest = self._link.slowest(self._held.account)
                 slowest._break_off(_too_slow(slowest.queued_bytes))
         else:
             if not isinstance(reply, wire.Welcome) and reply.call is not None:
@@ -382,25 +382,21 @@ class Exchange:
 
     def _release(self, size: int) -> None:
         """So many bytes wait no longer."""
+        size = min(size, self._queued)  # what is taken after the end is counted no more
         self._queued -= size
-        self._link.queued_bytes -= size
+        self._held.add(-size)
 
     def _hold(self, reply: Answer) -> bool:
-        """Counts a result's log-probabilities, until the exchange is closed. Whether there is room
-        for them.
-        """
-        count = wire.count_logprobs(reply)
-        self._held += count
-        self._link.held_logprobs += count
-        if not count or self._link.held_logprobs <= MOST_LOGPROBS:
-            return True
-        self._break_off(
-            Overloaded(
-                f"Results with more than {MOST_LOGPROBS:,} log-probabilities wait to be answered; "
-                "try again later, or ask for fewer at once."
-            )
-        )
-        return False
+        """Counts a result until the exchange is closed. Whether there is room for it."""
+        size = wire.count_logprobs(reply) * _LOGPROB_BYTES
+        if isinstance(reply, wire.CallDone):
+            size += sum(len(one.text) + len(one.tokens) * _TOKEN_BYTES for one in reply.outputs)
+        try:
+            self._held.take(size)
+        except Overloaded as error:
+            self._break_off(error)
+            return False
+        return True
 
     def _break_off(self, error: LmprogError) -> None:
         """Ends the exchange, and holds nothing of what has come."""
@@ -437,9 +433,8 @@ class Exchange:
         self._close(ProtocolError("this exchange was closed"))
 
     def _close(self, error: Exception) -> None:
-        self._link.held_logprobs -= self._held
-        self._held = 0
-        self._release(self._queued)
+        self._queued = 0
+        self._held.leave()
         turns = None if self._account is None else self._link.turns
         never_opened = turns.leave(self) if turns is not None else frozenset[int]()
         for number in self._calls:

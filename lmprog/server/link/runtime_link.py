@@ -1,8 +1,8 @@
-"""The asyncio end of the wire: one connection, one reading thread, and the exchanges that wait for
+"""The asyncio end of the wire: one connection, who reads it, and the exchanges that wait for
 replies.
 
-The reading thread hands whole batches of replies to the event loop; everything else happens on the
-loop, without locks.
+A channel that can be watched is read on the event loop. That of a fleet has a reading thread, which
+hands whole batches of replies to the loop. Everything else happens on the loop, without locks.
 
 The connection may be replaced at any time: exchanges under way fail, new ones use the new runtime.
 Knows messages and numbers; knows no HTTP.
@@ -17,11 +17,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, RuntimeRestarted, from_wire
 from lmprog.launch import Connection
+from lmprog.server.fairness.accounts import MemoryPool
 from lmprog.server.fairness.dispatch import Dispatcher
 from lmprog.server.link.exchange import (
     NOBODY,
@@ -32,7 +34,7 @@ from lmprog.server.link.exchange import (
     RequestOrigin,
     nobodys,
 )
-from lmprog.transport import ReplyReader
+from lmprog.transport import ReplyReader, WatchedChannel
 
 log = logging.getLogger("lmprog.server")
 
@@ -80,10 +82,10 @@ class RuntimeLink:
         self.records = RecordKeeper(time.monotonic)
         self.turns: Dispatcher | None = None
         """None: everything is sent at once."""
-        self.held_logprobs = 0
-        self.queued_bytes = 0
+        self.memory = MemoryPool(128 << 20)
+        """Where exchanges count what waits for their readers."""
         self._connection: Connection | None = None
-        self._reader: ReplyReader | None = None
+        self._reader: ReplyReader | _LoopReader | None = None
         self._numbers = itertools.count(1)
         self._listeners: dict[int, Exchange] = {}
         self._exchanges: set[Exchange] = set()
@@ -120,13 +122,7 @@ class RuntimeLink:
         if connection is not None:
             self._decided.set()
             self.connections += 1
-            loop = asyncio.get_running_loop()
-            self._reader = ReplyReader(
-                connection,
-                lambda replies: _on(loop, self._deliver, connection, replies),
-                lambda error: _on(loop, self._lose, connection, error),
-                name="lmprog-link",
-            )
+            self._reader = self._reading(connection)
 
     async def wait_until_up(self, seconds: float) -> None:
         """Returns when there is a runtime, after `seconds`, or when waiting makes no sense."""
@@ -159,9 +155,10 @@ class RuntimeLink:
         own = (one for one in self._exchanges if one.record.number and one.record.calls)
         yield from sorted(own, key=lambda one: one.record.number)
 
-    def slowest(self) -> Exchange:
-        """The one for whose reader most waits."""
-        return max(self._exchanges, key=lambda one: one.queued_bytes)
+    def slowest(self, account: str) -> Exchange:
+        """That of the account for whose reader most waits."""
+        own = (one for one in self._exchanges if one.record.origin.account == account)
+        return max(own, key=lambda one: one.queued_bytes)
 
     async def ask(self, make: Callable[[int], wire.Op], timeout: float = 10.0) -> Answer:
         """One call by itself: `await link.ask(wire.Describe)`. Raises why it failed, `TimeoutError`
@@ -216,6 +213,18 @@ class RuntimeLink:
 
     # --- replies ----------------------------------------------------------------------------------
 
+    def _reading(self, connection: Connection) -> ReplyReader | _LoopReader:
+        loop = asyncio.get_running_loop()
+        if connection.watched is not None:
+            take, lose = partial(self._deliver, connection), partial(self._lose, connection)
+            return _LoopReader(connection.watched, loop, take, lose)
+        return ReplyReader(
+            connection.delivering or connection,
+            lambda replies: _on(loop, self._deliver, connection, replies),
+            lambda error: _on(loop, self._lose, connection, error),
+            name="lmprog-link",
+        )
+
     def _deliver(self, connection: Connection, replies: list[wire.Reply]) -> None:
         if connection is not self._connection:
             return
@@ -265,6 +274,53 @@ class RuntimeLink:
             self.records.end(exchange.record)
         if connection is not None:
             threading.Thread(target=connection.close, name="lmprog-link-close", daemon=True).start()
+
+
+class _LoopReader:
+    """Reads a channel on the event loop: a thread would have to be woken to send and to receive,
+    and would then wake the loop.
+    """
+
+    def __init__(
+        self,
+        channel: WatchedChannel,
+        loop: asyncio.AbstractEventLoop,
+        take: Callable[[list[wire.Reply]], None],
+        lose: Callable[[LmprogError], None],
+    ) -> None:
+        """`take` and `lose` as for `ReplyReader`."""
+        self._channel = channel
+        self._loop = loop
+        self._take = take
+        self._lose = lose
+        self._is_due = self._has_stopped = False
+        channel.watch(loop, self._look)
+        self._look()  # something may have come before
+
+    def stop(self) -> None:
+        """From now on the channel is its owner's again. Safe to repeat."""
+        if not self._has_stopped:
+            self._has_stopped = True
+            self._channel.unwatch(self._loop)
+
+    def _look(self) -> None:
+        """Reads when what is due now is done: all that requests send in one turn is one look."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._is_due = False
+        if self._has_stopped:
+            return
+        try:
+            replies = self._channel.receive(0.0)
+        except LmprogError as error:
+            self.stop()
+            self._lose(error)
+        else:
+            if replies:
+                self._take(replies)
 
 
 def _on(

@@ -60,6 +60,7 @@ _REFUSALS = (
     "overloaded",
     "draining",
     "too_many_requests",
+    "too_many_connections",
     "too_many_results",
     "key_share",
     "tokens_per_minute",
@@ -103,6 +104,7 @@ class Meters:
         self._model = model
         self._replicas: ReplicaMetrics | None = None
         self._calls: dict[int, _CallTimes] = {}
+        self._num_refused = self._num_failed = 0
         self.registry = CollectorRegistry(auto_describe=False)
         self.runtime = RuntimeFigures(model, clock)
         self.history = FigureHistory(clock)
@@ -168,6 +170,9 @@ class Meters:
         self._restarts = self._counter("engine_restarts", "Restarts of the runtime.")
         self.open_requests = self._gauge("http_requests_open", "HTTP requests that have not ended.")
         self.open_results = self._gauge("results_open", "Results asked for that have not come.")
+        self.bytes_held = self._gauge(
+            "gateway_bytes_held", "Held for clients: bodies, unread answers, stored responses."
+        )
         self.up = self._gauge("up", "1 while /ready says 200, else 0.")
 
     def begin(self) -> None:
@@ -218,6 +223,7 @@ class Meters:
             case wire.Failed(call=call, code=code) if (
                 call is not None and self._calls.pop(call, None) is not None
             ):
+                self._num_failed += 1
                 self._failures.labels(self._model(), code).inc()
                 if code == "model":
                     self._corrupted.labels(self._model()).inc()
@@ -230,6 +236,7 @@ class Meters:
 
     def refused(self, reason: str) -> None:
         """A request was not let in."""
+        self._num_refused += 1
         self._refused.labels(self._model(), reason).inc()
 
     def restarted(self) -> None:
@@ -254,6 +261,17 @@ class Meters:
     def text(self) -> bytes:
         """Everything, in Prometheus' format."""
         return generate_latest(self.registry)
+
+    def seen(self) -> dict[str, float]:
+        """Counts and sums of what clients waited for, and of what was refused or failed."""
+        found: dict[str, float] = {"refused": self._num_refused, "failed": self._num_failed}
+        for name, one in (
+            ("first", self._ttft),
+            ("queued", self._queue),
+            ("between", self._gap),
+        ):
+            found[f"{name}_count"], found[f"{name}_seconds"] = one.seen
+        return found
 
     # --- inside
 
@@ -341,9 +359,14 @@ class KeyMetrics(Collector):
     """Reads the accounts when it is asked."""
 
     def __init__(
-        self, accounts: Callable[[], Iterable[KeyAccount]], model: Callable[[], str]
+        self,
+        accounts: Callable[[], Iterable[KeyAccount]],
+        memory: Iterable[tuple[str, int]],
+        model: Callable[[], str],
     ) -> None:
+        """`memory` gives what is held for each."""
         self._accounts = accounts
+        self._memory = memory
         self._model = model
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -365,10 +388,15 @@ class KeyMetrics(Collector):
         refused = CounterMetricFamily(
             PREFIX + "key_requests_refused", "Requests of a key refused with 429.", labels=_LABELS
         )
+        held = GaugeMetricFamily(
+            PREFIX + "key_bytes_held", "Memory held for a key's requests.", labels=_LABELS
+        )
+        holding = dict(self._memory)
         for account in self._accounts():
             labels = [self._model(), account.name]
             open_results.add_metric(labels, account.open_results)
             prompt.add_metric(labels, account.prompt_tokens)
             generated.add_metric(labels, account.generated_tokens)
             refused.add_metric(labels, account.refused)
-        return (open_results, prompt, generated, refused)
+            held.add_metric(labels, holding.get(account.name, 0))
+        return (open_results, prompt, generated, refused, held)

@@ -57,6 +57,16 @@ HISTORY_NAMES = (
     "waiting",
     "pages",
     "pages_free",
+    # what the gateway counts itself, see `Meters.seen`
+    "first_count",
+    "first_seconds",
+    "queued_count",
+    "queued_seconds",
+    "between_count",
+    "between_seconds",
+    "refused",
+    "failed",
+    "bytes_held",
 )
 
 
@@ -142,6 +152,11 @@ GAUGES = (
             figures.get("cached_tokens", 0.0), figures.get("looked_up_tokens", 0.0)
         ),
     ),
+    RuntimeGauge(
+        "kv_store_tokens",
+        "Tokens of the second tier; of a shared store, those that this runtime knows of.",
+        _of("tier_pages", "page_size"),
+    ),
     RuntimeGauge("tree_nodes", "Nodes of the prefix tree.", _of("tree_nodes")),
     RuntimeGauge(
         "open_branches", "Branches that programs and requests have open.", _of("open_branches")
@@ -185,6 +200,36 @@ COUNTERS = (
     ),
     RuntimeCounter(
         "evicted_tokens", "Tokens evicted from the cache.", "evicted_pages", "page_size"
+    ),
+    RuntimeCounter(
+        "kv_store_stored_tokens",
+        "Tokens put into the second tier.",
+        "tier_pages_stored",
+        "page_size",
+    ),
+    RuntimeCounter(
+        "kv_store_hit_tokens",
+        "Tokens that came back from it, and were not computed again.",
+        "tier_pages_loaded",
+        "page_size",
+    ),
+    RuntimeCounter(
+        "kv_store_found_tokens",
+        "Tokens that other runtimes were found to have put there.",
+        "tier_pages_of_others",
+        "page_size",
+    ),
+    RuntimeCounter(
+        "kv_store_lost_tokens",
+        "Tokens asked for that were not there any more.",
+        "tier_pages_lost",
+        "page_size",
+    ),
+    RuntimeCounter(
+        "kv_store_abandoned_tokens",
+        "Tokens asked for that did not come in time.",
+        "tier_pages_abandoned",
+        "page_size",
     ),
     RuntimeCounter("copied_slots", "Slots of pages copied on write.", "copied_slots"),
     RuntimeCounter(
@@ -352,6 +397,11 @@ class RuntimeHistogram(Collector):
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    @property
+    def seen(self) -> tuple[int, float]:
+        """How many values there were, and their sum."""
+        return sum(self._counts), self._sum
 
     def collect(self) -> Iterable[Metric]:
         ends = [*(f"{bound}" for bound in self._bounds), "+Inf"]

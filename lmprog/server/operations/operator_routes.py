@@ -90,6 +90,7 @@ def _add_metrics(made: GatewayRouter, gateway: Gateway) -> None:
         meters.up.set(gateway.is_ready)
         meters.open_requests.set(gateway.open_requests)
         meters.open_results.set(gateway.open_results)
+        meters.bytes_held.set(gateway.memory.held)
         text = meters.text()
         keyring = gateway.keyring
         if keyring.keys and (request.state.access is Access.ADMIN or not keyring.has_admin):

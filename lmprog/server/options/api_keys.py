@@ -13,8 +13,11 @@ Knows digests only, once a file is read; keys themselves are not kept.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
+import secrets
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,8 @@ from lmprog.errors import InvalidParameter
 from lmprog.server.options.server_settings import ServerSettings
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+LEAST_SECRET = 32
+"""Characters of a secret in a file."""
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -48,6 +53,54 @@ class KeyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: float = 1.0
     max_priority: int | None = None
     tokens_per_minute: float | None = None
+
+
+def key_of_caches(settings: ServerSettings) -> bytes:
+    """32 bytes with which caches of keys are named, so that whoever sees a name can guess no key.
+
+    Servers with the same secret give a key the same cache, whichever of them it asks, and after a
+    restart: those before one fleet, whose keys they share, or that share a file. Else each start
+    has its own. Raises InvalidParameter for a file that cannot be used.
+    """
+    if settings.cache_key_file is not None:
+        text = _kept_secret(Path(settings.cache_key_file))
+    elif settings.keys is not None:
+        text = _secret_in(Path(settings.keys) / "gateway.secret", "keys")
+    else:
+        return secrets.token_bytes(32)
+    return hashlib.blake2b(text, digest_size=32, person=b"lmprog-caches").digest()
+
+
+def _kept_secret(path: Path) -> bytes:
+    """What the file holds; where there is none it is made, by one of those that want it."""
+    drawn = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        if not path.exists():
+            descriptor = os.open(drawn, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(drawn, path)  # whole, and only where nobody else has made it meanwhile
+            drawn.unlink()
+    except OSError as error:
+        raise _unusable(path, "cache_key_file", error.strerror or str(error)) from None
+    return _secret_in(path, "cache_key_file")
+
+
+def _secret_in(path: Path, option: str) -> bytes:
+    try:
+        text = path.read_bytes().strip()
+    except OSError as error:
+        raise _unusable(path, option, error.strerror or str(error)) from None
+    if len(text) < LEAST_SECRET:
+        raise _unusable(path, option, f"it has less than {LEAST_SECRET} characters")
+    return text
+
+
+def _unusable(path: Path, option: str, why: str) -> InvalidParameter:
+    return InvalidParameter(
+        f"the secret of caches in {path} cannot be used: {why}", name=option, value=str(path)
+    )
 
 
 def digest(key: str) -> bytes:

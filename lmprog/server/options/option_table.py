@@ -47,6 +47,8 @@ _HELP: Mapping[str, str] = {
     "served_model_name": "what clients call the model",
     "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody; "
     "default: key where there are several keys, else shared",
+    "cache_key_file": "a file with the secret by which keys have caches, made where it is missing; "
+    "servers that share it find each other's; default: made of --keys, else anew at each start",
     "allow_cache_salt": "let requests choose a cache of their own",
     "generation_config": "auto: take sampling defaults from the checkpoint's "
     "generation_config.json",
@@ -64,7 +66,8 @@ _HELP: Mapping[str, str] = {
     "max_requests": "HTTP requests open at once",
     "max_body_bytes": "largest body of a request",
     "max_header_bytes": "largest headers of a request",
-    "max_bodies_bytes": "bodies of all requests under way together",
+    "memory_mb": "MiB that the server holds for all clients: bodies, answers that wait for their "
+    "readers, stored responses",
     "max_stored_bytes": "all stored responses together; the oldest are forgotten first",
     "start_wait": "seconds that a request waits for a runtime that is starting; 0: refuse it",
     "request_timeout": "seconds after which a call fails",

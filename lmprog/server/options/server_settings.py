@@ -13,7 +13,7 @@ from typing import Literal
 from lmprog.errors import InvalidParameter
 
 Isolation = Literal["shared", "key", "strict"]
-_SIZES = ("max_body_bytes", "max_bodies_bytes", "max_stored_bytes")
+_SIZES = ("max_body_bytes", "memory_mb", "max_stored_bytes")
 _ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
 
 
@@ -51,6 +51,9 @@ class ServerSettings:
     """Who shares the prefix cache: everybody, requests of one key, nobody. None: `key` where there
     are several keys.
     """
+    cache_key_file: str | None = None
+    """A file with the secret of names of caches, made where it is missing; see `key_of_caches`.
+    """
     allow_cache_salt: bool = False
     """Whether a request may choose a cache of its own with `cache_salt`."""
     generation_config: Literal["auto", "none"] = "auto"
@@ -84,8 +87,10 @@ class ServerSettings:
     """HTTP requests open at once; more are refused with 503."""
     max_body_bytes: int = 8 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
-    max_bodies_bytes: int = 128 * 1024 * 1024
-    """Of the bodies of all requests under way; more are refused with 503."""
+    memory_mb: int = 128
+    """All that is held for clients: bodies, answers that wait for their readers, stored responses.
+    What finds no room is refused with 413 or 429.
+    """
     max_stored_bytes: int = 64 * 1024 * 1024
     """Of all stored responses; the oldest are forgotten first."""
 

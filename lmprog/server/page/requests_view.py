@@ -81,7 +81,23 @@ class RequestsView:
             "ended": [
                 {**_row(one, viewer, now), "state": one.state} for one in islice(ended, MOST_ENDED)
             ],
+            "keys": self._key_rows() if viewer.is_admin else [],
         }
+
+    def _key_rows(self) -> list[Row]:
+        """What each key has open, holds, has used, and was refused."""
+        held = dict(self._gateway.memory)
+        return [
+            {
+                "name": one.name,
+                "results": one.open_results,
+                "held": held.get(one.name, 0),
+                "prompt": one.prompt_tokens,
+                "generated": one.generated_tokens,
+                "refused": one.refused,
+            }
+            for one in islice(self._gateway.accounts, MOST_OPEN)
+        ]
 
     def cancel(self, number: int, viewer: Viewer) -> None:
         """Ends the request: its memory is freed, its client gets an error. Raises HttpError."""

@@ -121,13 +121,14 @@ class Watcher:
                 self._seen = None
                 self._show(event({"message": str(error) or "The runtime does not answer."}, "away"))
             else:
-                self._gateway.meters.history.see(self._figures(seen))
+                served = self._served()
+                self._gateway.meters.history.see({**self._figures(seen), **served})
                 records = self._gateway.link.records
-                now = (*_what_changes(seen), records.num_begun, records.num_ended)
+                now = (*_what_changes(seen), records.num_begun, records.num_ended, *served.values())
                 still = 0 if now != last else still + 1
                 last = now
                 if still % STILL == 0:
-                    more = self._of_fleet(seen)
+                    more = {"served": served, **self._of_fleet(seen)}
                     self._seen = seen
                     self._show(
                         event({**as_json(seen), **more}, "snapshot"),
@@ -142,6 +143,10 @@ class Watcher:
         reply = await self._gateway.link.ask(lambda call: wire.Inspect(call, MOST_NODES, with_text))
         assert isinstance(reply, wire.Snapshot)
         return reply
+
+    def _served(self) -> dict[str, float]:
+        """What the gateway itself counts."""
+        return {**self._gateway.meters.seen(), "bytes_held": self._gateway.memory.held}
 
     def _of_fleet(self, seen: wire.Snapshot) -> dict[str, Any]:
         """Where there are several replicas: all of them, and their figures as those of one runtime

@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from lmprog import wire
 from lmprog.errors import LmprogError
+from lmprog.server.fairness.accounts import MemoryPool
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import HttpError, Problem, problem_of, refused
@@ -52,9 +53,14 @@ _conversation = msgspec.msgpack.Decoder(list[ChatMessage])
 class Kept:
     """A response and the conversation that it ends, without instructions."""
 
-    def __init__(self, caller: str, state: dict[str, Any], messages: list[ChatMessage]) -> None:
-        """Of one that is being written: what is asked of it is seen in `state` until `seal`."""
+    def __init__(
+        self, caller: str, account: str, state: dict[str, Any], messages: list[ChatMessage]
+    ) -> None:
+        """Of one that is being written: what is asked of it is seen in `state` until `seal`. The
+        `account` is charged for its bytes.
+        """
         self.caller = caller
+        self.account = account
         self.name: str = state["id"]
         self.is_background: bool = state["background"]
         self.task: asyncio.Task[None] | None = None
@@ -105,10 +111,14 @@ class Kept:
 
 
 class Store:
-    """Forgets what was not used for longest when there is too much."""
+    """Forgets what was not used for longest when there is too much, of all, or in the memory that
+    one client may have.
+    """
 
-    def __init__(self, most_bytes: int, most: int = MOST_KEPT) -> None:
+    def __init__(self, most_bytes: int, memory: MemoryPool, most: int = MOST_KEPT) -> None:
         self._most = most
+        self._memory = memory
+        memory.reclaims.append(self._reclaim)
         self._most_bytes = most_bytes
         self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._counted: dict[str, int] = {}
@@ -130,8 +140,11 @@ class Store:
         """Its size has changed. Nothing happens where it is not kept."""
         if self._kept.get(kept.name) is not kept:
             return
-        self.num_bytes += kept.size - self._counted.get(kept.name, 0)
+        more = kept.size - self._counted.get(kept.name, 0)
+        self.num_bytes += more
         self._counted[kept.name] = kept.size
+        self._memory.add(kept.account, more)
+        self._memory.makes_room(kept.account, 0)
         while len(self._kept) > self._most or self.num_bytes > self._most_bytes:
             self._forget(next(iter(self._kept)))
 
@@ -150,9 +163,17 @@ class Store:
             self._forget(name)
         return kept is not None
 
+    def _reclaim(self, account: str, count: int) -> None:
+        """See `MemoryPool.reclaims`."""
+        for name in [one.name for one in self._kept.values() if one.account == account]:
+            if self._memory.has_room(account, count):
+                return
+            self._forget(name)
+
     def _forget(self, name: str) -> None:
-        del self._kept[name]
-        self.num_bytes -= self._counted.pop(name)
+        size = self._counted.pop(name)
+        self.num_bytes -= size
+        self._memory.add(self._kept.pop(name).account, -size)
 
 
 log = logging.getLogger("lmprog.server")
@@ -192,7 +213,8 @@ class Responding:
         """Events that are made and not told yet: the first ones go with the first text."""
         self.kept: Kept | None = None
         if body.keeps:
-            self.kept = Kept(caller, self.writer.state, self._messages)
+            account = request.state.held.account
+            self.kept = Kept(caller, account, self.writer.state, self._messages)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -308,7 +330,7 @@ class Responding:
 
 def router(gateway: Gateway) -> GatewayRouter:
     router = GatewayRouter(gateway, "OpenAI")
-    store = Store(gateway.settings.max_stored_bytes)
+    store = Store(gateway.settings.max_stored_bytes, gateway.memory)
     background: set[asyncio.Task[None]] = set()
 
     @router.post(
@@ -327,9 +349,9 @@ def router(gateway: Gateway) -> GatewayRouter:
             task = asyncio.create_task(made.in_background())
             background.add(task)
             task.add_done_callback(background.discard)
-            free = gateway.body_room.hand_over(request.scope["state"])
+            held = request.state.held.hand_over()
             task.add_done_callback(made.end_background)
-            task.add_done_callback(lambda _: free())
+            task.add_done_callback(lambda _: held.leave())
             made.keep(task)
             return _json(made.json, headers)
         if body.stream:

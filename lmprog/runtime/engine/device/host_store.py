@@ -25,6 +25,8 @@ _MEASURED = 3
 class HostStore:
     """See `PageStore`. The memory is taken at once."""
 
+    is_shared = False
+
     def __init__(self, attention: TreeAttention, num_bytes: int) -> None:
         """As many pages as `num_bytes` hold, perhaps none."""
         self._attention = attention
@@ -73,7 +75,10 @@ class HostStore:
     def abandon(self, ticket: int) -> None:
         self._loads = [(one, [] if one == ticket else pages) for one, pages in self._loads]
 
-    def forget(self, handles: Sequence[int]) -> None:
+    def find(self, keys: Sequence[PageKey]) -> int | None:
+        return None
+
+    def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
         for handle in handles:
             self._keys.pop(handle, None)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.cgroup import memory_left, processors
 from lmprog.errors import InvalidParameter, NotSupported
 
 _GIB = 1 << 30
@@ -37,7 +38,9 @@ def require_torch(what: str) -> None:
 
 
 def default_threads() -> int:
-    """OMP_NUM_THREADS, else the physical cores that this process may use."""
+    """OMP_NUM_THREADS, else the physical cores that this process may use, and no more than its
+    container has the time of.
+    """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
@@ -47,7 +50,7 @@ def default_threads() -> int:
         else set(range(os.cpu_count() or 1))
     )
     siblings = {_siblings(cpu) for cpu in allowed}
-    return max(1, len(siblings))
+    return min(max(1, len(siblings)), processors())
 
 
 def _siblings(cpu: int) -> str:
@@ -63,7 +66,14 @@ def _siblings(cpu: int) -> str:
 
 
 def free_memory() -> int:
-    """Bytes that can be taken without swapping; 4 GiB where the system does not say."""
+    """Bytes that can be taken without swapping, and within the limit of a container; 4 GiB where
+    the system does not say.
+    """
+    left = memory_left()
+    return _free_of_machine() if left is None else min(left, _free_of_machine())
+
+
+def _free_of_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

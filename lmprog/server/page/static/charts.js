@@ -92,6 +92,14 @@ export class History {
     });
   }
 
+  /** What a wait took on average, of those that ended in a step. */
+  means(span, name) {
+    return this.steps(span, (from, to) => {
+      const times = to[`${name}_count`] - from[`${name}_count`];
+      return times > 0 ? (to[`${name}_seconds`] - from[`${name}_seconds`]) / times : null;
+    });
+  }
+
   values(span, value) {
     return this.steps(span, (_, to) => value(to));
   }
@@ -99,8 +107,9 @@ export class History {
 
 /** One chart: `series` of points [seconds ago, value | null], stacked where there are several. */
 export class TimeChart {
-  constructor(plot, { classes, format = brief, most = null, joins = false }) {
+  constructor(plot, { classes, format = brief, most = null, least = 2, joins = false }) {
     this.plot = plot;
+    this.least = least; // that the axis reaches to
     this.format = format;
     this.most = most;
     this.joins = joins; // lines go on over steps in which nothing came
@@ -123,7 +132,7 @@ export class TimeChart {
     set(this.plot, { viewBox: `0 0 ${width} ${height}`, "aria-label": words });
     const stacked = stack(series);
     const highest = Math.max(0, ...stacked.flatMap((line) => line.map(([, , upper]) => upper ?? 0)));
-    const top = this.most ?? ceiling(highest);
+    const top = this.most ?? ceiling(highest, this.least);
     const x = (ago) => MARGIN.left + (width - MARGIN.left - MARGIN.right) * (1 - ago / span);
     const y = (value) => height - MARGIN.bottom - (height - MARGIN.top - MARGIN.bottom) * Math.min(1, value / top);
     this.scale = { x, y, width, height, span, top };
@@ -197,10 +206,10 @@ function pieces(line) {
 }
 
 /** The end of an axis: a number that is easily read, and so is its half. */
-function ceiling(highest) {
-  if (highest <= 2) return 2;
-  const power = 10 ** Math.floor(Math.log10(Math.max(1, highest)));
-  return [1, 2, 4, 6, 8, 10].map((by) => by * power).find((one) => one >= highest) ?? 10;
+function ceiling(highest, least) {
+  if (highest <= least) return least;
+  const power = 10 ** Math.floor(Math.log10(highest));
+  return [1, 2, 4, 6, 8, 10].map((by) => by * power).find((one) => one >= highest) ?? 10 * power;
 }
 
 const fixed = (value) => value.toFixed(1);

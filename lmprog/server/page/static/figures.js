@@ -1,7 +1,7 @@
 // The figures at the head of the page, and their charts.
 
 import { asPercent, History, TimeChart } from "./charts.js";
-import { brief, byId, count, el, many, percent, say } from "./dom.js";
+import { brief, byId, count, duration, el, many, percent, say } from "./dom.js";
 
 const KINDS = ["cached", "computed", "generated", "forced"];
 const COUNTERS = {
@@ -20,6 +20,9 @@ export class Figures {
     this.hits = new TimeChart(byId("hits-chart"), { classes: ["plain"], most: 1, format: asPercent, joins: true });
     this.busy = new TimeChart(byId("busy-chart"), { classes: ["s-running", "s-waiting"] });
     this.memory = new TimeChart(byId("memory-chart"), { classes: ["plain"], most: 1, format: asPercent });
+    this.first = new TimeChart(byId("first-chart"), { classes: ["s-queued", "s-after"], format: duration, least: 0.002 });
+    this.between = new TimeChart(byId("between-chart"), { classes: ["plain"], format: duration, least: 0.002 });
+    this.refused = new TimeChart(byId("refused-chart"), { classes: ["s-waiting", "s-failed"] });
     const buttons = [...document.querySelectorAll("[data-range]")];
     for (const button of buttons) {
       button.addEventListener("click", () => {
@@ -31,8 +34,9 @@ export class Figures {
   }
 
   draw(snapshot) {
-    const { figures, running, waiting } = snapshot;
-    this.history.add(snapshot.clock, figures);
+    const { figures, served, running, waiting } = snapshot;
+    this.history.add(snapshot.clock, { ...figures, ...served });
+    this.waits(served);
     this.numbers(figures, running.length + snapshot.runningLeftOut, waiting.length + snapshot.waitingLeftOut);
     this.lines();
   }
@@ -58,6 +62,21 @@ export class Figures {
     drawMemory(figures);
   }
 
+  /** What clients waited for of late, on average; before that since the server's start. */
+  waits(served) {
+    const mean = (name) => {
+      const recent = this.history.means(RECENT, name).findLast(([, value]) => value !== null)?.[1];
+      const all = served[`${name}_count`] ? served[`${name}_seconds`] / served[`${name}_count`] : null;
+      return recent ?? all;
+    };
+    const shown = (value) => (value === null ? "–" : duration(value));
+    say(byId("first"), shown(mean("first")));
+    say(byId("first-note"), `on average, ${shown(mean("queued"))} of it in the queue`);
+    say(byId("between"), shown(mean("between")));
+    say(byId("refused"), `${brief(served.refused)} and ${brief(served.failed)}`);
+    say(byId("served-note"), `${bytes(served.bytes_held)} held for clients`);
+  }
+
   lines() {
     const { history, span } = this;
     if (!history.samples.length) return;
@@ -71,7 +90,22 @@ export class Figures {
     this.busy.draw(span, busy, ["running", "waiting"], `Sequences that run and wait ${words}`);
     const used = history.values(span, (one) => (one.pages ? 1 - one.pages_free / one.pages : null));
     this.memory.draw(span, [used], ["used"], `Share of the memory that is used ${words}`);
+    const queued = history.means(span, "queued");
+    const after = history.means(span, "first").map(([ago, value], at) => [ago, value === null ? null : Math.max(0, value - (queued[at][1] ?? 0))]);
+    this.first.draw(span, [queued, after], ["queue", "after it"], `Mean time to the first token ${words}`);
+    this.between.draw(span, [history.means(span, "between")], ["between"], `Mean time between tokens ${words}`);
+    const lost = [history.rates(span, (one) => one.refused), history.rates(span, (one) => one.failed)];
+    this.refused.draw(span, lost, ["refused", "failed"], `Refused requests and failed calls per second ${words}`);
   }
+}
+
+const bytes = (value) => (value < 1 << 20 ? `${brief(value / 1024)} KiB` : `${brief(value / (1 << 20))} MiB`);
+
+/** A table of the keys, where there are some and they may be seen. */
+export function drawKeys(keys) {
+  byId("keys").hidden = !keys.length;
+  const cells = (one) => [one.name, count(one.results), bytes(one.held), brief(one.generated), brief(one.refused)];
+  byId("key-rows").replaceChildren(...keys.map((one) => el("tr", {}, ...cells(one).map((text) => el("td", {}, text)))));
 }
 
 const promptTokens = (one) => one.cached_tokens + one.prefill_tokens;

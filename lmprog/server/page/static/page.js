@@ -1,7 +1,7 @@
 // The page: one stream of pictures while somebody looks, and everything that is drawn from it.
 
 import { byId, count, many, say } from "./dom.js";
-import { Figures } from "./figures.js";
+import { Figures, drawKeys } from "./figures.js";
 import { drawFleet } from "./fleet.js";
 import { startGallery } from "./gallery.js";
 import { startPlayground } from "./play.js";
@@ -36,7 +36,10 @@ async function watch() {
         failures = 0;
         if (name === "about") introduce(value);
         else if (name === "history") figures.history.remember(value);
-        else if (name === "requests") requests.take(value);
+        else if (name === "requests") {
+          requests.take(value);
+          drawKeys(value.keys);
+        }
         else if (name === "snapshot") draw(value);
         else if (name === "away") away(value.message);
       }
@@ -130,15 +133,11 @@ function draw(snapshot) {
   requests.draw(snapshot);
 }
 
-// On a narrow screen the playground and the programs come first, for eyes, fingers and screen readers alike.
+// On a narrow screen the playground comes first, and then the charts, for eyes, fingers and screen readers alike.
 function arrange() {
-  const [main, columns] = [byId("main"), document.querySelector(".columns")];
-  const [playground, gallery] = [byId("playground"), byId("gallery")];
-  if (NARROW.matches) main.prepend(playground, gallery);
-  else {
-    columns.append(playground);
-    main.append(gallery);
-  }
+  const [main, playground] = [byId("main"), byId("playground")];
+  if (NARROW.matches) main.prepend(playground);
+  else byId("right").prepend(playground);
 }
 
 NARROW.addEventListener("change", arrange);

@@ -49,7 +49,7 @@ export function startPlayground(onRefused) {
   byId("chat-input").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    byId("panel-chat").requestSubmit();
+    if (!byId("panel-chat").noValidate) byId("panel-chat").requestSubmit(); // while an answer is written, Stop ends it
   });
   bind("panel-chat", onRefused, (form) => {
     const content = byId("chat-input").value;
@@ -60,10 +60,8 @@ export function startPlayground(onRefused) {
     log.append(asked, answer.card);
     log.scrollTop = log.scrollHeight;
     answer.moved = () => (log.scrollTop = log.scrollHeight);
-    const done = () => {
-      turns.push({ role: "user", content }, { role: "assistant", content: answer.text });
-      byId("chat-input").value = "";
-    };
+    byId("chat-input").value = "";
+    const done = () => turns.push({ role: "user", content }, { role: "assistant", content: answer.text });
     return { body: { messages, ...settings(form) }, results: [answer], done };
   });
   bind("panel-json", onRefused, (form) => {
@@ -116,6 +114,8 @@ function bind(id, onRefused, prepare) {
     failure.hidden = true;
     running = new AbortController();
     button.textContent = "Stop";
+    button.classList.add("stops");
+    form.noValidate = true; // Stop needs no fields
     let results = [];
     try {
       const asked = prepare(form);
@@ -132,6 +132,8 @@ function bind(id, onRefused, prepare) {
     } finally {
       running = null;
       button.textContent = name;
+      button.classList.remove("stops");
+      form.noValidate = false;
     }
   });
 }

@@ -241,12 +241,33 @@ class EndedRow {
     this.ago = el("span", { class: "age" });
     const small = [row.key, many(row.branches, "branch", "branches")].filter(Boolean).join(" · ");
     const name = el("span", { class: "name" }, nameOf(row), el("small", {}, ` ${small}`));
-    this.item = el("li", {}, el("span", { class: `phase ${kind}` }, row.state), name, el("span", { class: "counts" }, `${counts(row)}, in ${duration(row.seconds)}`), this.ago);
+    this.opener = el("button", { type: "button", class: "opener", "aria-expanded": "false" }, el("span", { class: `phase ${kind}` }, row.state), name);
+    this.body = el("div", { class: "branches", hidden: "" }, ...about(row).map((line) => el("p", { class: "note" }, line)));
+    this.item = el("li", {}, this.opener, el("span", { class: "counts" }, `${counts(row)}, in ${duration(row.seconds)}`), this.ago, this.body);
+    this.isOpen = false;
+    this.opener.addEventListener("click", () => {
+      this.isOpen = !this.isOpen;
+      this.opener.setAttribute("aria-expanded", this.isOpen);
+      this.body.hidden = !this.isOpen;
+    });
   }
+
+  end() {} // what is known of it stays for as long as it is open
 
   draw(row) {
     say(this.ago, row.ago < 1 ? "just now" : `${duration(row.ago)} ago`);
   }
+}
+
+/** All that is kept of a request that has ended. */
+function about(row) {
+  const computed = Math.max(0, row.prompt - row.cached);
+  return [
+    `Request ${row.number}, x-request-id ${row.requestId || "–"}${row.key ? `, of the key ${row.key}` : ""}.`,
+    `${count(row.done)} of ${many(row.calls, "call")} on ${many(row.branches, "branch", "branches")} ended with a result.`,
+    `Prompt ${many(row.prompt, "token")}: ${count(Math.min(row.cached, row.prompt))} found in the cache, ${count(computed)} computed. ${many(row.generated, "token")} generated, ${count(row.forced)} of them forced.`,
+    `It took ${duration(row.seconds)}. Texts are not kept.`,
+  ];
 }
 
 function counts(row) {
