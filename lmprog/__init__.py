@@ -8,8 +8,15 @@ used, so that a process that only wants the wire, say, does not pay for the lang
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "lmprog runs on Linux and macOS, and not on Windows itself; use it in WSL, which is a "
+        "Linux there: `wsl --install`, then `pip install lmprog` in that"
+    )
 
 if TYPE_CHECKING:
     from lmprog import grammar as grammar

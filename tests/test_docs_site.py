@@ -85,8 +85,6 @@ def words_of_a_sentence(page: Path) -> float:
     return sum(counts) / max(1, len(counts))
 
 
-LONG_SENTENCES = """constraints performance performance-history reliability"""
-"""Pages whose sentences are longer than `MOST_WORDS` in the mean; to be shortened."""
 LONG_LINES = """architecture constraints peers performance performance-history"""
 """Pages with lines of more than `LONGEST_LINE` characters; to be shortened."""
 MOST_WORDS = 20
@@ -95,14 +93,11 @@ LONGEST_LINE = 125
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_sentences_and_lines_are_short(page: Path) -> None:
-    if page.stem not in LONG_SENTENCES.split():
-        assert words_of_a_sentence(page) <= MOST_WORDS
+    assert words_of_a_sentence(page) <= MOST_WORDS
     if page.stem not in LONG_LINES.split():
         assert [line for line in prose_of(page) if len(line) > LONGEST_LINE] == []
 
 
 def test_pages_that_are_short_by_now_are_held_to_it() -> None:
-    for name in LONG_SENTENCES.split():
-        assert words_of_a_sentence(DOCS / f"{name}.md") > MOST_WORDS, name
     for name in LONG_LINES.split():
         assert any(len(line) > LONGEST_LINE for line in prose_of(DOCS / f"{name}.md")), name

@@ -32,7 +32,7 @@ UNITS = {
     "tool_calls": Unit("lmprog.tool_calls", "errors wire"),
     # the client's side: no tokens, no tensors, no sockets
     "backends": Unit(
-        "lmprog.backends lmprog.testing",
+        "lmprog.backends",
         "errors config wire journal transport launch fleet ray tool_calls",
     ),
     "threads": Unit("lmprog.lang.ops.threads"),
@@ -70,6 +70,7 @@ UNITS = {
         "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
     ),
     "constraint": Unit("lmprog.constrained", "errors wire ops constraints programs"),
+    "testing": Unit("lmprog.testing", "errors wire backends constraint"),
     # tensors: they see batches, never requests
     "engine": Unit(
         "lmprog.runtime.engine",

@@ -32,6 +32,7 @@ class _Question:
     op: EveryReplica | AnyReplica
     waiting: set[str]
     figures: dict[str, float] = field(default_factory=dict)
+    accounts: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 class Questions:
@@ -81,6 +82,9 @@ class Questions:
             del self._open[call]
             return [reply]
         question.figures = summed([question.figures, reply.figures])
+        for account, figures in reply.accounts.items():
+            before = question.accounts.get(account, {})
+            question.accounts[account] = summed([before, figures])
         return self._finished(call)
 
     def without(self, name: str) -> list[wire.Reply]:
@@ -104,4 +108,4 @@ class Questions:
         if question.waiting:
             return []
         del self._open[call]
-        return [wire.Described(call, question.figures)]
+        return [wire.Described(call, question.figures, question.accounts)]

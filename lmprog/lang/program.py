@@ -20,8 +20,9 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
+    Sized,
 )
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import (
@@ -52,7 +53,14 @@ from lmprog.lang.ops.sampling import (
     is_sampling,
     sampling_of,
 )
-from lmprog.lang.runs.executor import Job, awaiting, blocking, in_thread, open_run
+from lmprog.lang.runs.executor import (
+    Job,
+    awaiting,
+    backend_ready,
+    blocking,
+    in_thread,
+    open_run,
+)
 from lmprog.lang.runs.results import Results, Run, stop_runs
 from lmprog.lang.streaming.feed import Done, Event, Feed
 
@@ -66,11 +74,12 @@ if TYPE_CHECKING:
     from lmprog.lang.rehearsal.cost import Explanation
     from lmprog.lang.rehearsal.graph import Graph
     from lmprog.lang.rehearsal.preview import Preview
-    from lmprog.lang.runs.run_batch import OnBatchError, ProgramBatch
+    from lmprog.lang.runs.run_batch import OnBatchError, ProgramBatch, RunsAsTheyCome
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -242,7 +251,8 @@ class Program(Generic[P, R]):
         """The same without blocking the event loop. Cancelling the task ends the run and frees what
         it held.
         """
-        job, settings = self._job(args, kwargs)
+        job, settings = await _connecting(kwargs, self._job, args, kwargs)
+        await backend_ready(settings)
         run = open_run(settings)
         await awaiting(job, run)
         run.value  # noqa: B018  (raises)
@@ -265,7 +275,10 @@ class Program(Generic[P, R]):
     ) -> Results[R]:
         """Runs the program once for each item, its first argument; values in the items' order."""
         calls: list[Call] = [((item,), {}) for item in items]
-        return Results(self._perform(self._batch(calls, concurrency, on_error, options), progress))
+        batch = self._batch(calls, concurrency, on_error, self._settings(options))
+        with self._progress_bar(calls, progress) as step:
+            batch.perform(step)
+        return Results(batch.runs)
 
     async def amap(
         self,
@@ -278,12 +291,35 @@ class Program(Generic[P, R]):
     ) -> Results[R]:
         """The same without blocking the event loop. Cancelling the task ends all runs."""
         calls: list[Call] = [((item,), {}) for item in items]
-        batch = self._batch(calls, concurrency, on_error, options)
-        from lmprog.lang.runs.run_batch import progress_bar
-
-        with progress_bar(len(calls), self.function.__name__, shown=progress) as step:
+        settings = await _connecting(options, self._settings, options)
+        await backend_ready(settings)
+        batch = self._batch(calls, concurrency, on_error, settings)
+        with self._progress_bar(calls, progress) as step:
             await batch.perform_async(step)
         return Results(batch.runs)
+
+    def imap(
+        self,
+        items: Iterable[T],
+        *,
+        concurrency: int = 64,
+        ordered: bool = True,
+        progress: bool = False,
+        on_error: OnBatchError = "raise",
+        **options: Unpack[RunOptions],
+    ) -> RunsAsTheyCome[T, R]:
+        """`map` for any number of items: iterated over (`for` or `async for`) it gives each item
+        with its run, in the items' order or, with `ordered=False`, as they end.
+
+        Keeps only what is under way: items are drawn while fewer than `concurrency` runs go on, and
+        fewer than twice as many are unread. Leaving the loop early ends those.
+        """
+        from lmprog.lang.runs.run_batch import RunsAsTheyCome
+
+        settings = self._settings(options)
+        jobs = ((item, self._job((item,), {})[0]) for item in items)
+        bar = self._progress_bar(items, progress)
+        return RunsAsTheyCome(jobs, settings, concurrency, on_error, bar, ordered=ordered)
 
     @overload
     def run_batch(
@@ -305,24 +341,24 @@ class Program(Generic[P, R]):
         and `using`'s.
         """
         num_threads = options.pop("num_threads", "auto")
+        concurrency = 64 if num_threads == "auto" else int(num_threads)
         progress = options.pop("progress_bar", False)
-        on_error, generator = (
-            options.pop("on_error", "collect"),
-            options.pop("generator_style", False),
-        )
-        calls: list[Call] = [
+        on_error = options.pop("on_error", "collect")
+        is_generator = options.pop("generator_style", False)
+        settings, bar = self._settings(options), self._progress_bar(batch_kwargs, progress)
+        calls = (
             ((), dict(item)) if isinstance(item, Mapping) else (tuple(item), {})
             for item in batch_kwargs
-        ]
-        batch = self._batch(
-            calls, 64 if num_threads == "auto" else int(num_threads), on_error, options
         )
-        if not generator:
-            return self._perform(batch, progress)
-        from lmprog.lang.runs.run_batch import in_order
+        if is_generator:
+            from lmprog.lang.runs.run_batch import RunsAsTheyCome
 
-        done = threads.start("lmprog-batch", self._do, batch, progress)
-        return in_order(batch, done, raises=on_error == "raise")
+            jobs = ((None, self._job(args, kwargs)[0]) for args, kwargs in calls)
+            return RunsAsTheyCome(jobs, settings, concurrency, on_error, bar).runs()
+        batch = self._batch(calls, concurrency, on_error, settings)
+        with bar as step:
+            batch.perform(step)
+        return batch.runs
 
     def tune(self, train: object, metric: Metric, **options: Unpack[TuneOptions]) -> Tuning:
         """Looks for what fills the program's slots best, on rows, and blocks; see `lmprog.tune`."""
@@ -330,15 +366,8 @@ class Program(Generic[P, R]):
 
         return tune(self, train, metric, **options)
 
-    def _batch(
-        self,
-        calls: Sequence[Call],
-        concurrency: int,
-        on_error: OnBatchError,
-        options: Mapping[str, Any],
-    ) -> ProgramBatch:
-        from lmprog.lang.runs.run_batch import ProgramBatch
-
+    def _settings(self, options: Mapping[str, Any]) -> RunSettings:
+        """Of all runs of a batch. Raises `InvalidParameter` for an argument of the program."""
         own = next((name for name in options if name in self._names), None)
         if own is not None and not is_setting(own):
             raise InvalidParameter(
@@ -347,19 +376,28 @@ class Program(Generic[P, R]):
                 name=own,
                 allowed="settings of a run",
             )
-        settings = self._with(options)
+        return self._with(options)
+
+    def _batch(
+        self,
+        calls: Iterable[Call],
+        concurrency: int,
+        on_error: OnBatchError,
+        settings: RunSettings,
+    ) -> ProgramBatch:
+        from lmprog.lang.runs.run_batch import ProgramBatch
+
         jobs = [self._job(args, kwargs)[0] for args, kwargs in calls]
         return ProgramBatch(jobs, settings, concurrency, on_error)
 
-    def _perform(self, batch: ProgramBatch, progress: bool) -> list[Run[R]]:
-        self._do(batch, progress)
-        return batch.runs
-
-    def _do(self, batch: ProgramBatch, progress: bool) -> None:
+    def _progress_bar(
+        self, items: Iterable[Any], shown: bool
+    ) -> AbstractContextManager[Callable[[], object]]:
+        """What is to be called at the end of each run."""
         from lmprog.lang.runs.run_batch import progress_bar
 
-        with progress_bar(len(batch.runs), self.function.__name__, shown=progress) as step:
-            batch.perform(step)
+        size = len(items) if isinstance(items, Sized) else None
+        return progress_bar(size, self.function.__name__, shown=shown)
 
     async def acall(self, s: Branch, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """`program(s, ...)` for a plain program inside an async one: it runs in a thread, where it
@@ -447,6 +485,19 @@ def with_options(settings: RunSettings, options: Mapping[str, Any]) -> RunSettin
     return replace(settings, sampling=own.over(given).over(settings.sampling))
 
 
+async def _connecting(
+    options: Mapping[str, Any], make: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+) -> R:
+    """What `make` makes of `options`: in a thread where they have addresses, which it connects to,
+    so that the event loop goes on.
+    """
+    named = options.get("backends")
+    others = named.values() if isinstance(named, Mapping) else ()
+    if any(isinstance(one, str) for one in (options.get("backend"), *others)):
+        return await threads.call("lmprog-start", functools.partial(make, *args, **kwargs))
+    return make(*args, **kwargs)
+
+
 def _file(given: object) -> Path | None:
     """A file in a folder that is there."""
     if given is None:
@@ -521,6 +572,7 @@ class Stream(Generic[R]):
 
     async def __aiter__(self) -> AsyncIterator[Event | Done[R]]:
         feed = Feed()
+        await backend_ready(self._settings)
         run = open_run(self._settings, feed)
         task = asyncio.ensure_future(awaiting(self._job, run))
         try:

@@ -20,11 +20,28 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Tokens: TypeAlias = "array[int] | memoryview"  # of 32-bit integers, format "i"
 
 TOKEN_BYTES = 4
+
+
+class Past(NamedTuple):
+    """How the path to a node was used by requests that have ended."""
+
+    at: float
+    """When the last one ended."""
+    turn: int
+    """Requests that each went on where the one before it had ended; 0: none ended here."""
+    prompt_end: int
+    """Where the last one's prompt ended: who goes on has at least so many tokens."""
+    users: int
+    """Requests that did not go on from one before them."""
+
+    def up_to(self, position: int) -> Past:
+        """Of a part of the path that ends at `position`, where the last request may go on."""
+        return self if position >= self.prompt_end else self._replace(turn=0)
 
 
 class Node:
@@ -38,6 +55,7 @@ class Node:
         "end",
         "end_page",
         "key",
+        "kind",
         "locks",
         "locks_here",
         "newer",
@@ -45,6 +63,7 @@ class Node:
         "older",
         "pages",
         "parent",
+        "past",
         "pins",
         "pins_here",
         "reserves_page",
@@ -83,6 +102,9 @@ class Node:
         self.saved_to = 0
         # time of the last use (`RadixTree.tick`); not updated while it is locked
         self.used = 0.0
+        # its queue in the eviction order, and what the policy that chose it knows of its uses
+        self.kind = 0
+        self.past: Past | None = None
         # evicting everything below it would have to leave one page to this node
         self.reserves_page = False
         # False: removed from the tree. `parent` still leads to what is left of the path

@@ -1,8 +1,9 @@
-"""Who holds the pages of a tree: locks and pins as reference counts along paths, the order in which
-unlocked nodes are evicted, and the pages that nobody holds.
+"""Who holds the pages of a tree: locks and pins as reference counts along paths, and the pages that
+nobody holds.
 
-Keeps the counters, the eviction order, the roots in use, and the number of pages of the tree. Does
-not know the tokens of a node, and never changes the shape of the tree.
+Keeps the counters, the roots in use, and the number of pages of the tree; `eviction` has the order
+in which unlocked nodes go. Does not know the tokens of a node, and never changes the shape of the
+tree.
 
 A lock or pin is counted at its node (`locks_here`) and along the whole path to the root (`locks`).
 A node that leaves the tree passes its own counts to its parent (`unlink`). Its `parent` still leads
@@ -11,10 +12,11 @@ to what is left of the path, so every lock and pin can be given back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from lmprog.radix.eviction import EvictionOrder, EvictionPolicy
 from lmprog.radix.node import Node
 
 
@@ -85,120 +87,6 @@ class PageAllocator:
         assert free | self._allocated == set(range(self.num_pages)), "a page is lost"
 
 
-class EvictionOrder:
-    """All unlocked nodes of a tree, not only leaves, in two LRU queues: unpinned ones go before
-    pinned ones. Callers must remove a node before its pins change between none and some, and add it
-    again afterwards.
-
-    When a path is used, its nodes are touched from the lower end upwards. So a node is always
-    behind its descendants in its queue, the head of a queue is always a leaf, and the next victim
-    is found without a search.
-
-    The queues are linked through the nodes themselves (`older`, `newer`), which matters when a tree
-    is far larger than the processor's cache.
-    """
-
-    def __init__(self) -> None:
-        self._plain = _queue()
-        self._pinned = _queue()
-        self.num_pages = 0  # of all nodes here
-        self.num_pinned = 0  # of the pinned ones
-        self.now = 0.0  # written to `Node.used`; the order itself never reads it
-
-    def add(self, node: Node) -> None:
-        """`node` is unlocked, and was used just now."""
-        count = len(node.pages)
-        node.used = self.now
-        self.num_pages += count
-        if node.pins:
-            self.num_pinned += count
-            _append(self._pinned, node)
-        else:
-            _append(self._plain, node)
-
-    def remove(self, node: Node) -> None:
-        count = len(node.pages)
-        self.num_pages -= count
-        if node.pins:
-            self.num_pinned -= count
-        older, newer = node.older, node.newer
-        older.newer, newer.older = newer, older
-        del node.older, node.newer
-
-    def resized(self, node: Node, by: int) -> None:
-        """`node`, which is queued, owns `by` pages more than before."""
-        self.num_pages += by
-        if node.pins:
-            self.num_pinned += by
-
-    def touch(self, node: Node) -> None:
-        """The path from the root to `node` was used just now. Locked nodes and roots are not
-        queued.
-        """
-        plain, pinned, now = self._plain, self._pinned, self.now
-        while (parent := node.parent) is not None:
-            if not node.locks:
-                older, newer = node.older, node.newer
-                older.newer, newer.older = newer, older
-                node.used = now
-                _append(pinned if node.pins else plain, node)
-            node = parent
-
-    def next_victim(self) -> Node | None:
-        """The leaf to evict next; it stays queued. None when every node is locked."""
-        for end in (self._plain, self._pinned):
-            if end.newer is not end:
-                return end.newer
-        return None
-
-    def oldest_first(self) -> Iterator[Node]:
-        """All nodes as they will be evicted; the order must not change meanwhile."""
-        yield from _oldest_first(self._plain)
-        yield from _oldest_first(self._pinned)
-
-    def newest_first(self) -> Iterator[Node]:
-        """All nodes, pinned ones before the others; the order must not change meanwhile."""
-        for end in (self._pinned, self._plain):
-            node = end.older
-            while node is not end:
-                yield node
-                node = node.older
-
-    def check(self, nodes: list[Node]) -> None:
-        """`nodes` are all nodes of the tree, roots left out."""
-        pinned = {node for node in nodes if node.pins and not node.locks}
-        plain = {node for node in nodes if not node.pins and not node.locks}
-        assert self.num_pinned == sum(len(node.pages) for node in pinned)
-        assert self.num_pages == self.num_pinned + sum(len(node.pages) for node in plain)
-        for end, expected in ((self._plain, plain), (self._pinned, pinned)):
-            seen: set[Node] = set()
-            for node in _oldest_first(end):
-                assert node.parent not in seen, f"{node} would be evicted after its parent"
-                assert node.newer.older is node
-                seen.add(node)
-            assert seen == expected, "the queues hold the unlocked nodes"
-
-
-def _queue() -> Node:
-    """An empty queue: a ring of one sentinel node. The least recently used is its `newer`."""
-    end = Node(None, "", 0, b"", [])
-    end.older = end.newer = end
-    return end
-
-
-def _append(end: Node, node: Node) -> None:
-    newest = end.older
-    node.older, node.newer = newest, end
-    newest.newer = end.older = node
-
-
-def _oldest_first(end: Node) -> Iterator[Node]:
-    node = end.newer
-    while node is not end:
-        yield node
-        node = node.newer
-
-
 class TreeWatcher(Protocol):
     """Told after each change of which tokens can be matched. It must not change the tree."""
 
@@ -223,10 +111,10 @@ class TreeWatcher(Protocol):
 class References:
     """All counters of a tree, its eviction order and the roots in use."""
 
-    def __init__(self, page_size: int, pages: PageAllocator) -> None:
+    def __init__(self, page_size: int, pages: PageAllocator, policy: EvictionPolicy | None) -> None:
         self._page_size = page_size
         self._pages = pages
-        self.order = EvictionOrder()
+        self.order = EvictionOrder(policy)
         # roots that have children, locks or pins; then all, the unused ones that a caller keeps too
         self.used_roots: dict[str, Node] = {}
         self._roots: WeakValueDictionary[str, Node] = WeakValueDictionary()
@@ -391,6 +279,8 @@ class References:
             self.free(node.pages)
             node.pages = []
         node.alive = False
+        if self.order.policy is not None:
+            self.order.policy.removed(node)
         if self.watcher is not None:
             self.watcher.removed(node)
         node.pins = node.pins_here = 0

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from lmprog.radix.audit import PartialAudit, audit, check_counters, check_pages, pages_of
+from lmprog.radix.eviction import EvictionPolicy
 from lmprog.radix.node import TOKEN_BYTES, Node, Tokens, can_end_at, common_run, subtree
 from lmprog.radix.references import PageAllocator, References, TreeWatcher
 
@@ -102,6 +103,8 @@ class TreeShape:
         if parent.tail_child is None:
             parent.tail_child = child
         refs.adopt(pages)
+        if refs.order.policy is not None:
+            refs.order.policy.added(child)
         refs.order.add(child)
         refs.update_reserve(parent)
         if parent.parent is None:
@@ -128,6 +131,7 @@ class TreeShape:
         own = at // self._page_size - node.begin // self._page_size
         upper = Node(parent, node.salt, node.begin, node.key[:cut], node.pages[:own])
         upper.locks, upper.pins, upper.number = node.locks, node.pins, node.number
+        upper.kind, upper.past = node.kind, node.past and node.past.up_to(at)
         self._named(node)
         parent.children[upper.first_token] = upper
         if parent.tail_child is node:
@@ -210,11 +214,14 @@ class TreeShape:
 class RadixTree:
     """All computed prefixes. Prefixes of different salts never share a page."""
 
-    def __init__(self, page_size: int, pages: PageAllocator) -> None:
+    def __init__(
+        self, page_size: int, pages: PageAllocator, policy: EvictionPolicy | None = None
+    ) -> None:
+        """`policy` says what is evicted first; None: what was used least recently."""
         assert page_size >= 1, f"a page of {page_size} slots"
         self._page_size = page_size
         self._pages = pages
-        self._refs = References(page_size, pages)
+        self._refs = References(page_size, pages, policy)
         self._shape = TreeShape(page_size, self._refs)
         self._audit = PartialAudit(page_size, self._refs)
         self.on_evict: Callable[[Node, int], object] | None = None
@@ -362,13 +369,22 @@ class RadixTree:
             node = node.parent
         return Tail(page, rest_of_path)
 
+    def ended(self, node: Node, prompt_end: int) -> None:
+        """A request whose prompt is the path to `prompt_end` ended in `node`: policies learn from
+        that. Counts as a use of the path.
+        """
+        order = self._refs.order
+        if order.policy is not None:
+            order.policy.ended(node, prompt_end, order.now)
+            order.touch(node)
+
     # -- evicting and discarding
 
     def evict(self, count: int) -> int:
         """Free at least `count` pages, or all that can be freed; returns the number freed.
 
-        Least recently used first, leaves before their parents, from the end of a leaf, and no more
-        of it than requested.
+        In the policy's order, leaves before their parents, from the end of a leaf, and no more of
+        it than requested.
         """
         freed = 0
         while freed < count:
@@ -443,7 +459,7 @@ class RadixTree:
     # -- inspection
 
     def tick(self, now: float) -> None:
-        """Sets the time recorded for uses (`Node.used`), for views of the tree."""
+        """Sets the time recorded for uses (`Node.used`), for views of the tree and policies."""
         self._refs.order.now = now
 
     def roots(self) -> list[Node]:
@@ -457,8 +473,8 @@ class RadixTree:
                 yield from subtree(child)
 
     def oldest_first(self) -> Iterator[Node]:
-        """Unlocked nodes in the order in which `evict` takes them: each behind all that continues
-        it. The tree must not change meanwhile.
+        """Unlocked nodes, those first that `evict` takes first as far as that is known: the policy
+        decides anew for each. The tree must not change meanwhile.
         """
         return self._refs.order.oldest_first()
 

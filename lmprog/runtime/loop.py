@@ -137,7 +137,7 @@ class Loop:
 
     def _wait(self, idle: bool) -> float:
         """Seconds that `receive` may wait: none while there is anything to do."""
-        if self.inbox.num_ops or self.interpreter.is_tokenising:
+        if self.inbox.num_ops or self.interpreter.is_working:
             return 0.0
         if not idle:
             return 0.0 if self._steps.is_busy else RETURN_WAIT

@@ -157,7 +157,9 @@ class AheadPlanner:
             for (row, tokens, _), count in zip(steps, missing, strict=True)
         ]
         picks = tuple([pick for _, _, pick in steps])
-        return AheadPlan(CurrentRows.of(Plan(tuple(rows), is_bounded=is_bounded)), picks)
+        parts = self._scheduler.planner.bill_of(rows).parts()
+        plan = Plan(tuple(rows), is_bounded=is_bounded, parts=parts)
+        return AheadPlan(CurrentRows.of(plan), picks)
 
     def _next_tokens(
         self, rows: Sequence[Row], current: list[int], requests: LogitsRequests

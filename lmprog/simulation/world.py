@@ -230,7 +230,12 @@ class World:
             tier = self.scheduler.tier
             is_loading = tier is not None and tier.pages_held()
             is_said = not self.channel.inbox and not self.loop.inbox.num_ops
-            if self.scheduler.idle and is_said and not is_loading:
+            if (
+                self.scheduler.idle
+                and is_said
+                and not is_loading
+                and not self.interpreter.is_working
+            ):
                 break
             self._turn()
         for client in self.clients:

@@ -50,6 +50,10 @@ class ConstraintKind(Message, frozen=True):
         views = (self.as_choices, self.as_pattern, self.as_schema, self.as_grammar)
         return any(view() is not None for view in views)
 
+    def freely_laid_out(self) -> Self:
+        """With any white space and any order of properties in JSON."""
+        return self
+
     def without(self, text: str | None) -> Self:
         """The same but for a text that was written and refused, where it lists others."""
         return self
@@ -93,6 +97,9 @@ class JsonSchema(ConstraintKind, frozen=True):
             return text.strip()  # it is cut, say
         return json.dumps(value, sort_keys=True)
 
+    def freely_laid_out(self) -> JsonSchema:
+        return JsonSchema(self.schema, "flexible", True, None, self.strict)
+
     @property
     def has_layout(self) -> bool:
         """Whether it says how JSON is laid out."""
@@ -129,9 +136,15 @@ class InOrder(ConstraintKind, frozen=True):
 
     parts: Annotated[tuple[Constraint, ...], Meta(max_length=65_536)]
 
+    def freely_laid_out(self) -> InOrder:
+        return InOrder(tuple(part.freely_laid_out() for part in self.parts))
+
 
 class AnyOf(ConstraintKind, frozen=True):
     options: Annotated[tuple[Constraint, ...], Meta(min_length=1, max_length=65_536)]
+
+    def freely_laid_out(self) -> AnyOf:
+        return AnyOf(tuple(option.freely_laid_out() for option in self.options))
 
 
 class Repeated(ConstraintKind, frozen=True):

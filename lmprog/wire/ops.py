@@ -100,9 +100,9 @@ class Hello(Message, frozen=True):
 class Open(Message, frozen=True):
     """A new, empty branch. Branches of different `salt` share no page, except of public prefixes
     (`SHARES_PUBLIC`). Where several runtimes serve, branches of one `session` run on the same one.
-    The branches of one client and `account` together get `weight` shares of a runtime that is busy:
-    one client may ask for many, as a gateway does. `lora` names the adapter that computes the
-    branch; empty: the base alone.
+    The branches of one `account` together get `weight` shares of a runtime that is busy, whichever
+    clients ask for them, as gateways do; without one those of a client are together. `lora` names
+    the adapter that computes the branch; empty: the base alone.
     """
 
     branch: Id

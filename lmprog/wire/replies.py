@@ -254,8 +254,13 @@ class TokensAre(Message, frozen=True):
 
 
 class Described(Message, frozen=True):
+    """`accounts`: by name what each has cost and how long its calls have waited, in seconds; those
+    of clients that named none together are "".
+    """
+
     call: Id
     figures: dict[str, float]
+    accounts: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
 
 
 class NodeSeen(Message, frozen=True):

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Callable, Hashable
 
 import pytest
@@ -522,3 +523,47 @@ def test_forced_tokens_keep_no_constraint_alive_that_the_cache_has_dropped() -> 
     room.flush()
     del made
     assert gone() is None
+
+
+def test_what_is_compiled_for_one_salt_is_not_found_by_another_and_everybody_pays() -> None:
+    """Else whoever sends the same choices a moment later finds out by the time that takes."""
+    room, paid = CallConstraints(byte_tokenizer()), Counter[str]()
+    spec = wire.Regex("(abc|abd)+")
+
+    def compile_for(owner: str, salt: str) -> tuple[object, object]:
+        asked = room.begin(spec, owner, salt), room.begin_stop("x+y", owner, salt)
+        room.collect(lambda payer, seconds: paid.update([str(payer)]))
+        return asked[0].result(), asked[1].result()
+
+    first = compile_for("one", "salt")
+    assert compile_for("one", "salt") == first
+    other = compile_for("two", "other salt")
+    assert other[0] is not first[0]
+    assert other[1] is not first[1]
+    assert compile_for("three", "salt") == first, "a salt may be shared"
+    assert paid == {"one": 2, "two": 2}
+
+
+def test_what_is_being_compiled_for_one_salt_is_not_awaited_by_another() -> None:
+    workers = Later()
+    room = CallConstraints(byte_tokenizer(), workers=workers)
+    spec = wire.Regex("abc")
+    one = room.begin(spec, "one", "salt")
+    assert room.begin(spec, "two", "salt") is one
+    assert room.begin(spec, "two", "other salt") is not one
+    assert len(workers.jobs) == 2
+
+
+def test_the_children_of_a_fork_have_its_salt_before_the_fork_is_carried_out() -> None:
+    """Their constraints are compiled from then on."""
+    slow = Slow()
+    slow.say(
+        wire.Open(1, "salt", account="key"),
+        wire.Append(1, (wire.TextPiece("a"),)),
+        wire.Generate(1, 1, FIVE),
+        wire.Fork(1, (2,)),
+        wire.Fork(2, (3,)),
+    )
+    slow.replies(1)
+    branches = slow.writer.loop.interpreter.clients[ME].branches
+    assert {(one.salt, one.payer) for one in branches.values()} == {("salt", (b"", "key"))}

@@ -17,9 +17,9 @@ from lmprog.backends.blackbox.response_schema import OPENAI_SUBSET, format_of
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary
 from lmprog.errors import InvalidParameter
-from lmprog.lang.ops.type_lengths import GENERAL, default_tokens
 from lmprog.lang.rehearsal.double import placeholder
 from lmprog.wire.constraints import ConstraintKind
+from lmprog.wire.default_limits import GENERAL, default_tokens
 from tests.house import ROOT, House, dotted
 
 KINDS = get_args(wire.Constraint)
@@ -150,7 +150,7 @@ def test_a_new_kind_is_known_to_others_as_far_as_it_says_what_it_is() -> None:
     assert can_be_checked(digits)
     assert [fits(digits, text) for text in ("123", "12")] == [True, False]
     assert placeholder(digits, "mark") == "100"
-    assert default_tokens(str, digits) == GENERAL
+    assert default_tokens(digits) == GENERAL
     assert not unknown.is_portable
     assert not can_be_checked(unknown)
     assert placeholder(unknown, "mark") == "mark"

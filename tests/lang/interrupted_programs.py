@@ -34,6 +34,8 @@ THREADS = {
 }
 """The names of threads in which something runs."""
 begun: list[str] = []
+handed_out: list[str] = []
+"""By an iterator of runs, whose error has the others."""
 folder = tempfile.TemporaryDirectory()  # for replies
 
 
@@ -83,10 +85,20 @@ def racing(s: lmprog.Branch) -> str:
 
 
 def _generator() -> None:
-    for _ in plain.run_batch(
+    runs = plain.run_batch(
         [(item,) for item in ITEMS], num_threads=CONCURRENCY, generator_style=True
-    ):
-        pass
+    )
+    handed_out.extend(run.value for run in runs)
+
+
+def _imap() -> None:
+    for _, run in awaiting.imap(ITEMS, concurrency=CONCURRENCY):
+        handed_out.append(run.value)
+
+
+async def _imap_async() -> None:
+    async for _, run in plain.imap(ITEMS, concurrency=CONCURRENCY):
+        handed_out.append(run.value)
 
 
 def _stream() -> None:
@@ -144,6 +156,8 @@ MODES: dict[str, Callable[[], object]] = {
     "map cached": lambda: plain.map(ITEMS, concurrency=CONCURRENCY, cache=folder.name),
     "run_batch": lambda: plain.run_batch([(item,) for item in ITEMS], num_threads=CONCURRENCY),
     "generator": _generator,
+    "imap": _imap,
+    "imap async": _on_loop(_imap_async),
     "amap": _on_loop(_amap),
     "amap plain": _on_loop(_amap_plain),
     "cell map plain": _cell(_map(plain)),
@@ -182,7 +196,7 @@ def main(mode: str, url: str) -> None:
     except KeyboardInterrupt as error:
         told.append(error)
     results = getattr(told[0], "results", None)
-    done = None if results is None else len(results.values)
+    done = None if results is None else len(handed_out) + len(results.values)
     _tell(kind=type(told[-1]).__name__, done=done, begun=len(begun))
     going_on.wait()
     while any(thread.name in THREADS for thread in threading.enumerate()):

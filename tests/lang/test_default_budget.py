@@ -17,10 +17,10 @@ from lmprog import wire
 from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.lang.ops.type_lengths import GENERAL, MOST, default_tokens, longest_json
 from lmprog.lang.ops.type_schemas import schema_of
 from lmprog.lang.ops.typed import constraint_of
 from lmprog.testing import Scripted
+from lmprog.wire.default_limits import GENERAL, MOST, default_tokens, longest_json
 
 Grade = Annotated[int, pydantic.Field(ge=-5, le=120)]
 Name = Annotated[str, pydantic.Field(max_length=6)]
@@ -73,9 +73,9 @@ def test_no_value_of_a_bounded_type_is_longer_than_its_bound(tp: Any) -> None:
 @pytest.mark.parametrize("tp", UNBOUNDED, ids=str)
 def test_a_type_whose_values_have_no_longest_one_has_the_highest_default(tp: Any) -> None:
     assert longest_json(schema_of(tp)) is None
-    assert default_tokens(tp, constraint_of(tp)) == (GENERAL if tp is str else MOST)
-    assert default_tokens(tp, constraint_of(tp), 400) == (GENERAL if tp is str else 200)
-    assert default_tokens(tp, constraint_of(tp), 100) == GENERAL
+    assert default_tokens(constraint_of(tp)) == (GENERAL if tp is str else MOST)
+    assert default_tokens(constraint_of(tp), 400) == (GENERAL if tp is str else 200)
+    assert default_tokens(constraint_of(tp), 100) == GENERAL
 
 
 def test_the_longest_value_of_a_type_needs_exactly_its_bound() -> None:

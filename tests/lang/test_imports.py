@@ -78,3 +78,10 @@ def test_a_name_that_moved_is_still_found_and_says_where_it_is(name: str) -> Non
     with pytest.warns(DeprecationWarning, match=rf"lmprog\.sglang\.{name} "):
         found = getattr(lmprog, name)
     assert found is getattr(sglang, name)
+
+
+def test_on_windows_the_import_says_to_use_wsl() -> None:
+    code = "import sys; sys.platform = 'win32'; import lmprog"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "use it in WSL" in ended.stderr.splitlines()[-1]

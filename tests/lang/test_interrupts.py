@@ -25,7 +25,7 @@ from tests.backends.scripted_api import Fault, ScriptedApi, until
 from tests.lang.interrupted_programs import CONCURRENCY, MODES, THREADS
 
 ROOT = Path(__file__).parents[2]
-NUM_ANSWERED = 12
+NUM_ANSWERED = CONCURRENCY
 """Then the service answers nothing any more."""
 LONG = 240.0
 """Seconds after which a process that has not ended is taken to hang."""

@@ -12,7 +12,7 @@ import pytest
 
 import lmprog
 from lmprog.backends.runtime_backend import RuntimeBackend
-from lmprog.errors import ContextOverflow
+from lmprog.errors import ContextOverflow, TokenBudgetExceeded
 from lmprog.lang.runs.work_view import ShownPart, parts_of
 from lmprog.launch import greet
 from lmprog.testing import Hold, Scripted
@@ -143,3 +143,62 @@ def test_a_run_that_goes_on_is_not_waited_for_by_a_notebook() -> None:
         scripted.release("one")
         run.sync()
         assert ">one<" in run._repr_html_()
+
+
+@lmprog.function
+def inner(s: lmprog.Branch) -> None:
+    s.append("inner")
+    s.gen(max_tokens=3, ignore_eos=True)
+
+
+@lmprog.function
+def forking(s: lmprog.Branch, width: int) -> None:
+    s.append("Two ideas:")
+    s.gen(max_tokens=5, ignore_eos=True)
+    with s.fork(width) as branches:
+        for branch in branches:
+            branch.append("one")
+            branch.gen(max_tokens=4, ignore_eos=True)
+            with branch.fork(1) as [sub]:
+                sub.gen(max_tokens=2, ignore_eos=True)
+    inner.run()
+
+
+def _lines(run: lmprog.Run[None]) -> list[str]:
+    out = io.StringIO()
+    run.show(out)
+    return out.getvalue().splitlines()
+
+
+def test_the_work_of_every_branch_and_of_runs_inside_is_shown(backend: RuntimeBackend) -> None:
+    run = forking.using(backend=backend).run(2)
+    *_, root, first, below, second, last, inside, whole = _lines(run)
+    names = [line.split("  ")[1] for line in (root, first, below, second, last, inside)]
+    assert names == [
+        "root", "fork0[0]", "fork0[0].fork0[0]", "fork0[1]", "fork0[1].fork0[0]", "runs inside of it"
+    ]  # fmt: skip
+    found = [
+        re.search(r"(\d+) generated", line) for line in (root, first, below, second, last, inside)
+    ]
+    assert [int(match[1]) for match in found if match] == [5, 4, 2, 4, 2, 3]
+    in_all = [int(match) for line in (root, first, below, second, last, inside)
+              for match in re.findall(r"(\d+) in all", line)]  # fmt: skip
+    usage = run.usage
+    assert sum(in_all) == usage.prompt + usage.generated
+    assert f"{sum(in_all):,} in all" in whole
+    assert "fork0[1].fork0[0]" in run._repr_html_()
+
+
+def test_of_many_branches_the_last_share_a_line(backend: RuntimeBackend) -> None:
+    lines = [line for line in _lines(forking.using(backend=backend).run(30)) if " calls: " in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("  21 other branches")
+
+
+def test_what_explain_tells_is_what_a_budget_counts(backend: RuntimeBackend) -> None:
+    told = forking.using(backend=backend).explain(2)
+    assert f"at most {told.total_tokens:,} tokens in all, as max_total_tokens" in str(told)
+    run = forking.using(backend=backend, max_total_tokens=told.total_tokens).run(2)
+    assert run.usage.prompt + run.usage.generated == told.total_tokens
+    with pytest.raises(TokenBudgetExceeded):
+        forking.using(backend=backend, max_total_tokens=told.total_tokens - 1).run(2)

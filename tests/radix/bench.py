@@ -7,6 +7,7 @@ from __future__ import annotations
 from array import array
 
 from lmprog.radix import Node, PageAllocator, RadixTree
+from lmprog.radix.eviction import EvictionPolicy
 
 
 class Bench:
@@ -14,10 +15,12 @@ class Bench:
     then fresh ones.
     """
 
-    def __init__(self, num_pages: int = 32, page_size: int = 4) -> None:
+    def __init__(
+        self, num_pages: int = 32, page_size: int = 4, policy: EvictionPolicy | None = None
+    ) -> None:
         self.size = page_size
         self.pages = PageAllocator(num_pages)
-        self.tree = RadixTree(page_size, self.pages)
+        self.tree = RadixTree(page_size, self.pages, policy)
         self.held: list[int] = []
 
     def fresh(self, count: int) -> list[int]:

@@ -163,7 +163,7 @@ class Load:
         while not self._stop.is_set():
             for seed in seeds[number:] + seeds[:number]:
                 try:
-                    value = story.run(seed, backend=self._fleet).value
+                    value = story.using(backend=self._fleet).run(seed).value
                 except lmprog.LmprogError as error:
                     self.wrong.append(error)
                     return

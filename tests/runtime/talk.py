@@ -37,16 +37,17 @@ class Talk:
         is_forcing: bool = False,
         context_len: int = 200,
         tokenising: Executor | None = None,
+        is_timed: bool = False,
         **changes: Any,
     ) -> None:
         """Without an engine the fake model answers. `is_forcing`: what a constraint leaves no
-        choice about is not sampled.
+        choice about is not sampled. `is_timed`: the scheduler counts the seconds of `now`, too.
         """
         config = SchedulerConfig(**{"page_size": 4, "num_pages": 64, **changes})
         self.now = 0.0
         self.tokenizer = tokenizer or LetterTokenizer()
         self.channel = SimChannel()
-        self.scheduler = Scheduler(config, context_len)
+        self.scheduler = Scheduler(config, context_len, clock=self._time if is_timed else None)
         self.engine = engine or FakeEngine(
             config.num_pages, config.page_size, self.tokenizer.vocab_size
         )
@@ -84,7 +85,8 @@ class Talk:
     def until_idle(self) -> list[wire.Reply]:
         replies = self.step()
         for _ in range(1000):
-            if self.scheduler.idle and not self.channel.inbox:
+            is_said = not self.channel.inbox and not self.interpreter.is_working
+            if self.scheduler.idle and is_said:
                 return replies
             replies += self.step()
         raise AssertionError("never idle")

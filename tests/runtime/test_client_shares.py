@@ -12,8 +12,16 @@ from lmprog.errors import Overloaded
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
-from lmprog.runtime.scheduling.waiting_queue import MOST_IDLE, ClientShares
+from lmprog.runtime.scheduling.step_costs import UNKNOWN, StepCosts
+from lmprog.runtime.scheduling.waiting_queue import (
+    HALF_LIFE,
+    MOST_IDLE,
+    MOST_NAMES,
+    ClientShares,
+    StepBill,
+)
 from lmprog.runtime.steps_ahead import AheadPlanner
+from lmprog.simulation.fake_engine import LetterTokenizer
 from tests.runtime.rig import Rig
 from tests.runtime.talk import ME, Talk, done, failed, text
 
@@ -150,7 +158,117 @@ def test_branches_of_any_salt_are_on_the_account_that_their_client_names() -> No
         )
     talk.step()
     clients = sorted(one.group.client for one in talk.scheduler.running)
-    assert clients == [(ME, ""), (ME, ""), (ME, "key")]
+    assert clients == [(b"", "key"), (ME, ""), (ME, "")]
+
+
+def test_a_new_connection_opens_no_new_account_of_the_same_name() -> None:
+    talk = Talk(is_timed=True)
+    for number in range(3):
+        name = b"gateway %d" % number
+        talk.say(wire.Hello(wire.PROTOCOL_VERSION), client=name)
+        talk.say(wire.Open(1, account="key"), text(1, "abcd"), client=name)
+        talk.say(wire.Generate(1, 1, wire.SamplingParams(max_tokens=2)), client=name)
+    talk.step()
+    assert {one.group.client for one in talk.scheduler.running} == {(b"", "key")}
+
+
+def test_while_a_client_has_nothing_open_half_of_what_it_was_served_more_is_forgotten() -> None:
+    shares = ClientShares()
+    for client in "ab":
+        shares.submit(client, 1)
+    shares.serve("a", 80)
+    shares.end("a", now=100.0)
+    shares.submit("a", 1, waiting="b", now=100.0)
+    assert shares.served("a") == 80, "to close and ask again is of no use"
+    shares.end("a", now=100.0)
+    shares.submit("a", 1, waiting="b", now=100.0 + 2 * HALF_LIFE)
+    assert shares.served("a") == 20
+
+
+def test_who_comes_while_nobody_waits_has_as_much_as_the_least_served_that_runs() -> None:
+    shares = ClientShares()
+    shares.submit("a", 1)
+    assert shares.least_served_first("a") == ["a"]
+    shares.serve("a", 3600)  # hours on an idle machine
+    shares.submit("b", 1)
+    assert shares.served("b") == 3600, "or it would go before a for as long"
+
+
+def test_a_step_is_charged_by_what_it_was_expected_to_take_and_then_by_what_it_took() -> None:
+    shares = ClientShares()
+    for client in "ab":
+        shares.submit(client, 1)
+    bill = StepBill(shares, (2.0, 0.5))
+    bill.charge("a", 1, 4)
+    bill.charge("b", 1, 2)
+    bill.charge("a", 1, 0)
+    assert (shares.served("a"), shares.served("b")) == (6.0, 3.0)
+    shares.settle(bill.parts(), 18.0, (2.0, 0.5))
+    assert (shares.served("a"), shares.served("b")) == (12.0, 6.0)
+    assert shares.totals[""].step_seconds == 18.0
+
+
+def test_rows_share_what_a_step_takes_by_itself_and_pay_for_their_tokens() -> None:
+    costs = StepCosts()
+    assert costs.price(4) == (0.0, UNKNOWN)
+    for _ in range(20):
+        costs.observe(1, 0.05)
+        costs.observe(101, 0.15, 1)
+    row, token = costs.price(5)
+    assert row == pytest.approx(0.049 / 5, rel=0.1)
+    assert token == pytest.approx(0.001, rel=0.1)
+
+
+class SlowTokenizer(LetterTokenizer):
+    """Takes a millisecond for each letter."""
+
+    talk: Talk
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        self.talk.now += 0.001 * len(text)
+        return super().encode(text, start)
+
+
+def test_work_of_the_host_is_on_the_account_it_is_done_for() -> None:
+    tokenizer = SlowTokenizer()
+    tokenizer.talk = talk = Talk(tokenizer=tokenizer, is_timed=True)
+    for number, account in enumerate(["one", "two"]):
+        talk.say(
+            wire.Open(number, account=account),
+            text(number, "abcdefgh" * (1 + 3 * number)),
+            wire.Generate(number, number, wire.SamplingParams(max_tokens=1)),
+        )
+    talk.say(wire.Describe(9))
+    found: list[wire.Described] = []
+    while not found:
+        found = [one for one in talk.step() if isinstance(one, wire.Described)]
+    seconds = {name: figures["host_seconds"] for name, figures in found[0].accounts.items()}
+    assert seconds["one"] >= 0.008
+    assert seconds["two"] >= 4 * seconds["one"]
+    assert seconds.keys() == {"one", "two"}
+
+
+def test_an_account_knows_how_long_its_calls_waited_and_for_what() -> None:
+    talk = Talk(is_timed=True, max_rows=1)
+    sampling = wire.SamplingParams(max_tokens=4, ignore_eos=True)
+    for number, account in enumerate(["one", "two"]):
+        talk.say(wire.Open(number, account=account), text(number, "abcd"))
+        talk.say(wire.Generate(number, number, sampling))
+    while not talk.scheduler.idle or not talk.scheduler.stats.steps:
+        talk.now += 0.5
+        talk.step()
+    waited = {name: one.figures() for name, one in talk.scheduler.shares.totals.items()}
+    assert sum(v for name, v in waited["one"].items() if name.startswith("waited")) == 0.0
+    assert waited["two"]["waited_seconds_step"] == pytest.approx(4 * 0.5)
+    assert waited["two"]["waited_seconds_memory"] == 0.0
+
+
+def test_names_of_accounts_that_are_told_apart_are_bounded() -> None:
+    shares = ClientShares()
+    for number in range(MOST_NAMES + 50):
+        shares.work((b"", f"name {number}"), 1.0)
+    assert len(shares.totals) == MOST_NAMES + 1
+    assert shares.totals[""].host_seconds == 50.0
 
 
 def test_what_is_computed_for_a_call_that_is_cancelled_counts() -> None:
@@ -162,7 +280,7 @@ def test_what_is_computed_for_a_call_that_is_cancelled_counts() -> None:
     talk.say(wire.Cancel(1))
     talk.step()
     assert talk.scheduler.idle
-    assert before == 8
+    assert before == 9, "a second for the step and each of its tokens"
     assert talk.scheduler.shares.served(client) == before
 
 
@@ -171,16 +289,19 @@ def test_what_is_computed_ahead_for_a_call_that_ends_meanwhile_counts() -> None:
     planner = AheadPlanner(rig.scheduler)
     sequence = rig.gen([1, 2, 3], 8, client="a")
     plan = rig.scheduler.plan()
-    assert planner.after(plan, [0], collect_requests(plan)) is not None
+    ahead = planner.after(plan, [0], collect_requests(plan))
+    assert ahead is not None
     rig.scheduler.end(sequence)
-    assert rig.scheduler.shares.served("a") == 4, "both were begun, and nobody took their results"
+    begun = [part.charged for one in (plan, ahead.rows.plan) for part in one.parts]
+    assert len(begun) == 2
+    assert rig.scheduler.shares.served("a") == sum(begun), "though nobody took their results"
 
 
 def test_a_step_that_had_no_memory_counts_for_nobody() -> None:
     rig = Rig(SchedulerConfig(num_pages=64))
     rig.gen([1, 2, 3], 8, client="a")
     plan = rig.scheduler.plan()
-    assert rig.scheduler.shares.served("a") == 3
+    assert rig.scheduler.shares.served("a") > 0
     rig.scheduler.fail_newest(plan, Overloaded("no memory", retry_after=1.0))
     assert rig.scheduler.shares.served("a") == 0
 

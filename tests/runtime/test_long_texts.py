@@ -198,7 +198,7 @@ def test_nothing_more_is_tokenised_for_a_branch_that_is_closed_or_a_client_that_
     for _ in range(5):
         talk.step()
     assert talk.tokenizer.num_chars == encoded
-    assert not talk.interpreter.is_tokenising
+    assert not talk.interpreter.is_working
 
 
 def test_a_call_that_waits_for_its_text_can_be_cancelled_and_the_branch_goes_on() -> None:

@@ -1,12 +1,14 @@
 """Honest clients get their part of a busy runtime, whatever another one does to get more.
 
 Four of them always have calls waiting, beside one that lies; in virtual time each has at least nine
-tenths of a fifth of all tokens computed in any ten seconds.
+tenths of a fifth of all work in any ten seconds. Work is seconds of steps: each row has an equal
+part of what a step takes by itself, and pays for its own tokens.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +25,8 @@ LIAR = b"liar"
 SECONDS = 30
 WINDOW = 10
 MAX_WAITING = 48
+STEP, TOKEN = 0.02, 0.0005
+"""Seconds of a step and of each token."""
 
 
 class Asker:
@@ -33,11 +37,15 @@ class Asker:
         self.num_open, self.num_prompt, self.num_tokens = num_open, num_prompt, num_tokens
         self.close_after = float("inf")
         self.is_salted = False
+        self.priority = 0
+        self.account = ""
         self._dice = random.Random(name)
         self._asked_at: dict[int, float] = {}
         self._number = 0
         self._silent_until = 0.0
         self.num_refused = 0
+        self.waits: list[float] = []
+        """Seconds until each call that was answered was."""
 
     def hear(self, reply: wire.Reply, now: float) -> Iterator[wire.Op]:
         if isinstance(reply, wire.CallDone | wire.Failed) and reply.call in self._asked_at:
@@ -45,6 +53,8 @@ class Asker:
                 assert reply.code == "overloaded"
                 self.num_refused += 1
                 self._silent_until = now + 1.0
+            else:
+                self.waits.append(now - self._asked_at[reply.call])
             yield from self._close(reply.call)
 
     def ask(self, now: float) -> Iterator[wire.Op]:
@@ -56,12 +66,13 @@ class Asker:
             self._number += 1
             number = self._number
             self._asked_at[number] = now
-            yield wire.Open(number, f"salt {number}" if self.is_salted else "")
+            salt = f"salt {number}" if self.is_salted else ""
+            yield wire.Open(number, salt, account=self.account)
             yield text(number, "".join(self._dice.choices("abcdefghij", k=self.num_prompt)))
             sampling = wire.SamplingParams(
                 temperature=0.0, max_tokens=self.num_tokens, ignore_eos=True
             )
-            yield wire.Generate(number, number, sampling)
+            yield wire.Generate(number, number, sampling, priority=self.priority)
 
     def _close(self, number: int) -> Iterator[wire.Op]:
         del self._asked_at[number]
@@ -73,11 +84,11 @@ class BusyRuntime:
 
     def __init__(self, askers: list[Asker], **changes: Any) -> None:
         self.askers = askers
-        self.tokens: list[tuple[float, bytes, int]] = []
-        """When so many were computed, for whom."""
+        self.work: list[tuple[float, bytes, float]] = []
+        """When so many seconds were computed, for whom."""
         config = {"page_size": 4, "num_pages": 512, "max_rows": 2, "token_budget": 64, **changes}
         self._engine = FakeEngine(512, 4, LetterTokenizer.vocab_size)
-        self.talk = Talk(engine=self, context_len=600, **config)
+        self.talk = Talk(engine=self, context_len=600, is_timed=True, **config)
         commit = self.talk.scheduler.commit
         self.talk.scheduler.commit = self._counted(commit)  # type: ignore[method-assign]
         for asker in askers:
@@ -86,14 +97,16 @@ class BusyRuntime:
     vocab_size = LetterTokenizer.vocab_size
 
     def forward(self, batch: Batch) -> Any:
-        self.talk.now += 0.02 + 0.0005 * batch.num_tokens
+        self.talk.now += STEP + TOKEN * batch.num_tokens
         return self._engine.forward(batch)
 
     def _counted(self, commit: Callable[..., Any]) -> Callable[..., Any]:
         def counting(plan: Plan, *given: Any) -> Any:
             for row in plan.rows:
-                name = row.sequence.group.client[0]  # type: ignore[index]
-                self.tokens.append((self.talk.now, name, row.num_tokens))
+                connection, account = row.sequence.group.client  # type: ignore[misc]
+                name = account.encode() or connection
+                seconds = STEP / len(plan.rows) + TOKEN * row.num_tokens
+                self.work.append((self.talk.now, name, seconds))
             return commit(plan, *given)
 
         return counting
@@ -109,41 +122,65 @@ class BusyRuntime:
             self.talk.loop.step()
 
     def parts(self, begin: float) -> dict[bytes, float]:
-        """Of all tokens of the window that begins then."""
-        counts = {asker.name: 0 for asker in self.askers}
-        for at, name, count in self.tokens:
+        """Of all work of the window that begins then."""
+        counts: Counter[bytes] = Counter()
+        for at, name, count in self.work:
             if begin <= at < begin + WINDOW:
-                counts[name] += count
+                counts[name] += count  # type: ignore[assignment]
         total = sum(counts.values())
         return {name: count / total for name, count in counts.items()}
 
 
-def one_call_at_a_time() -> Asker:
-    return Asker(LIAR, 1, 8, 100)
+def one_call_at_a_time() -> list[Asker]:
+    return [Asker(LIAR, 1, 8, 100)]
 
 
-def ask_close_ask() -> Asker:
+def ask_close_ask() -> list[Asker]:
     liar = Asker(LIAR, 1, 400, 1)
     liar.close_after = 0.15
-    return liar
+    return [liar]
 
 
-def many_salts() -> Asker:
+def many_salts() -> list[Asker]:
     liar = Asker(LIAR, 8, 8, 16)
     liar.is_salted = True
-    return liar
+    return [liar]
 
 
-def a_full_queue() -> Asker:
-    return Asker(LIAR, 2 * MAX_WAITING, 8, 16)
+def a_full_queue() -> list[Asker]:
+    return [Asker(LIAR, 2 * MAX_WAITING, 8, 16)]
 
 
-@pytest.mark.parametrize("lie", [one_call_at_a_time, ask_close_ask, many_salts, a_full_queue])
+def many_connections() -> list[Asker]:
+    """Of one key."""
+    liars = [Asker(b"liar %d" % number, 1, 8, 16) for number in range(8)]
+    for liar in liars:
+        liar.account = LIAR.decode()
+    return liars
+
+
+def the_highest_priority() -> list[Asker]:
+    liar = Asker(LIAR, 8, 8, 16)
+    liar.priority = 100
+    return [liar]
+
+
+LIES = [
+    one_call_at_a_time,
+    ask_close_ask,
+    many_salts,
+    a_full_queue,
+    many_connections,
+    the_highest_priority,
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
 def test_a_client_gets_its_part_in_any_ten_seconds_beside_one_that_lies(
-    lie: Callable[[], Asker],
+    lie: Callable[[], list[Asker]],
 ) -> None:
-    honest = [Asker(name, 4, 8, 16) for name in HONEST]
-    runtime = BusyRuntime([lie(), *honest], max_waiting=MAX_WAITING)
+    honest = [Asker(name, 4, 8, 8) for name in HONEST]
+    runtime = BusyRuntime([*lie(), *honest], max_waiting=MAX_WAITING)
     runtime.run(SECONDS)
     least = min(
         (runtime.parts(begin)[name], begin, name)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import random
 from array import array
+from math import exp
 
 from lmprog import wire
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins, ProgramSizes
+from lmprog.runtime.scheduling.active_programs import (
+    ActivePrograms,
+    Growth,
+    Pins,
+    ProgramSizes,
+)
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.scheduling.step_costs import FIRST_CHUNK, StepCosts
@@ -99,6 +105,16 @@ def test_unknown_programs_are_expected_to_grow_and_known_ones_by_what_ended() ->
     for _ in range(300):
         sizes.ended(300)
     assert sizes.expected_growth(256) < 60, "only the last programs count"
+
+
+def test_programs_need_no_memory_for_what_they_add_when_others_have_left() -> None:
+    assert Growth(10.0, 500.0, 0.0).most == 10.0, "nobody grows"
+    some = Growth(10.0, 100.0, 400.0)
+    at_times = [n / 1000 for n in range(4000)]
+    later = [(100.0 + 400.0 * t) * (1 + 2 * t) * exp(-2 * t) - 100.0 for t in at_times]
+    assert abs(some.most - (10.0 + max(later))) < 0.1
+    assert 10.0 < some.most < 10.0 + 400.0 / 2
+    assert some.plus(Growth(1.0, 2.0, 3.0)).plus(Growth(1.0, 2.0, 3.0), -1) == some
 
 
 def test_step_costs_are_those_of_the_line_through_the_steps() -> None:

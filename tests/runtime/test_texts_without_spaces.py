@@ -134,10 +134,10 @@ def test_others_have_their_tokens_while_a_text_is_in_the_thread() -> None:
         assert talk.scheduler.stats.generated_tokens == before + 1, "a token in each step"
     assert talk.tokenizer.num_chars - encoded < PROBES, "nothing of it in the loop's thread"
     assert len(thread.jobs) == 1
-    assert not talk.interpreter.is_tokenising, "the loop does not spin"
+    assert not talk.interpreter.is_working, "the loop does not spin"
     assert waiting_texts(talk)
     thread.run_one()
-    assert talk.interpreter.is_tokenising
+    assert talk.interpreter.is_working
     encoded = talk.tokenizer.num_chars
     replies = talk.until_idle()
     assert done(replies)[7].usage.prompt == len(long) + 1

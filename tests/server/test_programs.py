@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from lmprog import wire
+from lmprog.server.programs.program_body import ProgramBody, Translator
 from tests.server.live import Live
 
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
@@ -55,6 +59,47 @@ def test_the_documented_program_runs(live: Live) -> None:
     assert made["status"] == "completed"
     assert set(made["results"]) == {"flour", "oven", "better", "grade"}
     assert 1 <= int(made["results"]["grade"]["text"]) <= 10
+
+
+LIMITLESS = [
+    ("a text", [], {}, 128),
+    ("a number", [], {"regex": "[0-9]{4}"}, 128),
+    ("a choice", [], {"structured_outputs": {"choice": ["yes", "no"]}}, 128),
+    ("a list", [], {"json_schema": {"type": "array", "items": {"type": "string"}}}, 1024),
+    ("a turn", [{"begin": "assistant"}], {}, None),
+    ("a turn with beams", [{"begin": "assistant"}], {"use_beam_search": True, "n": 2}, 128),
+    ("a turn of several", [{"begin": "assistant"}], {"n": 3, "keep": "majority"}, 128),
+    ("a turn that is over", [{"role": "user", "text": "Hi."}], {}, 128),
+    ("JSON in a turn", [{"begin": "assistant"}], {"regex": "[0-9]"}, 128),
+]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "fields", "limit"), [case[1:] for case in LIMITLESS], ids=[c[0] for c in LIMITLESS]
+)
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_gen_without_a_limit_has_the_one_that_the_language_gives(
+    pieces: list[Any], fields: dict[str, Any], limit: int | None, forks: bool
+) -> None:
+    count = itertools.count(1).__next__
+    ops: list[dict[str, Any]] = [
+        {"op": "open", "branch": "s"},
+        {"op": "append", "branch": "s", "pieces": ["x", *pieces]},
+    ]
+    if forks:
+        ops.append({"op": "fork", "branch": "s", "into": ["f"]})
+    schema = fields.get("json_schema")
+    if schema is not None:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        fields = {"response_format": form}
+    gen = {"op": "gen", "branch": "f" if forks else "s", "call": "c", **fields}
+    body = msgspec.convert({"ops": [*ops, gen]}, ProgramBody)
+    translator = Translator(count, count, "", None, stream=False, context=4096)
+    for at, op in enumerate(body.ops):
+        translator.take(at, op)
+    asked = translator.made.ops[-1]
+    assert isinstance(asked, wire.Generate)
+    assert asked.sampling.max_tokens == limit
 
 
 def test_a_gen_takes_what_completions_take(live: Live) -> None:

@@ -51,6 +51,12 @@ class _Default:
                 self._embedded = self._start()
             return self._embedded
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `get` would start nothing. Does not wait for a start that is under way."""
+        embedded = self._embedded
+        return self._given is not None or (embedded is not None and not embedded.client.closed)
+
     def _refuse_beside_others(self) -> None:
         others = [one for one in list(self.running.values()) if one is not self._embedded]
         if not others:
@@ -99,6 +105,11 @@ def given_backend() -> Backend | None:
 def default_backend() -> Backend:
     """The backend of programs without one; starts the embedded runtime if none was set."""
     return _default.get()
+
+
+def default_is_ready() -> bool:
+    """Whether `default_backend` gives one that is there, without starting it."""
+    return _default.is_ready
 
 
 def backend_at(address: str) -> Backend:

@@ -246,7 +246,7 @@ _NODES: dict[type[wire.Constraint], Callable[[Any, NetBuilder, CompileLimits], N
 """How each kind becomes a node of a net."""
 
 
-_Key = tuple[wire.Constraint, str, CompileLimits]
+_Key = tuple[wire.Constraint, str, CompileLimits, str]
 _OURS = RegularConstraint, UniqueItemsConstraint
 _OTHER_ENGINE_BYTES = 1 << 20
 _ENTRY_BYTES = 10 << 10
@@ -254,6 +254,8 @@ _ENTRY_BYTES = 10 << 10
 
 
 class ConstraintCache:
+    """Of different salts nothing is found, so that nobody can measure what others use."""
+
     def __init__(self, max_bytes: int = 128 << 20, limits: CompileLimits = DEFAULT_LIMITS) -> None:
         self._max_bytes = max_bytes
         self._limits = limits
@@ -274,9 +276,11 @@ class ConstraintCache:
             spec, vocabulary, compile_constraint(spec, vocabulary, self._limits)
         )
 
-    def put(self, spec: wire.Constraint, vocabulary: Vocabulary, made: Constraint) -> Constraint:
+    def put(
+        self, spec: wire.Constraint, vocabulary: Vocabulary, made: Constraint, salt: str = ""
+    ) -> Constraint:
         """Caches `made` unless there is an entry already; returns the cached one."""
-        key = (spec, vocabulary.digest, self._limits)
+        key = (spec, vocabulary.digest, self._limits, salt)
         with self._lock:
             made = self._held.setdefault(key, made)
             self._held.move_to_end(key)
@@ -297,9 +301,11 @@ class ConstraintCache:
         self._total += size - self._sizes.get(key, 0)
         self._sizes[key] = size
 
-    def peek(self, spec: wire.Constraint, vocabulary: Vocabulary) -> Constraint | None:
+    def peek(
+        self, spec: wire.Constraint, vocabulary: Vocabulary, salt: str = ""
+    ) -> Constraint | None:
         """The constraint if it is cached, else None."""
-        key = (spec, vocabulary.digest, self._limits)
+        key = (spec, vocabulary.digest, self._limits, salt)
         with self._lock:
             found = self._held.get(key)
             if found is not None:

@@ -103,28 +103,6 @@ def gen_request(
     return request, sampling.max_tokens != wanted.max_tokens, has_default_limit
 
 
-def default_limit(
-    op: GenOp[Any], *, is_turn: bool, is_service: bool, context_len: int
-) -> int | None:
-    """The limit of a call that names none. A turn ends by itself, and may take what is left of the
-    context, unless others compete with it or are to follow; so may all that a service says in a
-    turn, whose reasoning counts, too. A `context_len` of 0 is not known.
-    """
-    is_confined = op.tp is not str or op.constraint is not None
-    is_alone = op.keep == "first" and not op.is_thought
-    is_free = op.tp is str or op.tools is not None
-    if is_turn and is_alone and (is_service or (is_free and op.constraint is None)):
-        return None
-    if not is_confined and not is_service and not op.is_thought:
-        return wire.SamplingParams().max_tokens
-    from lmprog.lang.ops.type_lengths import MOST, default_tokens
-
-    context_len = context_len or 2 * MOST
-    if is_confined:
-        return default_tokens(op.tp, op.constraint, context_len)
-    return min(MOST, context_len // 2)
-
-
 def _within_tokens(sampling: wire.SamplingParams, budget: Budget) -> wire.SamplingParams:
     """No more tokens than the budget has left. Raises where that is less than must be generated."""
     left = budget.tokens_left()

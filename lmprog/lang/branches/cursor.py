@@ -18,7 +18,6 @@ from lmprog.errors import Cancelled, LmprogError, ProgramError, check_text
 from lmprog.lang.branches.budget import Budget
 from lmprog.lang.branches.call_request import (
     BranchSettings,
-    default_limit,
     gen_request,
     select_request,
 )
@@ -449,12 +448,17 @@ class Cursor:
         return any(isinstance(item, RoleBeginExpr | RoleEndExpr) for item in self.log)
 
     def _default_limit(self, op: GenOp[Any]) -> int | None:
+        from lmprog.wire.default_limits import default_limit
+
         welcome = self.scope.client.welcome
         return default_limit(
-            op,
-            is_turn=self.is_in_turn(),
-            is_service=not welcome.vocab_size,
+            op.constraint,
             context_len=welcome.context_len,
+            is_turn=self.is_in_turn(),
+            is_alone=op.keep == "first" and not op.is_thought,
+            is_typed=op.tp is not str,
+            is_reasoned=op.is_thought or not welcome.vocab_size,
+            has_tools=op.tools is not None,
         )
 
     def is_in_turn(self) -> bool:

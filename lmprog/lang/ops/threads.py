@@ -170,6 +170,16 @@ class _Waiter:
         return self._return_when == FIRST_COMPLETED
 
 
+def take(source: queue.SimpleQueue[T]) -> T:
+    """Blocks as `get` does; any interrupt of the main thread ends it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    while True:
+        try:
+            return source.get(timeout=LOOK_SECONDS if is_main else None)
+        except queue.Empty:
+            pass
+
+
 def cancel(futures: Collection[Future[Any]]) -> None:
     """What has not begun does not begin."""
     for future in futures:

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lmprog import wire
-from lmprog.lang.ops.type_lengths import MOST
 from lmprog.lang.rehearsal.graph import Graph
 from lmprog.lang.rehearsal.op_graph import Planned
 from lmprog.lang.rehearsal.preview import is_exact
 from lmprog.lang.rehearsal.prompts import Atom, PromptReader, RehearsedPrompt
+from lmprog.wire.default_limits import MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,13 @@ class Explanation:
         return self.prompt_tokens - self.shared_tokens + sum(call.own for call in self.calls)
 
     @property
+    def total_tokens(self) -> int:
+        """Maximum of what `max_total_tokens` counts: prompts and results of all calls, shared ones
+        included.
+        """
+        return self.prompt_tokens + sum(call.own for call in self.calls)
+
+    @property
     def worst_pages(self) -> int:
         """Maximum number of KV cache pages, with everything kept and one partial page for each
         call.
@@ -119,6 +126,7 @@ class Explanation:
         about = "" if self.is_exact else "about "
         shared = f"{self.shared_tokens:,} of them shared within the run"
         yield f"{about}at most {self.prompt_tokens:,} tokens of prompts, {shared}"
+        yield f"{about}at most {self.total_tokens:,} tokens in all, as max_total_tokens counts them"
         fits = (
             ""
             if self.worst_pages <= self.num_pages

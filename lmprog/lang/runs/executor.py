@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmprog.backends import Backend
 from lmprog.backends.client import running_loop
-from lmprog.backends.connecting.default import run_began, run_ended
+from lmprog.backends.connecting.default import (
+    default_backend,
+    default_is_ready,
+    run_began,
+    run_ended,
+)
 from lmprog.errors import Cancelled, CheckpointMismatch, ProgramError
 from lmprog.lang.branches import scope as scopes
 from lmprog.lang.branches.branch import Branch
@@ -100,6 +105,14 @@ def open_run(
     scope = Scope(backend, settings, outer, feed=feed, cache=cache, is_rehearsal=is_rehearsal)
     limits = BranchSettings(settings.sampling, scope.budget, settings.heal)
     return Run(Branch(Cursor(scope), limits))
+
+
+async def backend_ready(settings: RunSettings) -> None:
+    """For an event loop, before `open_run`: a default backend that has to be started first, which
+    takes seconds, is started in a thread.
+    """
+    if settings.backend is None and scopes.current.get() is None and not default_is_ready():
+        await threads.call("lmprog-start", default_backend)
 
 
 def _begin(job: Job, run: Run[Any]) -> None:

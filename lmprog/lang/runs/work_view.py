@@ -21,6 +21,7 @@ from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.cursor import Cursor
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.log import Item, plain_text
+from lmprog.lang.branches.scope import total
 from lmprog.lang.ops.expressions import RoleBeginExpr, RoleEndExpr
 from lmprog.lang.streaming import branch_name
 
@@ -42,6 +43,10 @@ COLORS: dict[SpanKind, tuple[str, str]] = {  # in HTML, and as an ANSI code
     "failed": ("#f4cccc", "31"),
     "unused": ("#ffffff", "2"),
 }
+
+
+MOST_BRANCHES = 40
+"""Of which each has a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +177,44 @@ def _result(gen: Gen[Any]) -> ShownPart:
     return ShownPart(kind, plain_text([gen]), note)
 
 
+def costs(run: EndedRun) -> Iterator[str]:
+    """A line for each branch that has asked for something, where there are several, and for the
+    runs inside of the run.
+    """
+    by_branch: dict[str, list[wire.Usage]] = {}
+    for gen in run.branch.cursor.scope.all_gens():
+        by_branch.setdefault(branch_name(gen.origin.path), []).append(gen.usage or wire.Usage())
+    rows = [(name, len(usages), total(usages)) for name, usages in by_branch.items()]
+    own, rest = total(usage for _, _, usage in rows), rows[MOST_BRANCHES:]
+    rows = rows[:MOST_BRANCHES]
+    if rest:
+        num_calls = sum(calls for _, calls, _ in rest)
+        name = f"{len(rest):,} other branches"
+        rows.append((name, num_calls, total(usage for _, _, usage in rest)))
+    inner = wire.Usage(
+        **{
+            name: getattr(run.usage, name) - getattr(own, name)
+            for name in ("prompt", "cached", "generated", "forced", "computed")
+        }
+    )
+    if inner.prompt or inner.generated:
+        rows.append(("runs inside of it", 0, inner))
+    if len(rows) < 2:
+        return
+    width = max(len(name) for name, _, _ in rows)
+    for name, num_calls, usage in rows:
+        calls = f"{num_calls:,} call{'s' if num_calls != 1 else ''}: " if num_calls else ""
+        yield f"  {name:<{width}}  {calls}{work(usage)}"
+
+
 def work(usage: wire.Usage) -> str:
-    """One line for a whole run."""
+    """One line, in tokens; in all as `max_total_tokens` counts them."""
     drafted = f"; {usage.drafted:,} drafted, {usage.accepted:,} of them right"
     return (
         f"{usage.prompt:,} prompt tokens, {usage.cached:,} of them cached; "
         f"{usage.generated:,} generated, "
-        f"{usage.forced:,} of them forced; {usage.computed:,} computed"
+        f"{usage.forced:,} of them forced: {usage.prompt + usage.generated:,} in all; "
+        f"{usage.computed:,} computed"
         f"{drafted if usage.drafted else ''}"
     )
 
@@ -201,8 +237,10 @@ def to_html(run: EndedRun) -> str:
         if failure is None
         else f"<div>{html.escape(f'{type(failure).__name__}: {failure}')}</div>"
     )
+    table = html.escape("\n".join(costs(run)))
     return (
         f'<div style="font-family:monospace;white-space:pre-wrap;color:#222">{spans}</div>{why}'
+        f'<pre style="font-size:smaller">{table}</pre>'
         f'<div style="font-size:smaller">{legend} · {html.escape(work(run.usage))}</div>'
     )
 
@@ -239,6 +277,8 @@ def to_terminal(run: EndedRun, file: TextIO | None = None, *, color: bool | None
         if part.note:
             text = part.text if len(part.text) <= 40 else part.text[:37] + "..."
             print(f"  {part.kind:<13}  {text!r}: {part.note}", file=out)
+    for line in costs(run):
+        print(line, file=out)
     print(work(run.usage), file=out)
     if run.failure is not None:
         print(f"{type(run.failure).__name__}: {run.failure}", file=out)

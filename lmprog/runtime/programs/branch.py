@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.namespaces import BASE_ALONE, NamedAdapter
+from lmprog.runtime.scheduling.sequence import Client
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.quoting import Span, joined, split_spans
 from lmprog.runtime.text.special_tokens import Passage
@@ -140,8 +141,8 @@ class RuntimeBranch:
     """What computes all of its tokens."""
     weight: float = 1.0
     """Of its client's account among others, when the machine is busy."""
-    account: str = ""
-    """Who pays for it, of those that its client asks for."""
+    payer: Client = None
+    """On whose account its work is, as `payer_of` says; forks inherit it."""
     program: int = 0
     """Number of its program, in the order of arrival; forks inherit it."""
     state: BranchState = BranchState.PENDING
@@ -186,7 +187,7 @@ class RuntimeBranch:
         if parent is None:
             return
         self.salt, self.program = parent.salt, parent.program
-        self.account, self.weight = parent.account, parent.weight
+        self.payer, self.weight = parent.payer, parent.weight
         self.adapter = parent.adapter
         self.tokens, self.num_settled = parent.tokens, parent.num_settled  # never changed in place
         self.fork_len = len(parent.tokens)

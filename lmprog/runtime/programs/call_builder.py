@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.clients import ActiveCall, GenerateRun, SelectRun
 from lmprog.runtime.programs.long_texts import LongTexts
 from lmprog.runtime.programs.result_selection import ResultSelector
-from lmprog.runtime.programs.select_scoring import Ballot, make_ballot
+from lmprog.runtime.programs.select_scoring import NO_BALLOT, Ballot, ballot_pieces
 from lmprog.runtime.scheduling.generation import (
     BannedSequences,
     Forcing,
@@ -239,7 +239,7 @@ class CallBuilder:
         return SequenceGroup(
             op.priority,
             branch.program,
-            (call.client, branch.account),
+            branch.payer,
             branch.weight,
             timing=GroupTiming(now),
             prompt_len=prompt_len,
@@ -394,6 +394,7 @@ class CallBuilder:
     # --- select
 
     def _build_select(self, call: ActiveCall, op: wire.Select, now: float) -> SelectRun:
+        """Without its sequences, which `select_pieces` makes."""
         branch = call.branch
         self._branch_texts.tokenise_certain(branch)
         prompt = branch.tokens_with(self._encoder)
@@ -414,26 +415,36 @@ class CallBuilder:
         for option in op.choices:
             if not self._branch_texts.is_known(branch, option):
                 self._texts.check_length(option, "an option")
-        options = [branch.tokens_with(self._encoder, option) for option in op.choices]
+        return SelectRun(self.group(call, op, len(prompt), now), NO_BALLOT)
+
+    def select_pieces(
+        self, call: ActiveCall, op: wire.Select, run: SelectRun
+    ) -> Generator[None, None, Iterator[Sequence]]:
+        """The sequences that score the options, each made when it is asked for; `run` has its
+        ballot then. Raises RequestRejected.
+        """
+        branch, encoder, tokenizer = call.branch, self._encoder, self._tokenizer
+        options = []
+        for option in op.choices:
+            options.append(branch.tokens_with(encoder, option))
+            yield
         self._limits.check_fits(max(len(tokens) for tokens in options), 0)
+        prompt = branch.tokens_with(encoder)
         alone: tuple[int, ...] | None = None
         if op.method == "unconditional_likelihood_normalized":
-            alone = self._tokenizer.prefix or self._tokenizer.eos_ids[:1] or tuple(prompt[:1])
-        ballot = make_ballot(prompt, options, alone)
-        group = self.group(call, op, len(prompt), now)
-        group.sequences = self._scorings(group, ballot, branch)
-        return SelectRun(group, ballot)
+            alone = tokenizer.prefix or tokenizer.eos_ids[:1] or tuple(prompt[:1])
+        run.ballot = yield from ballot_pieces(prompt, options, alone)
+        run.num_left = len(run.ballot.sequences)
+        return self._scorings(run.group, run.ballot, branch)
 
     def _scorings(
         self, group: SequenceGroup, ballot: Ballot, branch: RuntimeBranch
-    ) -> list[Sequence]:
+    ) -> Iterator[Sequence]:
         extending = {place.sequence for place in ballot.places}
-        sequences = []
         for index, scored in enumerate(ballot.sequences):
             sequence = self.sequence(group, scored.tokens, scored.scoring, branch)
             sequence.extends_prompt = index in extending
-            sequences.append(sequence)
-        return sequences
+            yield sequence
 
     def sequence(
         self,

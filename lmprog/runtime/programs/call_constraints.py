@@ -61,8 +61,11 @@ def vocabulary_of(tokenizer: Tokenizer, num_logits: int | None = None) -> Vocabu
 
 
 @dataclass(frozen=True, slots=True)
-class _StopPattern:
-    pattern: str
+class _Key:
+    """What is compiled, a constraint or a stop pattern, and for branches of which salt."""
+
+    made_of: wire.Constraint | str
+    salt: str
 
 
 class SearchCache:
@@ -70,18 +73,19 @@ class SearchCache:
 
     def __init__(self, max_bytes: int = MAX_SEARCH_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._held: OrderedDict[str, TextSearch] = OrderedDict()
+        self._held: OrderedDict[tuple[str, str], TextSearch] = OrderedDict()
         self.num_bytes = 0
 
-    def find(self, pattern: str) -> TextSearch | None:
-        found = self._held.get(pattern)
+    def find(self, pattern: str, salt: str = "") -> TextSearch | None:
+        """One that was put there for the same salt."""
+        found = self._held.get((salt, pattern))
         if found is not None:
-            self._held.move_to_end(pattern)
+            self._held.move_to_end((salt, pattern))
         return found
 
-    def put(self, search: TextSearch) -> None:
-        if search.pattern not in self._held:
-            self._held[search.pattern] = search
+    def put(self, search: TextSearch, salt: str = "") -> None:
+        if (salt, search.pattern) not in self._held:
+            self._held[salt, search.pattern] = search
             self.num_bytes += search.num_bytes
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= self._held.popitem(last=False)[1].num_bytes
@@ -112,10 +116,10 @@ class CallConstraints:
         self._lock = Lock()
         self._cache = ConstraintCache()
         self._searches = SearchCache()
-        self.under_way: dict[Hashable, Pending[Any]] = {}
+        self.under_way: dict[_Key, Pending[Any]] = {}
         """What is being compiled."""
         self._finished: queue.SimpleQueue[
-            tuple[Hashable, Pending[Any], Constraint | TextSearch | LmprogError, float]
+            tuple[_Key, Hashable, Pending[Any], Constraint | TextSearch | LmprogError, float]
         ] = queue.SimpleQueue()
         self.seconds = Histogram(COMPILE_BOUNDS)
         """Processor time of each compile, failures included; cache hits are not counted."""
@@ -125,22 +129,26 @@ class CallConstraints:
         if self._workers is not None:
             self._workers.turn(busy)
 
-    def begin(self, constraint: wire.Constraint, owner: Hashable = None) -> Pending[Constraint]:
-        """The cached constraint, else one that becomes known in a later `collect`. Owners take
-        turns in compiling."""
-        found = None if self._vocabulary is None else self._cache.peek(constraint, self._vocabulary)
-        return self._begin(constraint, found, owner, lambda check: self._made(constraint, check))
+    def begin(
+        self, constraint: wire.Constraint, owner: Hashable = None, salt: str = ""
+    ) -> Pending[Constraint]:
+        """The constraint that is cached or being compiled for branches of that salt, else one that
+        becomes known in a later `collect`. Owners take turns in compiling, and pay for it."""
+        known = self._vocabulary
+        found = None if known is None else self._cache.peek(constraint, known, salt)
+        key = _Key(constraint, salt)
+        return self._begin(key, found, owner, lambda check: self._made(constraint, check))
 
-    def begin_stop(self, pattern: str, owner: Hashable = None) -> Pending[TextSearch]:
+    def begin_stop(
+        self, pattern: str, owner: Hashable = None, salt: str = ""
+    ) -> Pending[TextSearch]:
         """The same for a stop regex."""
-        found = self._searches.find(pattern)
-        return self._begin(
-            _StopPattern(pattern), found, owner, lambda check: stop_search(pattern, check)
-        )
+        found, key = self._searches.find(pattern, salt), _Key(pattern, salt)
+        return self._begin(key, found, owner, lambda check: stop_search(pattern, check))
 
     def _begin(
         self,
-        key: Hashable,
+        key: _Key,
         found: Any,
         owner: Hashable,
         make: Callable[[Check], Constraint | TextSearch],
@@ -150,29 +158,33 @@ class CallConstraints:
             if found is not None:
                 return Pending(found)
             compiling = self.under_way[key] = Pending()
-            job = self._job(key, compiling, make)
+            job = self._job(key, owner, compiling, make)
             self._submit(job, owner)
         compiling.num_callers += 1
         return compiling
 
-    def collect(self) -> list[Pending[Any]]:
-        """What has become known since the last call and branches wait for."""
+    def collect(self, pay: Callable[[Hashable, float], object] | None = None) -> list[Pending[Any]]:
+        """What has become known since the last call and branches wait for. `pay` is told how many
+        seconds of the processor each owner's took.
+        """
         known = []
         while not self._finished.empty():
-            key, compiling, made, seconds = self._finished.get()
+            key, owner, compiling, made, seconds = self._finished.get()
             self.seconds.see(seconds)
+            if pay is not None:
+                pay(owner, seconds)
             if self.under_way.get(key) is compiling:
                 del self.under_way[key]
             if isinstance(made, LmprogError):
                 compiling.error = made
             elif isinstance(made, TextSearch):
-                self._searches.put(made)
+                self._searches.put(made, key.salt)
                 compiling.made = made
             else:
                 # Cached here and not by the worker, which may be paused while it holds the cache's
                 # lock.
-                assert isinstance(key, wire.Constraint), "only constraints are made else"
-                compiling.made = self._cache.put(key, self.vocabulary, made)
+                assert not isinstance(key.made_of, str), "only constraints are made else"
+                compiling.made = self._cache.put(key.made_of, self.vocabulary, made, key.salt)
             if compiling.waiting:
                 known.append(compiling)
         return known
@@ -190,7 +202,8 @@ class CallConstraints:
 
     def _job(
         self,
-        key: Hashable,
+        key: _Key,
+        owner: Hashable,
         compiling: Pending[Any],
         make: Callable[[Check], Constraint | TextSearch],
     ) -> Job:
@@ -212,7 +225,7 @@ class CallConstraints:
                     f"the constraint could not be compiled: {type(error).__name__}: {error}",
                     position=None,
                 )
-            self._finished.put((key, compiling, made, time.thread_time() - began))
+            self._finished.put((key, owner, compiling, made, time.thread_time() - began))
 
         return job
 
@@ -260,25 +273,25 @@ class CallConstraints:
 
 
 def begin_constraint(
-    constraints: CallConstraints | None, op: wire.Generate, owner: Hashable = None
+    constraints: CallConstraints | None, op: wire.Generate, owner: Hashable, salt: str
 ) -> Pending[Constraint] | None:
-    """Has the op's constraint compiled; None where it has none. Owners take turns. A runtime
-    without `constraints` refuses it.
+    """Has the op's constraint compiled for a branch of that salt; None where it has none. Owners
+    take turns. A runtime without `constraints` refuses it.
     """
     if op.constraint is None:
         return None
     if constraints is None:
         return Pending(error=NotSupported("this runtime has no constraints."))
-    return constraints.begin(op.constraint, owner)
+    return constraints.begin(op.constraint, owner, salt)
 
 
 def begin_stops(
-    constraints: CallConstraints | None, op: wire.Generate, owner: Hashable = None
+    constraints: CallConstraints | None, op: wire.Generate, owner: Hashable, salt: str
 ) -> tuple[Pending[TextSearch], ...]:
     """Has the op's stop patterns compiled."""
     if constraints is None:
         return tuple(_compiled_at_once(pattern) for pattern in op.sampling.stop_regex)
-    return tuple(constraints.begin_stop(pattern, owner) for pattern in op.sampling.stop_regex)
+    return tuple(constraints.begin_stop(one, owner, salt) for one in op.sampling.stop_regex)
 
 
 def _compiled_at_once(pattern: str) -> Pending[TextSearch]:

@@ -34,7 +34,7 @@ from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.result_selection import ResultSelector, RunningContest
 from lmprog.runtime.programs.select_scoring import Ballot
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup
 from lmprog.runtime.text.stream import TextEnd, TextStream
 from lmprog.runtime.text.tokenizer import Tokenizer
 from lmprog.transport import ClientId, Gone, Received
@@ -63,6 +63,8 @@ class SelectRun:
 
     group: SequenceGroup
     ballot: Ballot
+    num_left: int = 0
+    """Of its sequences, those that are not scored yet."""
 
 
 class SteeredRun(Protocol):
@@ -345,6 +347,11 @@ class ClientState:
             )
             return Promise(error=error)
         return call.promises[ref.index]
+
+
+def payer_of(client: ClientId, account: str) -> Client:
+    """The account of that name, whichever connection asks for it; without a name the client's."""
+    return (b"" if account else client, account)
 
 
 def unknown_branch(number: int) -> UnknownName:

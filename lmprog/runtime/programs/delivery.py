@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from lmprog import wire
@@ -37,8 +38,9 @@ from lmprog.runtime.programs.clients import (
     output_of,
     usage_of,
 )
+from lmprog.runtime.programs.host_work import HostWork, Pieces
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector, RunningContest
-from lmprog.runtime.programs.select_scoring import choose, read_scores
+from lmprog.runtime.programs.select_scoring import at_once, choose, score_pieces
 from lmprog.runtime.scheduling import sequence as sequences
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.logits_requests import Progress
@@ -53,6 +55,10 @@ if TYPE_CHECKING:
 
 
 Addressed = tuple[ClientId, wire.Reply]
+AT_ONCE = 4096
+"""Characters, or tokens, of a select's options that are worked at as a whole: some milliseconds."""
+SUBMITTED = 32
+"""Sequences that are made and queued as one piece."""
 
 
 class CallCompletion:
@@ -81,14 +87,18 @@ class CallCompletion:
 
     # --- calls
 
-    def submit(self, call: ActiveCall, run: Run) -> None:
-        """Hands a built call to the scheduler; calls of others may lose their places to it. Raises
-        `Overloaded`; then nothing was done.
-        """
-        displaced = self._scheduler.submit(run.group)
+    def begin(self, call: ActiveCall, run: Run) -> None:
+        """The branch is busy with the call, whose sequences are not all known to the scheduler."""
         self.active[run.group] = call
         call.run = run
         call.branch.is_busy = True
+
+    def submit(self, call: ActiveCall, run: Run, num_more: int = 0) -> None:
+        """Hands a built call to the scheduler; calls of others may lose their places to it. So many
+        more sequences follow by `Scheduler.add`. Raises `Overloaded`; then nothing was done.
+        """
+        displaced = self._scheduler.submit(run.group, num_more)
+        self.begin(call, run)
         for group in displaced:
             self.fail(self.active[group], self._scheduler.waiting.full())
 
@@ -286,8 +296,10 @@ class Delivery:
         model: ServedModel,
         encoder: TextEncoder,
         judging: Callable[[], Judging],
+        work: HostWork,
     ) -> None:
         """`encoder` is for texts of branches; `judging` is asked for when a call has a judge."""
+        self._work = work
         self._scheduler = scheduler
         self._completion = completion
         self._calls = calls
@@ -296,7 +308,48 @@ class Delivery:
         self._encoder = encoder
         self._judging = judging
 
-    def deliver_forced(self, call: ActiveCall, now: float) -> None:
+    def begin(self, call: ActiveCall, run: Run, now: float) -> None:
+        """Submits a call that was built, or first makes the many sequences of a select. Raises
+        RequestRejected.
+        """
+        op = call.op
+        if not (isinstance(op, wire.Select) and isinstance(run, SelectRun)):
+            self._completion.submit(call, run)
+            self._deliver_forced(call, now)
+            return
+        pieces = self._submit_select(call, op, run)
+        length = len(call.branch.pending)
+        if sum([length + len(choice) for choice in op.choices]) <= AT_ONCE:
+            at_once(pieces)
+            return
+        self._completion.begin(call, run)
+        self._in_pieces(call, pieces)
+
+    def _in_pieces(self, call: ActiveCall, pieces: Pieces) -> None:
+        """Works for a call that is under way between steps; its errors are the call's."""
+
+        def work() -> Pieces:
+            try:
+                yield from pieces
+            except LmprogError as error:
+                self._completion.fail(call, error)
+
+        self._work.begin(call.branch.payer, work(), lambda: not call.is_done)
+
+    def _submit_select(self, call: ActiveCall, op: wire.Select, run: SelectRun) -> Pieces:
+        sequences = yield from self._calls.select_pieces(call, op, run)
+        run.group.sequences = list(islice(sequences, SUBMITTED))
+        try:
+            self._completion.submit(call, run, run.num_left - len(run.group.sequences))
+        except LmprogError:
+            run.group.sequences.clear()  # none of them is queued
+            raise
+        while more := list(islice(sequences, SUBMITTED)):
+            yield
+            run.group.sequences += more
+            self._scheduler.add(run.group, more)
+
+    def _deliver_forced(self, call: ActiveCall, now: float) -> None:
         """A call was submitted: text that its constraint forces at the beginning is known."""
         run = call.run
         if not isinstance(run, GenerateRun):
@@ -497,10 +550,18 @@ class Delivery:
         op = call.op
         assert isinstance(op, wire.Select)
         self._completion.end_sequence(sequence)
-        if any(other.state is not SequenceState.ENDED for other in run.group.sequences):
+        run.num_left -= 1
+        if run.num_left:
             return
         run.group.timing.first_token = run.group.timing.ended = now
-        options = read_scores(run.ballot, op.method, self._tokenizer.token_text)
+        pieces = self._choose(call, op, run)
+        if sum(map(len, run.ballot.tokens)) <= AT_ONCE:
+            at_once(pieces)
+        else:
+            self._in_pieces(call, pieces)
+
+    def _choose(self, call: ActiveCall, op: wire.Select, run: SelectRun) -> Pieces:
+        options = yield from score_pieces(run.ballot, op.method, self._tokenizer.token_text)
         index = choose(options, op.temperature, self._calls.seed(op.seed))
         choice = op.choices[index]
         tokens = call.branch.tokens_with(self._encoder, choice)

@@ -57,14 +57,17 @@ from lmprog.runtime.programs.clients import (
     PrefixNews,
     Run,
     failed,
+    payer_of,
     unknown_branch,
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
+from lmprog.runtime.programs.host_work import HostWork
 from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.sequence import Client
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter
 from lmprog.transport import ClientId, Gone, Received, Unreadable
@@ -110,7 +113,8 @@ class Interpreter:
         judging = cache(lambda: judging_of(model, texts, limits, judged))
         forcing = constraints.forcing if constraints is not None and model.is_forcing else None
         calls = CallBuilder(model, limits, texts, forcing, rng, judging)
-        delivery = Delivery(scheduler, self._completion, calls, model, encoder, judging)
+        self._work = work = HostWork(scheduler.shares, clock)
+        delivery = Delivery(scheduler, self._completion, calls, model, encoder, judging, work)
         self._delivery = delivery
         self._runner = BranchRunner(scheduler, self._completion, delivery, calls, texts, model)
         self.welcome = model.welcome
@@ -120,6 +124,7 @@ class Interpreter:
         self._works: list[tuple[Sized, Callable[[], object]]] = [
             (texts.under_way, lambda: texts.turn(self._ready.append)),
             (judged, lambda: judging().turn()),
+            (work.under_way, work.turn),
         ]
         """What goes on beside steps until it is done: what of it is under way, and its turn."""
         if constraints is not None:
@@ -147,16 +152,19 @@ class Interpreter:
             self._run_ready()
 
     def _run_ready(self) -> None:
-        now = self._clock()
+        """Branches that may go on, each on its own account."""
+        began = self._clock()
         while self._ready:
-            self._runner.run(self._ready.pop(), now)
+            branch, before = self._ready.pop(), began
+            self._runner.run(branch, before)
+            began = self._clock()
+            self.scheduler.shares.work(branch.payer, began - before)
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
             error = ProtocolError(
                 f"the client speaks protocol {hello.version}, this runtime "
-                f"{wire.PROTOCOL_VERSION}; "
-                "install the same version of lmprog on both sides."
+                f"{wire.PROTOCOL_VERSION}; install the same version of lmprog on both sides."
             )
             self._completion.send(client_id, failed(None, error))
             return
@@ -180,11 +188,11 @@ class Interpreter:
     def _take(self, client_id: ClientId, client: ClientState, op: wire.Op) -> None:
         match op:
             case wire.Open():
-                branch = self._new_branch(client, op.branch, op.salt)
+                payer = payer_of(client_id, op.account)
+                branch = self._new_branch(client, op.branch, op.salt, payer)
                 if branch is not None:
                     self._num_programs += 1
-                    branch.program = self._num_programs
-                    branch.account, branch.weight = op.account, op.weight
+                    branch.program, branch.weight = self._num_programs, op.weight
                     self._runner.open(branch, op.lora)
             case wire.Fork():
                 self._fork(client, op)
@@ -230,7 +238,7 @@ class Interpreter:
                     if self._constraints is not None:
                         self._constraints.flush()
                     trim()
-            return wire.Described(op.call, self.figures())
+            return wire.Described(op.call, self.figures(), self.scheduler.shares.figures())
         except LmprogError as error:
             return failed(op.call, error)
 
@@ -257,23 +265,24 @@ class Interpreter:
 
     # --- branches and calls
 
-    def _new_branch(self, client: ClientState, number: int, salt: str) -> RuntimeBranch | None:
-        """None where the client has too many, or the number is taken; then the branch that has it
-        fails.
-        """
+    def _new_branch(
+        self, client: ClientState, number: int, salt: str, payer: Client
+    ) -> RuntimeBranch | None:
+        """None where the client has too many, or it is taken: then the branch that has it fails."""
         if number in client.branches:
             error = ProtocolError(f"branch {number} was opened twice.")
             self._completion.fail_branch(client.branches[number], error)
             return None
         if len(client.branches) >= MAX_BRANCHES:
             return None
-        branch = client.branches[number] = RuntimeBranch(number, salt)
+        branch = client.branches[number] = RuntimeBranch(number, salt, payer=payer)
         self.scheduler.stats.branches += 1
         return branch
 
     def _fork(self, client: ClientState, op: wire.Fork) -> None:
         parent = client.branches.get(op.branch)
-        made = [self._new_branch(client, number, "") for number in op.children]
+        whose = ("", None) if parent is None else (parent.salt, parent.payer)  # known at once
+        made = [self._new_branch(client, number, *whose) for number in op.children]
         children = tuple(child for child in made if child is not None)
         if parent is not None:
             self._queue(parent, BoundFork(children, op.lora))
@@ -331,11 +340,11 @@ class Interpreter:
             promises.append(Promise())
         call = ActiveCall(client_id, op, branch, tuple(promises))
         if isinstance(op, wire.Generate):
-            owner = (client_id, branch.salt)
+            owner = branch.payer, branch.salt
             if op.constraint is not None:
-                call.constraint = begin_constraint(self._constraints, op, owner)
+                call.constraint = begin_constraint(self._constraints, op, *owner)
             if op.sampling.stop_regex:
-                call.stops = begin_stops(self._constraints, op, owner)
+                call.stops = begin_stops(self._constraints, op, *owner)
         client.add(call)
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:
@@ -370,9 +379,11 @@ class Interpreter:
         Returns all unsent replies.
         """
         now = self._clock()
-        self.scheduler.tree.tick(now)
         for one in progress:
+            before = self._clock() if one.ended else now
             self._delivery.deliver(one, began, now)
+            if one.ended:  # what is delivered of others is alike for all rows
+                self.scheduler.shares.work(one.sequence.group.client, self._clock() - before)
         if self._deadlines.under_way:
             self._expire(now)
         for under_way, go_on in self._works:
@@ -392,7 +403,7 @@ class Interpreter:
         constraints = self._constraints
         assert constraints is not None, "something is compiled"
         constraints.turn(busy=not self.scheduler.idle)
-        for pending in constraints.collect():
+        for pending in constraints.collect(self.scheduler.shares.work):
             self._ready += pending.waiting
 
     @property
@@ -402,9 +413,9 @@ class Interpreter:
         return any(map(itemgetter(0), self._works))
 
     @property
-    def is_tokenising(self) -> bool:
-        """A long text is tokenised further in the next step."""
-        return bool(self._texts.under_way) and self._texts.is_busy
+    def is_working(self) -> bool:
+        """A long text is tokenised further in the next step, or the host has other work."""
+        return bool(self._work.under_way) or (bool(self._texts.under_way) and self._texts.is_busy)
 
     @property
     def next_deadline(self) -> float | None:
@@ -560,8 +571,7 @@ class BranchRunner:
             if isinstance(call.op, wire.Read):
                 self._read(call)
             else:
-                self._completion.submit(call, self._run_of(call, now))
-                self._delivery.deliver_forced(call, now)
+                self._delivery.begin(call, self._run_of(call, now), now)
         except LmprogError as error:
             self._completion.fail(call, error)
 

@@ -6,15 +6,17 @@ text is scored with the tokens it would have there. Scoring begins for all optio
 token in which any of them differs from the text alone. Options that differ only in their last token
 share a sequence.
 
-Pure: tokens and numbers in, numbers out.
+Pure: tokens and numbers in, numbers out. What takes long with many options is a generator, which
+yields after each piece of it and returns the result.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.sampling_requests import uniform
@@ -52,22 +54,50 @@ class Ballot:
     """The scored tokens of each option."""
 
 
+Made = TypeVar("Made")
+NO_BALLOT = Ballot((), (), (), 0, ())
+"""Of a select whose options are not known as tokens yet."""
+
+
+def at_once(pieces: Generator[None, None, Made]) -> Made:
+    """All pieces one after the other."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
+
+
 def make_ballot(
     before: array[int], options: Sequence[array[int]], alone: tuple[int, ...] | None
 ) -> Ballot:
+    """See `ballot_pieces`."""
+    return at_once(ballot_pieces(before, options, alone))
+
+
+def ballot_pieces(
+    before: array[int], options: Sequence[array[int]], alone: tuple[int, ...] | None
+) -> Generator[None, None, Ballot]:
     """The sequences that score `options` (each with the text's tokens) after the tokens `before`.
 
     `alone`: what precedes an option that is scored without the text; None where none is.
     """
-    first = min(_common(before, option) for option in options)
-    first = max(1, min(first, min(len(option) for option in options) - 1))
+    first = len(before)
+    for option in options:
+        first = min(first, _common(before[:first], option), len(option) - 1)
+        yield
+    first = max(1, first)
     drafts: dict[bytes, _Draft] = {}
-    places = [_place(drafts, option, first) for option in options]
-    baselines = []
-    if alone is not None:
-        baselines = [
-            _place(drafts, array("i", alone) + option[first:], len(alone)) for option in options
-        ]
+    places, baselines = list[OptionPlace](), list[OptionPlace]()
+    for option in options:
+        places.append(_place(drafts, option, first))
+        yield
+    for option in options if alone is not None else ():
+        assert alone is not None
+        own = array("i", alone) + option[first:]
+        baselines.append(_place(drafts, own, len(alone)))
+        yield
     made = tuple(
         ScoredSequence(draft.tokens, Scoring(draft.first, tuple(draft.finals)))
         for draft in drafts.values()
@@ -79,34 +109,42 @@ def make_ballot(
 def read_scores(
     ballot: Ballot, method: SelectMethod, name_of: Callable[[int], str]
 ) -> tuple[ScoredChoice, ...]:
+    """See `score_pieces`."""
+    return at_once(score_pieces(ballot, method, name_of))
+
+
+def score_pieces(
+    ballot: Ballot, method: SelectMethod, name_of: Callable[[int], str]
+) -> Generator[None, None, tuple[ScoredChoice, ...]]:
     """Scores, probabilities and log-probabilities of all options, once all sequences are scored.
     `name_of` gives a token's text.
     """
-    given = [_logprobs(ballot, place) for place in ballot.places]
-    alone = [_logprobs(ballot, place) for place in ballot.baselines]
+    given, alone = list[list[float]](), list[list[float]]()
+    for place in ballot.places:
+        given.append(_logprobs(ballot, place))
+        yield
+    for place in ballot.baselines:
+        alone.append(_logprobs(ballot, place))
+        yield
     if method == "unconditional_likelihood_normalized":
         scores = [
             _mean([a - b for a, b in zip(x, y, strict=True)])
             for x, y in zip(given, alone, strict=True)
         ]
     elif method == "greedy_token_selection":
-        scores = _greedy_scores(_alike(ballot.tokens, given))
+        scores = _greedy_scores((yield from _alike(ballot.tokens, given)))
     else:
         scores = [_mean(logprobs) for logprobs in given]
     probabilities = softmax(scores)
     baselines: list[list[float]] = alone or [[]] * len(given)
-    return tuple(
-        ScoredChoice(
-            score,
-            probability,
-            tuple(logprobs),
-            tuple(baseline),
-            tuple((token, name_of(token)) for token in tokens),
-        )
-        for score, probability, logprobs, baseline, tokens in zip(
-            scores, probabilities, given, baselines, ballot.tokens, strict=True
-        )
-    )
+    found = []
+    for score, probability, logprobs, baseline, tokens in zip(
+        scores, probabilities, given, baselines, ballot.tokens, strict=True
+    ):
+        named = tuple([(token, name_of(token)) for token in tokens])
+        found.append(ScoredChoice(score, probability, tuple(logprobs), tuple(baseline), named))
+        yield
+    return tuple(found)
 
 
 def choose(choices: Sequence[ScoredChoice], temperature: float, seed: int) -> int:
@@ -178,7 +216,7 @@ class _Scored:
 
 def _alike(
     options: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]]
-) -> list[list[float]]:
+) -> Generator[None, None, list[list[float]]]:
     """The log-probabilities, with one value where several options have the same token after the
     same ones. Each was computed for itself, so that rounding may part them.
     """
@@ -191,6 +229,7 @@ def _alike(
             row.append(scored.logprob)
             place = scored.following
         made.append(row)
+        yield
     return made
 
 

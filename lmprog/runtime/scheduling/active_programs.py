@@ -2,7 +2,8 @@
 large they become.
 
 A program is *active* from the admission of its first sequence until it ends or loses its place. New
-programs are admitted while what the active ones use and are expected to add still fits. A program
+programs are admitted while what the active ones use and are expected to add, as much of it as there
+is at a time (`Growth`), still fits. A program
 that pauses between two calls keeps its place as long as nobody else could use the machine; it loses
 it, youngest first, when computing its tokens again would cost less than what the machine loses
 meanwhile. Costs are measured: seconds per token, seconds per step, seconds of a pause.
@@ -23,12 +24,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from math import log
-from typing import TYPE_CHECKING
+from math import exp, log, sqrt
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.radix import Node, RadixTree
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.sequence import Client, Sequence
 from lmprog.runtime.scheduling.step_costs import StepCosts
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ REMEMBERED = 256
 """Programs that ended last."""
 MEAN_WEIGHT = 0.1
 """Weight of the newest value in a mean."""
+MOST_KINDS = 4096
+"""Of generations whose lengths are told apart."""
 TIMES_LOST = 2.0
 """How often a token that there is no memory for is expected to be computed again: programs that do
 not all fit lose tokens more than once."""
@@ -174,6 +177,34 @@ class ProgramSizes:
         return low * (1.0 + log(max(1.0, self._longest / low)))
 
 
+class Growth(NamedTuple):
+    """What programs are expected to add: `known` tokens that their sequences will have, and later
+    ones: programs of `size` tokens in all will have added `later` when all of them have ended.
+    """
+
+    known: float
+    size: float
+    later: float
+
+    @property
+    def most(self) -> float:
+        """Tokens beyond those of now for which there must be memory: programs leave it while others
+        grow. In units of the mean time that one has left, `size + later * t` is what they have
+        after a time `t`, and `(1 + 2 * t) * exp(-2 * t)` is the part of them that is still there:
+        each ends at random, but not at once. That is most at the time found here.
+        """
+        size, later = self.size, self.later
+        if later <= 0.0:
+            return self.known
+        half = later - 2.0 * size
+        time = (half + sqrt(half * half + 4.0 * later * later)) / (4.0 * later)
+        most = (size + later * time) * (1.0 + 2.0 * time) * exp(-2.0 * time)
+        return self.known + max(0.0, most - size)
+
+    def plus(self, other: Growth, times: int = 1) -> Growth:
+        return Growth(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+
+
 @dataclass(eq=False, slots=True)
 class ProgramPlace:
     """One program. `size`: tokens that it has added to memory, its running sequences' left out."""
@@ -209,6 +240,8 @@ class ActivePrograms:
         self._mean_pause = 0.0
         self._generated_part = 1.0
         """Tokens that generations made over those they might have made, in the mean."""
+        self._part_of_kind: dict[tuple[Client, int], float] = {}
+        """The same by kind, the one that was seen last at the end."""
         self._idle: list[int] = []
         """Programs that had no open sequence left some time since `finish` was called last."""
         self.kept_tokens = 0
@@ -268,6 +301,11 @@ class ActivePrograms:
             if isinstance(sequence.task, Generation):
                 part = sequence.num_generated / max(1, sequence.task.settings.max_tokens)
                 self._generated_part += MEAN_WEIGHT * (part - self._generated_part)
+                kind = _kind(sequence, sequence.task)
+                before = self._part_of_kind.pop(kind, self._generated_part)
+                self._part_of_kind[kind] = before + MEAN_WEIGHT * (part - before)
+                if len(self._part_of_kind) > MOST_KINDS:
+                    del self._part_of_kind[next(iter(self._part_of_kind))]
         if not place.num_open:
             place.paused_at = now
             self._idle.append(place.number)
@@ -299,30 +337,43 @@ class ActivePrograms:
 
     # --- who fits
 
-    def expected_growth(self, running: Iterable[Sequence]) -> float:
-        """Tokens that the active programs are expected to add to those that have pages now."""
+    def expected_growth(self, running: Iterable[Sequence]) -> Growth:
+        """What the active programs are expected to add to the tokens that have pages now."""
         added: dict[int, float] = {}
-        known = 0.0
+        known = size = growth = 0.0
         for sequence in running:
             number = self.number_of(sequence)
-            expected = self._expected_tokens(sequence)
+            expected = self.expected_tokens(sequence)
             added[number] = added.get(number, 0.0) + added_tokens(sequence) + expected
             known += sequence.remaining + expected
-        growth = self.sizes.expected_growth
-        return known + sum(
-            growth(place.size + added.get(number, 0))
-            for number, place in self._active.items()
-            if number > 0  # programs of one group end with it
-        )
+        for number, place in self._active.items():
+            if number > 0:  # programs of one group end with it
+                own = place.size + added.get(number, 0)
+                size += own
+                growth += self.sizes.expected_growth(own)
+        return Growth(known, size, growth)
 
-    def growth_of(self, sequence: Sequence) -> float:
-        """Tokens that a waiting sequence's program is expected to add beyond that sequence."""
+    def growth_of(self, sequence: Sequence) -> Growth:
+        """The same of a waiting sequence's program, beyond that sequence."""
         place = self._places[self.number_of(sequence)]
-        expected = self._expected_tokens(sequence)
+        expected = self.expected_tokens(sequence)
         if place.number <= 0:
-            return expected
+            return Growth(expected, 0.0, 0.0)
         size = place.size + added_tokens(sequence) + expected
-        return expected + self.sizes.expected_growth(size)
+        return Growth(expected, size, self.sizes.expected_growth(size))
+
+    def growth_of_paused(self, place: ProgramPlace) -> Growth:
+        """The same of a program that pauses."""
+        return Growth(0.0, place.size, self.sizes.expected_growth(place.size))
+
+    def later_tokens(self, sequence: Sequence) -> float:
+        """Tokens that the program of a waiting sequence is expected to add once that has ended, if
+        it makes all that it may.
+        """
+        place = self._places[self.number_of(sequence)]
+        left = sequence.task.left if isinstance(sequence.task, Generation) else 0
+        size = place.size + added_tokens(sequence) + left
+        return 0.0 if place.number <= 0 else self.sizes.expected_growth(size)
 
     def is_worth_exceeding(self, sequence: Sequence, missing: float, num_running: int) -> bool:
         """Whether a waiting sequence should run though `missing` tokens of memory will be lacking
@@ -331,17 +382,21 @@ class ActivePrograms:
         """
         if not self._costs.are_known:
             return False
-        expected = self._expected_tokens(sequence)
+        expected = self.expected_tokens(sequence)
         lost = min(missing, len(sequence.tokens) + expected)
         fixed, num_rows = self._costs.fixed, num_running + 1
         is_pausing = self._mean_pause > fixed + self._costs.per_token * num_rows
         times = TIMES_LOST if is_pausing else TIMES_LOST_WITHOUT_PAUSES
         return expected * fixed / num_rows > times * lost * self._cost_of_return()
 
-    def _expected_tokens(self, sequence: Sequence) -> float:
-        """Tokens that the sequence is expected to generate yet."""
+    def expected_tokens(self, sequence: Sequence) -> float:
+        """Tokens that the sequence is expected to generate yet: as the calls of its client that
+        asked for about as many, else as all calls.
+        """
         task = sequence.task
-        return self._generated_part * task.left if isinstance(task, Generation) else 0.0
+        if not isinstance(task, Generation):
+            return 0.0
+        return self._part_of_kind.get(_kind(sequence, task), self._generated_part) * task.left
 
     def replaceable(self, num_running: int, now: float, *, force: bool) -> list[ProgramPlace]:
         """Paused programs that should lose their place to one that waits, youngest first.
@@ -395,6 +450,11 @@ class ActivePrograms:
 def added_tokens(sequence: Sequence) -> int:
     """Tokens that the sequence adds to those that its branch or others had computed before."""
     return max(0, len(sequence.tokens) - max(sequence.num_found, sequence.num_settled))
+
+
+def _kind(sequence: Sequence, task: Generation) -> tuple[Client, int]:
+    """Whose it is, and about how many tokens were asked for."""
+    return sequence.group.client, task.settings.max_tokens.bit_length()
 
 
 def _number(place: ProgramPlace) -> int:

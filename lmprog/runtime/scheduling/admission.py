@@ -9,6 +9,11 @@ cost of steps saves more than computing tokens again will cost. An overdue one g
 all paused programs, and meanwhile nobody is admitted before it. Where a second tier gives
 back what was evicted for little, places are not needed: whoever has pages for the next call runs.
 
+While the first in turn waits for memory, others go past it that fit in free memory with all tokens
+that they may have, however much those that run grow meanwhile, and that end before it could begin
+(*backfill*). None that came more than the policy's margin after it does, so that the bounds of
+waiting hold; and before one that is overdue nobody does. The first one itself needs no more either.
+
 A running sequence leaves by its end, because others need its memory (*preempted*: it waits again at
 the head of the queue, and what it computed stays in the tree until its pages are needed), or
 because what it stood on was discarded. When memory runs out, unlocked pages are evicted first; then
@@ -24,12 +29,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from lmprog.config import SchedulerConfig
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Growth, Pins
+from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.policy import preemption_order
@@ -39,6 +46,7 @@ from lmprog.runtime.scheduling.waiting_queue import (
     ClientQueue,
     ClientShares,
     OrderedSequences,
+    WaitCause,
     WaitingQueue,
 )
 
@@ -49,6 +57,8 @@ MOST_LOADS_AWAITED = 8
 """Loads from the second tier that a sequence waits for; what it lacks then is computed. Others may
 need the pages of what was loaded before it runs, so that the first load may not be the last.
 """
+MOST_PASSING = 8
+"""Sequences of a client that are tried when the first in turn waits for memory."""
 FETCHED_AHEAD = 4
 """While the head of a queue waits for a load, so many from the head on are loaded too."""
 
@@ -91,34 +101,124 @@ class ProgramAdmission:
         self._programs = programs
         self._shares = shares
         self._step = 0
-        self._growth: float | None = None
+        self._growth: Growth | None = None
         """What the active programs are expected to add, as it was reckoned in that step."""
+        self.blocked_by: WaitCause | None = None
+        """Why `next` found nobody ..."""
+        self._first: Sequence | None = None
+        """... who was the first in turn that may be passed; None for nobody ..."""
+        self._missing = 0.0
+        """... and pages that it lacked."""
 
     def next(
         self, running: Items[Sequence], step: int, now: float, limit: float
     ) -> Sequence | None:
-        """The next sequence to admit in a step, of a client that was served less than `limit`; its
-        prefix is locked. None when there is none, or no memory for it yet.
+        """The next sequence to admit in a step, of a client that was served no more than `limit`;
+        its prefix is locked. None when there is none, or no memory for it yet.
         """
         if step != self._step:
             self._step, self._growth = step, None
+        self.blocked_by = self._first = None
+        found = self._in_turn(running, now, limit)
+        if found is None and self._first is not None and running:
+            return self._passing(self._first, running, limit)
+        return found
+
+    def _in_turn(self, running: Items[Sequence], now: float, limit: float) -> Sequence | None:
+        """The one whose turn it is."""
         queues = {queue.client: queue for queue in self._waiting.clients()}
         for place, client in enumerate(self._shares.least_served_first(queues)):
             queue = queues[client]
-            if self._shares.served(client) >= limit:
+            if self._shares.served(client) > limit:
                 return None
             if queue.active.head is not None and not self._is_overdue(queue):
                 sequence = queue.active.head[1]
                 if not self._has_pages(sequence, running):
+                    self._block("memory", sequence)
                     return None
                 return None if self._is_loading(queue.active, running) else sequence
             if queue.others.head is not None and (place == 0 or self._is_overdue(queue)):
                 sequence = queue.others.head[1]
                 if self._has_place(sequence, running, now, self._is_overdue(queue)):
                     return None if self._is_loading(queue.others, running) else sequence
+                self._block("place", sequence)
                 if self._is_overdue(queue):
+                    self._first = None
                     return None
         return None
+
+    def _block(self, cause: WaitCause, sequence: Sequence) -> None:
+        self.blocked_by = cause
+        self._first = self._first or sequence
+
+    def _passing(self, first: Sequence, running: Items[Sequence], limit: float) -> Sequence | None:
+        """One that may run before `first`, its prefix locked."""
+        order, places = self._waiting.order, self._waiting.places
+        latest = places[first][0][1] + order.margin
+        steps: float | None = None
+        queues = {queue.client: queue for queue in self._waiting.clients()}
+        for client in self._shares.least_served_first(queues):
+            if self._shares.served(client) > limit:
+                return None
+            queue = queues[client]
+            own = min(queue.active.least_rank, queue.others.least_rank) + order.margin
+            for part in (queue.active, queue.others):
+                for key, sequence in part.entries[:MOST_PASSING]:
+                    if key[1] > min(latest, own):
+                        continue
+                    if steps is None:
+                        steps = self._steps_until_freed(running)
+                    most = inf if sequence is first else steps
+                    if self._fits_to_its_end(sequence, running, most):
+                        self._growth = None
+                        self.blocked_by = None
+                        return None if self._awaits_tier(sequence) else sequence
+        return None
+
+    def _steps_until_freed(self, running: Items[Sequence]) -> float:
+        """After how many steps those that run are expected to have freed what the first in turn
+        lacks; all of them where that is less.
+        """
+        size, freed, steps = self._memory.config.page_size, 0.0, 0.0
+        expected = self._programs.expected_tokens
+        for steps, length in sorted((expected(one), len(one.tokens)) for one in running):
+            freed += (length + steps) / size
+            if freed >= self._missing:
+                break
+        return steps
+
+    def _fits_to_its_end(
+        self, sequence: Sequence, running: Items[Sequence], most_steps: float
+    ) -> bool:
+        """Locks the sequence's prefix where free memory has room for all of its tokens, and those
+        that run may grow in each of its steps, of which it has no more than `most_steps`.
+        """
+        task, memory = sequence.task, self._memory
+        left = task.left if isinstance(task, Generation) else 0
+        size = memory.config.page_size
+        if left + 1 > most_steps or not self._has_pages(sequence, running):
+            return False
+        sequence.num_found = sequence.computed
+        steps = left + 1 + sequence.remaining // size
+        needed = memory.tables.pages_for(sequence, len(sequence.tokens) + left)
+        growth = len(running) * (steps // size + 1) + self._programs.later_tokens(sequence) / size
+        spare = memory.num_obtainable - memory.tree.num_pinned
+        if steps <= most_steps and needed + growth <= spare:
+            return True
+        memory.tables.detach(sequence)
+        return False
+
+    def _awaits_tier(self, sequence: Sequence) -> bool:
+        """Whether the sequence, whose prefix is locked, waits for the second tier; its lock is
+        given back then.
+        """
+        tier, num_running = self._memory.tier, 1
+        if tier is None or not self._awaits_load(
+            tier, sequence, lambda count: self._free(count, num_running)
+        ):
+            return False
+        self._memory.tables.detach(sequence)
+        return True
 
     def lose_place(self, program: int, *, is_kept: bool) -> None:
         """Unless the program runs, it must be admitted again. `is_kept`: what it stands on stays
@@ -130,8 +230,10 @@ class ProgramAdmission:
             if is_kept:
                 self._memory.pins.demote(program)
 
-    def take_place(self, sequence: Sequence) -> None:
+    def take_place(self, sequence: Sequence, now: float) -> None:
         """The sequence, which has left the queue, begins to run."""
+        until = self._waiting.clock.read(now)
+        self._shares.wait(sequence.group.client, sequence.waits_since, until)
         if self._programs.admit(sequence):
             program = self._programs.number_of(sequence)
             self._waiting.move_program(program, is_active=True)
@@ -153,6 +255,7 @@ class ProgramAdmission:
         head, *others = [sequence for _, sequence in part.entries[:FETCHED_AHEAD]]
         if not self._awaits_load(tier, head, lambda count: self._free(count, reserve)):
             return False
+        self.blocked_by = "load"
         self._memory.tables.detach(head)
         pinned = self._memory.tree.num_pinned
         for sequence in others:
@@ -199,6 +302,7 @@ class ProgramAdmission:
             sum(1 << other.num_memory_preemptions for other in running),
         )
         if running and self._memory.num_obtainable < needed + reserve:
+            self._missing = needed + reserve - self._memory.num_obtainable
             tables.detach(sequence)
             return False
         return True
@@ -220,18 +324,17 @@ class ProgramAdmission:
             self._growth = programs.expected_growth(running)
         size = memory.config.page_size
         needed = memory.tables.pages_for(sequence, len(sequence.tokens))
-        own_growth = programs.growth_of(sequence)
-        growth = self._growth + own_growth
+        growth = self._growth.plus(programs.growth_of(sequence))
         kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
-        missing = memory.num_used - kept + needed - memory.pages.num_pages + growth / size
+        missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
         if missing > 0.0:
             paused = programs.replaceable(len(running), now, force=is_overdue)
             losers = []
             for place in paused:
                 losers.append(place)
-                freed = place.size + programs.sizes.expected_growth(place.size)
-                missing -= freed / size
-                growth -= programs.sizes.expected_growth(place.size)
+                rest = growth.plus(programs.growth_of_paused(place), -1)
+                missing -= (place.size + growth.most - rest.most) / size
+                growth = rest
                 if missing <= 0.0:
                     break
             # An idle machine takes a program that does not fit, if nobody who pauses is waited for.
@@ -240,6 +343,7 @@ class ProgramAdmission:
                 sequence, missing * size, len(running)
             )
             if missing > 0.0 and not may_exceed:
+                self._missing = missing
                 memory.tables.detach(sequence)
                 return False
             for place in losers:
@@ -268,7 +372,7 @@ class RunningSequences:
 
     def admit_next(self, step: int, now: float, limit: float) -> Sequence | None:
         """The next sequence runs from now on, its prefix locked. None when none waits of a client
-        that was served less than `limit`, or there is no memory for it yet.
+        that was served no more than `limit`, or there is no memory for it yet.
         """
         sequence = self._admission.next(self.sequences, step, now, limit)
         if sequence is None:
@@ -285,11 +389,17 @@ class RunningSequences:
         sequence.state = SequenceState.RUNNING
         self.sequences.append(sequence)
         self.sequences.sort(key=attrgetter("admission_order"))
-        self._admission.take_place(sequence)
+        self._admission.take_place(sequence, now)
         return sequence
 
-    def queue(self, sequence: Sequence) -> None:
-        """The sequence waits."""
+    @property
+    def blocked_by(self) -> WaitCause | None:
+        """Why nobody was admitted last."""
+        return self._admission.blocked_by
+
+    def queue(self, sequence: Sequence, now: float | None = None) -> None:
+        """The sequence waits; without a time since the wait clock was read last."""
+        sequence.waits_since = self._waiting.clock.read(now)
         number = self._programs.number_of(sequence)
         self._waiting.push(sequence, is_active=self._programs.is_active(number))
 

@@ -329,6 +329,8 @@ class PageTables:
             if pin:
                 self._tree.pin(node)
             self._tree.unlock(node)
+            if pin:
+                self._tree.ended(node, sequence.group.prompt_len)
         else:
             self._free(sequence)
         self._reset(sequence)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.sequence import Client, Sequence
 
 
 class Row(NamedTuple):
@@ -82,6 +82,15 @@ class RowDraft(NamedTuple):
     """What speaks for its first guess, as `draft_worth` counts it."""
 
 
+class StepPart(NamedTuple):
+    """What a client has of a step, and the seconds that it was charged when that was planned."""
+
+    client: Client
+    num_rows: int
+    num_tokens: int
+    charged: float
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     rows: tuple[Row, ...] = ()
@@ -91,6 +100,8 @@ class Plan:
     """By row: what its last tokens are, if they are not known but drafted."""
     is_bounded: bool = False
     """Its prefills were cut, so that it lasts no longer than a step with decodes may."""
+    parts: tuple[StepPart, ...] = ()
+    """By client."""
     num_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -17,7 +17,8 @@ within a client those that run go before those that wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import inf
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Node, PageAllocator, RadixTree
+from lmprog.radix.eviction import ExpectedReuse
 from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
 from lmprog.runtime.scheduling.admission import Memory, ProgramAdmission, RunningSequences
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, apply_results
@@ -33,10 +35,10 @@ from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
 from lmprog.runtime.scheduling.policy import AdmissionOrder, preemption_order
 from lmprog.runtime.scheduling.sampling_requests import StepResults
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
+from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import StepCosts
-from lmprog.runtime.scheduling.waiting_queue import ClientShares, WaitingQueue
+from lmprog.runtime.scheduling.waiting_queue import ClientShares, StepBill, WaitingQueue
 
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.drafting import Drafting
@@ -52,6 +54,7 @@ class StepRows(NamedTuple):
     """The rows of a step. Their slots are allocated, and their known tokens are in the tree."""
 
     rows: list[Row]
+    bill: StepBill
     budget: int
     """Tokens that it may have besides."""
     is_bounded: bool
@@ -80,10 +83,14 @@ class StepPlanner:
         self._shares = shares
         self._costs = costs
         self._step_seconds = step_seconds
+        self._num_rows = 1
+        """Of the step before."""
+        self._bill = StepBill(shares, costs.price(1))
 
     def rows(self, step: int, now: float) -> StepRows:
         """The rows of a step that begins now."""
         rows: list[Row] = []
+        self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
         # Decodes first: they are short and somebody waits for each token. Then prefills, each
         # client's in the order of admission.
         prefills = self._plan_decodes(rows)
@@ -103,7 +110,27 @@ class StepPlanner:
         if self._waiting.places:
             self._waiting.refresh()
             budget = self._admit(rows, budget, (step, now, inf))
-        return StepRows(rows, budget, is_bounded)
+            if self._waiting.places:
+                cause = None if len(rows) == self._config.max_rows else self._running.blocked_by
+                self._waiting.clock.set(cause or "step", now)
+        self._num_rows = len(rows)
+        return StepRows(rows, self._bill, budget, is_bounded)
+
+    def bill_of(self, rows: Iterable[Row]) -> StepBill:
+        """That of a step with these rows, which is planned ahead."""
+        bill = StepBill(self._shares, self._costs.price(self._num_rows))
+        last: Client = None
+        num_rows = num_tokens = 0
+        for sequence, _, start, end, _, _ in rows:
+            client = sequence.group.client
+            if client != last:
+                if num_rows:
+                    bill.charge(last, num_rows, num_tokens)
+                last, num_rows, num_tokens = client, 0, 0
+            num_rows += 1
+            num_tokens += end - start
+        bill.charge(last, num_rows, num_tokens)
+        return bill
 
     def _admit(self, rows: list[Row], budget: int, until: tuple[int, float, float]) -> int:
         """Admits sequences while there is budget for them, as `RunningSequences.admit_next` says.
@@ -119,8 +146,7 @@ class StepPlanner:
     def _plan_decodes(self, rows: list[Row]) -> list[Sequence]:
         """Adds a row for each sequence with one token left to compute; returns the others."""
         prefills: list[Sequence] = []
-        planned: dict[Hashable, int] | None = None  # where there are several clients
-        last: Hashable = None
+        last: Client = None
         count = 0  # rows of the client that came last
         left = min(self._config.token_budget, self._config.max_rows)
         next_slot = self._tables.next_slot
@@ -134,19 +160,14 @@ class StepPlanner:
                     client = sequence.group.client
                     if client != last:  # neighbours mostly have the same one
                         if count:
-                            planned = {} if planned is None else planned
-                            planned[last] = planned.get(last, 0) + count
+                            self._bill.charge(last, count, count)
                         last, count = client, 0
                     count += 1
                     left -= 1
                 else:
                     left -= self._extend(sequence, 1, rows)
-        if planned is not None:
-            planned[last] = planned.get(last, 0) + count
-            for client, num_tokens in planned.items():
-                self._shares.serve(client, num_tokens)
-        elif count:
-            self._shares.serve(last, count)
+        if count:
+            self._bill.charge(last, count, count)
         return prefills
 
     def prefill_budget(self, num_decodes: int) -> tuple[int, bool]:
@@ -174,7 +195,7 @@ class StepPlanner:
         if not self._running.make_room(needed, sequence, rows):
             return 0
         rows.append(tables.extend(sequence, count, len(rows)))
-        self._shares.serve(sequence.group.client, count)
+        self._bill.charge(sequence.group.client, 1, count)
         return count
 
 
@@ -222,7 +243,7 @@ class Scheduler:
         self.context_len = context_len
         self.stats = stats or Stats()
         self.pages = PageAllocator(config.num_pages)
-        self.tree = RadixTree(config.page_size, self.pages)
+        self.tree = RadixTree(config.page_size, self.pages, ExpectedReuse(config.num_pages))
         self.costs = StepCosts()
         self._work = 0.0
         self._clock = clock or (lambda: self._work)
@@ -321,27 +342,33 @@ class Scheduler:
         """
         return min(self.context_len, (self.config.num_pages - 1) * self.config.page_size)
 
-    def submit(self, group: SequenceGroup) -> list[SequenceGroup]:
-        """Queues all sequences of `group`. Raises `Overloaded` when there is no room for them in
-        the queue, and then queues none of them; a call that goes on is never refused.
+    def submit(self, group: SequenceGroup, num_more: int = 0) -> list[SequenceGroup]:
+        """Queues all sequences of `group`; so many more follow by `add`. Raises `Overloaded` when
+        there is no room for all of them in the queue, and then queues none of them; a call that
+        goes on is never refused.
 
         Returns the groups that lose their places to it, which the caller must end.
         """
-        displaced = self.waiting.displaced_by(group)
-        now = self._clock()
+        displaced = self.waiting.displaced_by(group, num_more)
         if group.program is None:
             group.program = self.programs.new_number()
-        self.programs.submit(group.program, len(group.sequences), now)
-        waiting: Iterable[Hashable] = ()
+        self.add(group, group.sequences)
+        return displaced
+
+    def add(self, group: SequenceGroup, sequences: Items[Sequence]) -> None:
+        """Queues further sequences of a group that was submitted."""
+        now, number = self._clock(), group.program
+        assert number is not None
+        self.programs.submit(number, len(sequences), now)
+        waiting: Iterable[Client] = ()
         if not self.waiting.has(group.client):
             waiting = [queue.client for queue in self.waiting.clients()]
-        self.shares.submit(group.client, len(group.sequences), group.weight, waiting)
-        for sequence in group.sequences:
+        self.shares.submit(group.client, len(sequences), group.weight, waiting, now)
+        for sequence in sequences:
             sequence.arrival, sequence.queued_at = self.step, now
             sequence.matched = self.tables.cached_prefix(sequence)
             self.stats.generated_tokens += sequence.num_generated  # forced before the first step
-            self._running.queue(sequence)
-        return displaced
+            self._running.queue(sequence, now)
 
     def end(self, sequence: Sequence, keep: int | None = None) -> Node | None:
         """Ends `sequence` in any state. What it computed of its first `keep` tokens (None: all)
@@ -358,8 +385,9 @@ class Scheduler:
                 sequence.computed = min(sequence.computed, keep)
         was_running = sequence.state is SequenceState.RUNNING
         if sequence.state is not SequenceState.ENDED:
-            self.programs.end(sequence, was_running, self._clock())
-            self.shares.end(sequence.group.client)
+            now = self._clock()
+            self.programs.end(sequence, was_running, now)
+            self.shares.end(sequence.group.client, now)
         sequence.state = SequenceState.ENDED
         return self.tables.release(sequence, pin=True)
 
@@ -387,13 +415,13 @@ class Scheduler:
         if self.idle:
             self._work += 1.0
             return _NOTHING
-        rows, budget, is_bounded = self.planner.rows(self.step, self._step_began)
+        rows, bill, budget, is_bounded = self.planner.rows(self.step, self._step_began)
         drafts: dict[int, RowDraft] = {}
         for extend_rows in self.hooks.extend_rows:
             drafts = extend_rows(rows, budget)
             for index, drafted in drafts.items():
-                self.shares.serve(rows[index].sequence.group.client, len(drafted.tokens))
-        plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded)
+                bill.charge(rows[index].sequence.group.client, 0, len(drafted.tokens))
+        plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded, bill.parts())
         self._count(plan)
         for planned in self.hooks.planned:
             planned(plan, budget)
@@ -405,7 +433,6 @@ class Scheduler:
         """
         self.step += 1
         self._count(plan)
-        self._charge(plan.rows)
 
     def commit(self, plan: Plan, requests: LogitsRequests, results: StepResults) -> list[Progress]:
         """Applies the results of a step. Sequences that ended stay admitted until `end` is
@@ -413,6 +440,7 @@ class Scheduler:
         """
         seconds, least = self._clock() - self._step_began, plan.num_decoded
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
+        self._settle(plan, seconds)
         for sequence, _, start, end, _, _ in plan.rows:
             sequence.computed = end
             sequence.group.count_computed(sequence, start, end - start)
@@ -429,12 +457,14 @@ class Scheduler:
             self._running.restart_discarded({one.sequence for one in progress if one.ended})
         self.tables.settle()
         self._step_began = self._clock()  # of one planned ahead
+        self.tree.tick(self._step_began)
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:
         """The step raised: its sequences fail, and nothing it should have computed stays
         anywhere.
         """
+        self._settle(plan, self._clock() - self._step_began)
         for row in plan.rows:
             self.tables.discard_row(row)
         self._running.restart_discarded({row.sequence for row in plan.rows})
@@ -452,7 +482,7 @@ class Scheduler:
         """There is no memory for the step, which has not begun: of its sequences the one admitted
         last fails, the others wait again, and nothing that they computed before is lost.
         """
-        self._charge(plan.rows, -1)
+        self._settle(plan, 0.0)
         newest = max([row.sequence for row in plan.rows], key=preemption_order)
         for row in plan.rows:
             self.tables.take_back(row)
@@ -463,14 +493,9 @@ class Scheduler:
         self.tables.settle()
         return [Progress(newest, ended=True, error=error)]
 
-    def _charge(self, rows: Iterable[Row], times: int = 1) -> None:
-        """The clients of the rows pay for them."""
-        tokens: dict[Hashable, int] = {}
-        for sequence, _, start, end, _, _ in rows:
-            client = sequence.group.client
-            tokens[client] = tokens.get(client, 0) + end - start
-        for client, count in tokens.items():
-            self.shares.serve(client, times * count)
+    def _settle(self, plan: Plan, seconds: float) -> None:
+        """The clients pay for their parts what the step has really taken."""
+        self.shares.settle(plan.parts, seconds, self.costs.price(len(plan.rows)))
 
     def _count(self, plan: Plan) -> None:
         self._work += 1.0 + plan.num_tokens

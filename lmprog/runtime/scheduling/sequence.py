@@ -14,7 +14,7 @@ import enum
 from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
@@ -23,6 +23,10 @@ from lmprog.runtime.scheduling.namespaces import SHARED_NAMESPACE, Namespace
 
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.draft_worth import DraftRecord
+
+
+Client: TypeAlias = Hashable
+"""Who pays for calls: a pair of a connection and a name, of which one is empty; or anything."""
 
 
 class SequenceState(enum.Enum):
@@ -49,7 +53,7 @@ class SequenceGroup:
     priority: int = 0
     program: int | None = None
     """The program that it belongs to; a larger number is a younger one. None: one of its own."""
-    client: Hashable = None
+    client: Client = None
     """Clients share the machine fairly ..."""
     weight: float = 1.0
     """... by their weights."""
@@ -118,6 +122,7 @@ class Sequence:
         "sweep",
         "task",
         "tokens",
+        "waits_since",
     )
 
     def __init__(
@@ -139,6 +144,8 @@ class Sequence:
         """Tokens found in the tree at its first admission."""
         self.queued_at = 0.0
         """When it was submitted, in seconds."""
+        self.waits_since: tuple[float, ...] = ()
+        """The wait clock when it was last put into the queue."""
         self.state = SequenceState.WAITING
         self.node: Node | None = None
         self.pages: array[int] = array("i")

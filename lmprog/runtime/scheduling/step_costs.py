@@ -42,6 +42,8 @@ SHARE_BESIDE = 0.5
 """The least part of a step's time that prompts get beside decodes ..."""
 SHARE_ALONE = 0.75
 """... and without any: the fixed cost takes the rest, however short steps are to be."""
+UNKNOWN = 0.001
+"""Seconds that a token counts until a step has been measured."""
 EXPLORING = 4.0
 """Steps may last so many times longer while no fixed cost is told from that of tokens."""
 
@@ -147,6 +149,14 @@ class StepCosts:
     def are_known(self) -> bool:
         """Whether enough steps were measured to decide by them what they should share."""
         return self._prefills.num_steps > 0 and self._decodes.num_steps >= FEWEST_DECODES
+
+    def price(self, num_rows: int) -> tuple[float, float]:
+        """What each of so many rows has of a step's seconds, and each token: rows have equal parts
+        of those that do not depend on tokens.
+        """
+        if self.fixed <= 0.0 and self.per_token <= 0.0:
+            return 0.0, UNKNOWN
+        return self.fixed / (num_rows or 1), self.per_token
 
     def token_cost(self) -> float:
         """`per_token` as it is when it is asked for."""

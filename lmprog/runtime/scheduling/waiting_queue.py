@@ -9,14 +9,17 @@ A queue is as long as it may be for all clients together. When it is full, a cal
 has fewer waiting displaces the newest ones of the client that has most, by their weights, so that
 nobody can keep others out.
 
-Each client has an account: the tokens computed for it, divided by its weight, whatever became of
-its calls. *Virtual time* is the lowest account of those whose calls wait, and never goes back. A
-client whose call comes has at least that on its account, so nobody can save up; and if it has more,
-it keeps that, though it had nothing open for a while, so nobody gets rid of what it was served. The
-accounts of those with nothing open are bounded: the first to go would be reached the soonest. The
-shares are work-conserving: they order clients and never hold anybody back.
+Each client has an account: the seconds of its work, divided by its weight, whatever became of its
+calls. Its part of a step is charged when the step is planned, by what steps cost of late, and put
+right when the step is measured; work of the host is charged when it is done. *Virtual time* is the
+lowest account of those whose calls wait, or else of those with anything open, and never goes back.
+A client whose call comes has at least that on its account, so nobody can save up; and if it has
+more, it keeps that, so nobody gets rid of what it was served: while it has nothing open, half of
+that is forgotten in each `HALF_LIFE`. The accounts of those with nothing open are bounded: the
+first to go would be reached the soonest. The shares are work-conserving: they order clients and
+never hold anybody back.
 
-Knows keys, sequences, and clients by their weights and tokens; asks the tree through the `look_up`
+Knows keys, sequences, and clients by their weights and seconds; asks the tree through the `look_up`
 function it is given.
 """
 
@@ -24,18 +27,25 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from operator import itemgetter
+from typing import Literal, get_args
 
 from lmprog.errors import Overloaded
+from lmprog.runtime.scheduling.plan import StepPart
 from lmprog.runtime.scheduling.policy import AdmissionOrder, Key
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup
 
 LOOKED_UP_PER_STEP = 16
 MOST_IDLE = 4096
 """Accounts of clients with nothing open. Beyond them those with the least on them are forgotten."""
+MOST_NAMES = 1024
+"""Of clients whose totals are told apart."""
+HALF_LIFE = 30.0
+"""Seconds with nothing open after which half of what a client was served more is forgotten."""
 
 
 _key_of = itemgetter(0)
@@ -116,6 +126,7 @@ class WaitingQueue:
         """Of those that wait: the key, and where they stand by it."""
         self._numbers: dict[Sequence, int] = {}
         self._by_program: dict[int | None, dict[Sequence, None]] = {}
+        self.clock = WaitClock()
         self._arrivals = 0
         self._sweep = 0
         self._turn = 0
@@ -151,16 +162,18 @@ class WaitingQueue:
             retry_after=1.0,
         )
 
-    def displaced_by(self, group: SequenceGroup) -> list[SequenceGroup]:
-        """The calls that lose their places to `group`; none where there is room. Raises
+    def displaced_by(self, group: SequenceGroup, num_more: int = 0) -> list[SequenceGroup]:
+        """The calls that lose their places to `group`, of which `num_more` sequences are not known
+        yet; none where there is room. Raises
         `Overloaded` where its client would have as many waiting as anybody else.
         """
-        num_missing = len(self) + len(group.sequences) - self.limit
+        num_own = len(group.sequences) + num_more
+        num_missing = len(self) + num_own - self.limit
         if num_missing <= 0 or group.goes_on:
             return []
         queues = {queue.client: queue for queue in self.clients()}
         mine = queues.pop(group.client, None)
-        own = (len(group.sequences) + (len(mine.queued) if mine else 0)) / group.weight
+        own = (num_own + (len(mine.queued) if mine else 0)) / group.weight
         counts = {client: len(queue.queued) / queue.weight for client, queue in queues.items()}
         newest = {client: queue.newest_calls() for client, queue in queues.items()}
         found: list[SequenceGroup] = []
@@ -255,21 +268,106 @@ class WaitingQueue:
         part.take_out(key, sequence)
 
 
+WaitCause = Literal["memory", "place", "load", "step"]
+"""Why nobody is admitted: no pages are free, no place for a program, what is on the second tier
+is being loaded, or a step has no room for more rows or tokens."""
+WAIT_CAUSES: tuple[WaitCause, ...] = get_args(WaitCause)
+
+
+class WaitClock:
+    """Seconds in which somebody waited, by cause. What a sequence has waited is the difference
+    between two readings.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(WAIT_CAUSES, 0.0)
+        self._cause: WaitCause = "step"
+        self._since = 0.0
+
+    def set(self, cause: WaitCause, now: float) -> None:
+        """From now on those who wait do so because of that."""
+        self.read(now)
+        self._cause = cause
+
+    def read(self, now: float | None) -> tuple[float, ...]:
+        """In the order of `WAIT_CAUSES`; None: as it was read last."""
+        if now is not None:
+            self._seconds[self._cause] += max(0.0, now - self._since)
+            self._since = now
+        return tuple(self._seconds.values())
+
+
+@dataclass(slots=True)
+class AccountTotals:
+    """What the clients of one name have cost, and how long their calls have waited, in seconds."""
+
+    step_seconds: float = 0.0
+    host_seconds: float = 0.0
+    waited: list[float] = field(default_factory=lambda: [0.0] * len(WAIT_CAUSES))
+
+    def figures(self) -> dict[str, float]:
+        waited = zip(WAIT_CAUSES, self.waited, strict=True)
+        return {
+            "cost_seconds": self.step_seconds + self.host_seconds,
+            "step_seconds": self.step_seconds,
+            "host_seconds": self.host_seconds,
+            **{f"waited_seconds_{cause}": seconds for cause, seconds in waited},
+        }
+
+
 @dataclass(slots=True)
 class _Account:
     served: float
+    totals: AccountTotals
     weight: float = 1.0
     num_open: int = 0
+    idle_since: float = 0.0
+
+
+class StepBill:
+    """Who has which part of the step that is being planned. `price` is what a row and each token
+    are charged.
+    """
+
+    __slots__ = ("_parts", "_price", "_shares")
+
+    def __init__(self, shares: ClientShares, price: tuple[float, float]) -> None:
+        self._shares = shares
+        self._price = price
+        self._parts: dict[Client, list[float]] = {}
+
+    def charge(self, client: Client, num_rows: int, num_tokens: int) -> None:
+        row, token = self._price
+        seconds = row * num_rows + token * num_tokens
+        self._shares.serve(client, seconds)
+        part = self._parts.get(client)
+        if part is None:
+            self._parts[client] = [num_rows, num_tokens, seconds]
+        else:
+            part[0] += num_rows
+            part[1] += num_tokens
+            part[2] += seconds
+
+    def parts(self) -> tuple[StepPart, ...]:
+        return tuple(
+            [
+                StepPart(client, int(rows), int(tokens), charged)
+                for client, (rows, tokens, charged) in self._parts.items()
+            ]
+        )
 
 
 class ClientShares:
     """The accounts of clients that have sequences, and of those that had some of late."""
 
     def __init__(self) -> None:
-        self._accounts: dict[Hashable, _Account] = {}
+        self._accounts: dict[Client, _Account] = {}
+        self._open: dict[Client, _Account] = {}
+        """Of these, those of clients that have sequences."""
         self._virtual_time = 0.0
-        self._num_idle = 0
         self._most_idle = MOST_IDLE
+        self.totals: dict[str, AccountTotals] = {}
+        """By the names of clients; all without a name together are ""."""
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -277,60 +375,117 @@ class ClientShares:
     @property
     def are_several(self) -> bool:
         """Whether more than one client has sequences."""
-        return len(self._accounts) - self._num_idle > 1
+        return len(self._open) > 1
 
     def submit(
         self,
-        client: Hashable,
+        client: Client,
         num_sequences: int,
         weight: float = 1.0,
-        waiting: Iterable[Hashable] = (),
+        waiting: Iterable[Client] = (),
+        now: float = 0.0,
     ) -> None:
         """A call of the client arrived; from now on the client has that weight. `waiting`: those
         with calls that wait already, which nobody who comes goes before.
         """
-        self._pass([self.served(other) for other in waiting])
-        account = self._accounts.get(client)
-        if account is None:
-            account = self._accounts[client] = _Account(self._virtual_time)
-        elif not account.num_open:
-            self._num_idle -= 1
-        account.served = max(account.served, self._virtual_time)
+        account = self._account(client)
+        others = [self.served(other) for other in waiting]
+        if not others and not account.num_open:
+            others = [one.served for one in self._open.values()]
+        self._pass(others)
+        debt = max(0.0, account.served - self._virtual_time)
+        if not account.num_open:
+            self._open[client] = account
+            debt *= 0.5 ** (max(0.0, now - account.idle_since) / HALF_LIFE)
+        account.served = self._virtual_time + debt
         account.weight = weight
         account.num_open += num_sequences
 
-    def end(self, client: Hashable) -> None:
+    def end(self, client: Client, now: float = 0.0) -> None:
         """A sequence of the client ended."""
         account = self._accounts[client]
         account.num_open -= 1
         if not account.num_open:
-            self._num_idle += 1
-            if self._num_idle > self._most_idle:
-                self._forget()
+            account.idle_since = now
+            del self._open[client]
+            self._forget()
 
-    def serve(self, client: Hashable, num_tokens: int) -> None:
-        """Tokens are computed for the client."""
+    def serve(self, client: Client, seconds: float) -> None:
+        """A step computes for the client, and that is expected to take so long."""
         account = self._accounts[client]
-        account.served += num_tokens / account.weight
+        account.served += seconds / account.weight
 
-    def served(self, client: Hashable) -> float:
+    def settle(self, parts: Items[StepPart], seconds: float, price: tuple[float, float]) -> None:
+        """The step with these parts took `seconds`: a row counts `price[0]` of them, each token
+        `price[1]`.
+        """
+        row, token = price
+        if len(parts) == 1:  # as mostly
+            client, _, _, charged = parts[0]
+            one = self._accounts.get(client)
+            if one is not None:
+                one.served += (seconds - charged) / one.weight
+                one.totals.step_seconds += seconds
+            return
+        counts = [row * part.num_rows + token * part.num_tokens for part in parts]
+        rate = seconds / (sum(counts) or 1.0)
+        for part, count in zip(parts, counts, strict=True):
+            account = self._accounts.get(part.client)
+            if account is not None:  # it may have ended long ago
+                account.served += (count * rate - part.charged) / account.weight
+                account.totals.step_seconds += count * rate
+
+    def work(self, client: Client, seconds: float) -> None:
+        """The host has worked for the client, beside steps."""
+        if seconds > 0.0:
+            account = self._account(client)
+            account.served += seconds / account.weight
+            account.totals.host_seconds += seconds
+
+    def wait(self, client: Client, since: Items[float], until: Items[float]) -> None:
+        """A sequence of the client has waited between two readings of the wait clock."""
+        waited = self._accounts[client].totals.waited
+        for index, (begin, end) in enumerate(zip(since, until, strict=True)):
+            waited[index] += end - begin
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """The totals by name, in seconds."""
+        return {name: one.figures() for name, one in self.totals.items()}
+
+    def served(self, client: Client) -> float:
         account = self._accounts.get(client)
         return self._virtual_time if account is None else account.served
 
-    def least_served_first(self, waiting: Iterable[Hashable]) -> list[Hashable]:
+    def least_served_first(self, waiting: Iterable[Client]) -> list[Client]:
         """The clients whose calls wait."""
         found = sorted(waiting, key=self.served)
         if found:
             self._pass([self.served(found[0])])
         return found
 
+    def _account(self, client: Client) -> _Account:
+        """That of the client, with nothing on it where there was none."""
+        found = self._accounts.get(client)
+        if found is None:
+            name = client[1] if isinstance(client, tuple) else ""
+            if name and name not in self.totals and len(self.totals) >= MOST_NAMES:
+                name = ""
+            totals = self.totals.setdefault(name, AccountTotals())
+            found = self._accounts[client] = _Account(self._virtual_time, totals)
+            self._forget(client)
+        return found
+
     def _pass(self, waiting: list[float]) -> None:
         """Moves virtual time on to the least that one of those who wait was served."""
         self._virtual_time = max(self._virtual_time, min(waiting, default=0.0))
 
-    def _forget(self) -> None:
-        """Half of the accounts without anything open, those that have the least on them."""
-        idle = [client for client, one in self._accounts.items() if not one.num_open]
+    def _forget(self, but: Client = None) -> None:
+        """Where there are too many accounts without anything open, half of them: those that have
+        the least on them.
+        """
+        if len(self._accounts) - len(self._open) <= self._most_idle:
+            return
+        idle = [one for one, account in self._accounts.items() if not account.num_open]
         for client in sorted(idle, key=self.served)[: len(idle) // 2]:
-            del self._accounts[client]
-        self._num_idle = len(idle) - len(idle) // 2
+            if client != but:
+                del self._accounts[client]

@@ -23,11 +23,10 @@ from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.openai.output_constraint import constraint_of
 from lmprog.server.openai.running_request import most_tokens
 from lmprog.server.openai.shared_fields import GenerationFields, beams_of
+from lmprog.wire.default_limits import default_limit
 
 Name = Annotated[str, within("name")]
 Index = Annotated[int, Meta(ge=0, le=127)]
-MAX_TOKENS = 128
-"""Of a gen that does not say."""
 _TURN_TOKENS = 64
 """What a template writes at one end of a turn; few write as much."""
 _TAKEN = ("model", "cache_salt", "stream_options")
@@ -209,6 +208,8 @@ class Translator:
         self._stream = stream
         self._branches: dict[str, int] = {}
         self._closed: set[str] = set()
+        self._in_turn: set[int] = set()
+        """Branches in which a chat turn is open."""
         self._calls: dict[str, int] = {}
         self._results: dict[str, int] = {}
         self._at = ""
@@ -228,6 +229,8 @@ class Translator:
                 children = tuple(
                     self._begin(name, f"into[{at}]") for at, name in enumerate(op.into)
                 )
+                if parent in self._in_turn:
+                    self._in_turn.update(children)
                 return wire.Fork(parent, children)
             case ProgramAppend():
                 pieces = [op.pieces] if isinstance(op.pieces, str) else op.pieces
@@ -238,6 +241,11 @@ class Translator:
                     for one in self._pieces(at, piece, op.branch)
                 ]
                 self._grow(sum(map(self._most_tokens, made)))
+                for one in made:
+                    if isinstance(one, wire.RoleBegin):
+                        self._in_turn.add(branch)
+                    elif isinstance(one, wire.RoleEnd):
+                        self._in_turn.discard(branch)
                 return wire.Append(branch, tuple(made))
             case ProgramGen():
                 return self._gen(op)
@@ -275,15 +283,22 @@ class Translator:
         for name in _TAKEN:
             if getattr(op, name) is not None:
                 raise self._wrong(f"{name} belongs to the program, not to a gen", name)
-        max_tokens = MAX_TOKENS if op.max_tokens is None else op.max_tokens
         branch = self._branch(op.branch)
         count = op.n or 1
         call = self._call(op.call, branch, NamedCall(op.call, self._at, "gen"), count)
         try:
             beams = beams_of(op, count)
-            decided = {"max_tokens": max_tokens, "logprobs": op.logprobs, "beams": beams}
-            sampling = sampling_of(op, "openai", decided)
             constraint = constraint_of(op).constraint
+            limit = op.max_tokens
+            if limit is None:
+                limit = default_limit(
+                    constraint,
+                    context_len=self._context,
+                    is_turn=branch in self._in_turn and beams is None,
+                    is_alone=op.keep == "first",
+                )
+            decided = {"max_tokens": limit, "logprobs": op.logprobs, "beams": beams}
+            sampling = sampling_of(op, "openai", decided)
         except HttpError as error:
             problem = error.problem
             raise refused(
@@ -292,7 +307,7 @@ class Translator:
         self.made.entries += asked_entries(
             sampling, min(self._context, self._tokens), self._context
         )
-        self._grow(max_tokens)
+        self._grow(self._context if limit is None else limit)
         stream = self._stream and op.stream is not False
         priority = op.priority or 0
         return wire.Generate(

@@ -1,8 +1,10 @@
-"""The default token budget of a typed value: as many tokens as its longest text can need.
+"""How many tokens an answer may have whose call names no limit: the rule for programs and for those
+that come as JSON.
 
-A token has at least one byte, so the bytes of the longest text are enough. Knows the schemas that
-types have, and nothing of tokens or automata. Of a schema whose texts have no longest one (a plain
-string, a list without `max_length`, a recursive type) the default is the highest.
+A confined text may have as many as its longest one can need. A token has at least one byte, so the
+bytes of the longest text are enough. Of a schema whose texts have no longest one (a plain string, a
+list without `max_length`, a recursive type) the default is the highest. Knows the schemas that
+types have, and nothing of tokens or automata.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import functools
 import json
 from typing import Any, TypeAlias
 
-from lmprog import wire
-from lmprog.lang.ops.tool_calls import OfferedTools
+from lmprog.wire.constraints import Constraint, JsonSchema
+from lmprog.wire.sampling_params import SamplingParams
 
-GENERAL = wire.SamplingParams().max_tokens or 0
+GENERAL = SamplingParams().max_tokens or 0
 """The budget of every generation that names none."""
 MOST = 1024
 """No default of a confined text is higher, and none is higher than half of the context. Types,
@@ -33,10 +35,36 @@ _CONTENTS = frozenset(["anyOf", "oneOf", "allOf", "enum", "const", "$ref", "type
 _Schema: TypeAlias = "bool | dict[str, Any]"
 
 
+def default_limit(
+    constraint: Constraint | None,
+    *,
+    context_len: int,
+    is_turn: bool,
+    is_alone: bool = True,
+    is_typed: bool = False,
+    is_reasoned: bool = False,
+    has_tools: bool = False,
+) -> int | None:
+    """None is what is left of the context. A turn ends by itself, and may take that, unless others
+    compete with it or are to follow (it is not alone); so may all in a turn in which reasoning
+    counts, too, as services and thoughts have it. A `context_len` of 0 is not known.
+    """
+    is_confined = is_typed or constraint is not None
+    is_free = constraint is None and (not is_typed or has_tools)
+    if is_turn and is_alone and (is_reasoned or is_free):
+        return None
+    if not is_confined and not is_reasoned:
+        return GENERAL
+    context_len = context_len or 2 * MOST
+    if is_confined:
+        return default_tokens(constraint, context_len, has_tools=has_tools)
+    return min(MOST, context_len // 2)
+
+
 def default_tokens(
-    tp: object, constraint: wire.Constraint | None, context_len: int = 2 * MOST
+    constraint: Constraint | None, context_len: int = 2 * MOST, *, has_tools: bool = False
 ) -> int:
-    """The budget of a generation of type `tp` that names none; `constraint` is the type's."""
+    """The limit of a confined generation."""
     most = max(GENERAL, min(MOST, context_len // 2))
     choices = None if constraint is None else constraint.as_choices()
     schema = None if constraint is None else constraint.as_schema()
@@ -47,12 +75,12 @@ def default_tokens(
         longest = most if found is None else found
     else:
         is_open = constraint is not None and constraint.as_grammar() is not None
-        return most if is_open or isinstance(tp, OfferedTools) else GENERAL
+        return most if is_open or has_tools else GENERAL
     return min(max(longest, GENERAL), most)
 
 
 @functools.lru_cache(maxsize=256)
-def _longest_of_type(constraint: wire.JsonSchema) -> int | None:
+def _longest_of_type(constraint: JsonSchema) -> int | None:
     if constraint.whitespace not in ("fixed", "compact"):
         return None
     return longest_json(json.loads(constraint.schema))

@@ -1,0 +1,447 @@
+"""Agents on the real scheduler in virtual time: sessions of calls with pauses between them, and the
+blocks of a production trace in the real prefix tree. No model computes.
+
+    python -m benchmarks.agents --like miniswe [--rates 2] [--memory 60000,90000] [--costs cheap,dear]
+    python -m benchmarks.agents --trace FOLDER            public traces that you have fetched
+    python -m benchmarks.agents --like production [--blocks 1000,3000,10000]
+
+A folder holds either sessions, one in each `*.jsonl` file, whose lines have `timestamp` (microseconds),
+`input` and `output`; or requests of a service, whose lines have `timestamp` (milliseconds) and `hash_ids`.
+Without one they are made, with the figures of such traces: how long prompts and answers are, what of a
+prompt the calls before it had, and how long a tool takes.
+
+Sides: each session is a *program*, whose branch pins what it stands on; the same with `unlimited`
+admission, so that only *pins* are left; each call is a *request* of its own, as a foreign harness sends
+it, also with `fcfs` as the policy. The columns are seconds of a session in the mean / p90 / percent of
+the prompts' tokens found / tokens computed over those of *memory for all*, where programs are never kept waiting.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import random
+import zlib
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, product, takewhile
+from pathlib import Path
+from statistics import mean
+from typing import Annotated, Literal
+
+from benchmarks import runner
+from benchmarks.virtual_time import CONFIG, PAGE, TOKEN, submit
+from lmprog.config import SchedulerConfig
+from lmprog.radix import PageAllocator, RadixTree
+from lmprog.radix.eviction import EvictionPolicy, ExpectedReuse
+from lmprog.runtime.scheduling.active_programs import Pin
+from lmprog.runtime.scheduling.logits_requests import collect_requests
+from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+
+CONTEXT = 65_536
+MOST_PROMPT = 60_000
+MOST_ANSWER = 2000
+COSTS = {"cheap": (0.010, 0.00005), "dear": (0.020, 0.0005)}
+"""Seconds of a step, and of each of its tokens."""
+FOR_ALL = 2_000_000
+"""Tokens of memory in which nothing is ever evicted."""
+
+
+# -- sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`think`: seconds since the answer before it."""
+
+    prompt: array[int]
+    answer: int
+    think: float = 0.0
+    agent: int = 0
+    """Of those that take turns in a session."""
+
+
+Session = list[Call]
+
+
+class Texts:
+    """Tokens that nobody else has."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+
+    def __call__(self, count: float) -> array[int]:
+        return array("i", (self._dice.getrandbits(30) for _ in range(max(1, int(count)))))
+
+    def spread(self, middle: float, ninth: float, most: float) -> float:
+        """Of a long-tailed distribution with that median and ninth decile."""
+        above = self._dice.gauss(0.0, 1.0) / 1.2816  # 1 is the ninth decile
+        return min(most, middle * float((ninth / middle) ** above))
+
+
+def coding(dice: random.Random, count: int) -> list[Session]:
+    """Like Mini-SWE-agent: a long common beginning, many short calls, tools of a second; the prompts
+    keep the results and leave the answers out."""
+    text = Texts(dice)
+    common, sessions = text(1100), list[Session]()
+    for _ in range(count):
+        prompt, calls = common + text(text.spread(350, 1500, 2000)), list[Call]()
+        curious = text.spread(1.0, 4.0, 10.0)
+        for turn in range(int(min(30, max(6, dice.gauss(21, 9))))):
+            think = text.spread(0.1, 0.8, 3.0) if turn else 0.0
+            calls.append(Call(prompt[:], int(text.spread(98, 190, 390)), think))
+            prompt = prompt + text(curious * text.spread(26, 500, 2650))
+        sessions.append(calls)
+    return sessions
+
+
+def teams(dice: random.Random, count: int) -> list[Session]:
+    """Like Magentic-One: an orchestrator and those it asks take turns, each with its own prompt, of
+    which the next one of the same agent has nearly all; tools of seconds, some of minutes."""
+    text = Texts(dice)
+    sessions = []
+    beginnings = [text(60), text(25), text(500)]
+    for _ in range(count):
+        task = text(300)
+        prompts = [beginning + task for beginning in beginnings]
+        calls = []
+        for turn in range(int(min(44, max(10, dice.gauss(31, 9))))):
+            agent = 0 if turn % 2 == 0 else dice.choice((1, 1, 2))
+            think = min(140.0, text.spread(2.0, 8.0, 140.0)) if turn else 0.0
+            prompt = prompts[agent] + text(60)  # what is asked anew at its end
+            calls.append(Call(prompt, int(text.spread(377, 563, 2000)), think, agent))
+            if dice.random() < 0.3:
+                prompts[agent] = prompts[agent] + text(text.spread(150, 2500, 6000))
+        sessions.append(calls)
+    return sessions
+
+
+def chatting(dice: random.Random, count: int) -> list[Session]:
+    """People who read: half of the chats have one turn, pauses are of a minute."""
+    text = Texts(dice)
+    common, sessions = text(800), list[Session]()
+    for _ in range(count):
+        prompt, calls = common + text(text.spread(120, 2500, 12_000)), []
+        turn = 0
+        while not turn or (turn < 20 and dice.random() < 0.65):
+            answer = int(text.spread(250, 800, 2000))
+            calls.append(Call(prompt[:], answer, dice.expovariate(1 / 60) if turn else 0.0))
+            prompt = prompt + array("i", [TOKEN] * answer) + text(text.spread(40, 300, 2000))
+            turn += 1
+        sessions.append(calls)
+    return sessions
+
+
+KINDS = {"miniswe": coding, "magentic": teams, "chat": chatting}
+
+
+def pieces(text: str) -> array[int]:
+    """Four letters a token."""
+    end = min(len(text) // 4, MOST_PROMPT) * 4
+    return array("i", [zlib.crc32(text[i : i + 4].encode()) >> 2 for i in range(0, end, 4)] or [1])
+
+
+def recorded(folder: Path, count: int) -> list[Session]:
+    """The sessions of a folder's files. A pause is what is left of the time between two calls when
+    the model's own, at a hundred tokens a second, is taken away."""
+    sessions = []
+    for file in sorted(folder.glob("*.jsonl"))[:count]:
+        lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        lines.sort(key=lambda line: line["timestamp"])
+        calls = list[Call]()
+        for before, line in pairwise([None, *lines]):
+            said = line["output"]
+            said = said if isinstance(said, str) else json.dumps(said)
+            think = 0.0
+            if before is not None:
+                gap = (line["timestamp"] - before["timestamp"]) / 1e6
+                think = max(0.05, gap - calls[-1].answer / 100 - 0.3)
+            answer = min(max(1, len(said) // 4), MOST_ANSWER)
+            calls.append(Call(pieces(line["input"]), answer, think))
+        if calls:
+            sessions.append(calls)
+    return sessions
+
+
+# -- a replay
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How sessions are sent."""
+
+    config: SchedulerConfig
+    are_programs: bool = True
+
+
+SIDES = {
+    "programs": Side(CONFIG),
+    "pins": Side(replace(CONFIG, admission="unlimited")),
+    "requests": Side(CONFIG, are_programs=False),
+    "requests, fcfs": Side(replace(CONFIG, policy="fcfs"), are_programs=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    mean: float
+    p90: float
+    hits: float
+    computed: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} / {self.p90:.1f} / {100 * self.hits:.0f}"
+
+
+@dataclass(eq=False)
+class Replay:
+    """Sessions that begin at random, `rate` a second, on one side; what they took."""
+
+    sessions: list[Session]
+    side: Side
+    memory: int
+    rate: float
+    costs: tuple[float, float]
+    seed: int = 1
+    now: float = 0.0
+    todo: list[tuple[float, int, int]] = field(default_factory=list)
+    """Moment, session, call."""
+
+    def __post_init__(self) -> None:
+        config = replace(self.side.config, num_pages=self.memory // PAGE)
+        self.scheduler = Scheduler(config, CONTEXT, clock=lambda: self.now)
+        dice, at = random.Random(self.seed), 0.0
+        for number in range(len(self.sessions)):
+            at += dice.expovariate(self.rate)
+            heapq.heappush(self.todo, (at, number, 0))
+        self.began = {number: at for at, number, _ in self.todo}
+        self.seconds: list[float] = []
+        self.asked: dict[SequenceGroup, tuple[int, int]] = {}
+        self.pins: dict[tuple[int, int], Pin] = {}
+        self.cached = self.prompts = 0
+
+    def run(self) -> Outcome:
+        while len(self.seconds) < len(self.sessions):
+            while self.todo and self.todo[0][0] <= self.now:
+                self._ask(*heapq.heappop(self.todo)[1:])
+            if self.scheduler.idle:
+                self.now = self.todo[0][0]
+            else:
+                self._step()
+        times = sorted(self.seconds)
+        computed = self.scheduler.stats.computed_tokens
+        p90 = runner.percentile(times, 0.9)
+        return Outcome(mean(times), p90, self.cached / self.prompts, computed)
+
+    def _ask(self, number: int, turn: int) -> None:
+        call = self.sessions[number][turn]
+        program = number + 1 if self.side.are_programs else None
+        group = submit(self.scheduler, call.prompt[:], call.answer, program=program)
+        self.asked[group] = number, turn
+        self.prompts += len(call.prompt)
+
+    def _step(self) -> None:
+        """Or a millisecond in which the scheduler waits for a program."""
+        plan = self.scheduler.plan()
+        if not plan.rows:
+            self.now += 0.001
+            return
+        fixed, per_token = self.costs
+        self.now += fixed + per_token * plan.num_tokens
+        requests = collect_requests(plan)
+        results = StepResults((SampleResult(TOKEN, 0.0),) * len(requests.samples), ())
+        for one in self.scheduler.commit(plan, requests, results):
+            if one.ended:
+                self._ended(one.sequence)
+
+    def _ended(self, sequence: Sequence) -> None:
+        number, turn = self.asked.pop(sequence.group)
+        session = self.sessions[number]
+        self.cached += sequence.group.cached
+        node, pins = self.scheduler.end(sequence), self.scheduler.pins
+        assert node is not None
+        place = number, session[turn].agent
+        if self.side.are_programs:
+            old = self.pins.pop(place, None)
+            if any(call.agent == place[1] for call in session[turn + 1 :]):
+                self.pins[place] = pins.pin(node, number + 1)
+            if old is not None:
+                pins.unpin(old)
+        self.scheduler.unpin(node)
+        if turn + 1 == len(session):
+            self.seconds.append(self.now - self.began[number])
+        else:
+            think = session[turn + 1].think
+            heapq.heappush(self.todo, (self.now + think, number, turn + 1))
+
+
+# -- the blocks of a service's requests
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request of a service: its blocks, each of which says what all before it are."""
+
+    at: float
+    blocks: array[int]
+
+
+def served(folder: Path) -> list[Asked]:
+    """The requests of a folder's files."""
+    lines = [line for file in sorted(folder.glob("*.jsonl")) for line in file.open()]
+    read = [json.loads(line) for line in lines]
+    return [Asked(one["timestamp"] / 1000, array("i", one["hash_ids"])) for one in read]
+
+
+def serving(dice: random.Random, seconds: float = 3600.0) -> list[Asked]:
+    """Like an hour of a large provider's conversations: two thirds are asked once, the others again
+    after a minute or more with what was said; few beginnings are shared by many."""
+    found = list[Asked]()
+    number = 0
+
+    def fresh(count: float) -> array[int]:
+        nonlocal number
+        number += max(1, int(count))
+        return array("i", range(number - max(1, int(count)), number))
+
+    text = Texts(dice)
+    common = fresh(1)
+    shared = [fresh(text.spread(4, 30, 100)) for _ in range(40)]
+    at = 0.0
+    while at < seconds:
+        at += dice.expovariate(2.0)
+        blocks = common + (
+            shared[min(39, int(dice.expovariate(0.2)))] if dice.random() < 0.1 else fresh(1)
+        )
+        blocks = blocks + fresh(text.spread(12, 60, 240))
+        then = at
+        while then < seconds:
+            found.append(Asked(then, blocks))
+            if dice.random() > 0.45:
+                break
+            blocks = blocks + fresh(text.spread(2, 10, 60))
+            then += text.spread(70, 500, 3000)
+    return sorted(found, key=lambda one: one.at)
+
+
+POLICIES: dict[str, Callable[[int], EvictionPolicy | None]] = {
+    "LRU": lambda _: None,
+    "expected reuse": ExpectedReuse,
+}
+
+
+def found_in_tree(
+    requests: list[Asked], num_blocks: int, policy: EvictionPolicy | None = None
+) -> float:
+    """The part of the blocks that is in a tree of so many pages, each of one block, when asked for."""
+    pages = PageAllocator(num_blocks)
+    tree = RadixTree(1, pages, policy)
+    num_found = num_asked = 0
+    for one in requests:
+        tree.tick(one.at)
+        blocks = one.blocks[:num_blocks]
+        match = tree.match(blocks)
+        node = tree.lock(match.node, match.length)
+        num_found += match.length
+        num_asked += len(one.blocks)
+        missing = len(blocks) - match.length
+        tree.evict(missing - pages.num_free)
+        taken = pages.allocate(missing)
+        assert taken is not None, "nothing else is locked"
+        inserted = tree.insert(blocks, [*match.pages, *taken])
+        tree.unlock(node)
+        tree.ended(inserted.node, len(blocks) - 1)
+    return num_found / num_asked
+
+
+def optimum(requests: list[Asked], num_blocks: int) -> float:
+    """The part that is found where the leaf goes whose next use is farthest, which nobody can know."""
+    uses = defaultdict[int, list[int]](list)
+    for number, one in enumerate(requests):
+        for block in one.blocks:
+            uses[block].append(number)
+    held, parent, children = set[int](), dict[int, int](), Counter[int]()
+    passed, heap = Counter[int](), list[tuple[int, int]]()
+    num_found = 0
+
+    def wait(block: int) -> None:
+        """The block, a leaf, may go."""
+        left = uses[block][passed[block] :]
+        heapq.heappush(heap, (-(left[0] if left else len(requests)), block))
+
+    for one in requests:
+        found = list(takewhile(held.__contains__, one.blocks))
+        num_found += len(found)
+        for before, block in zip([-1, *one.blocks], one.blocks, strict=False):
+            passed[block] += 1
+            if block not in held:
+                held.add(block)
+                parent[block] = before
+                children[before] += 1
+        wait(one.blocks[-1])
+        while len(held) > num_blocks:
+            farthest, block = heapq.heappop(heap)
+            left = uses[block][passed[block] :]
+            is_now = -farthest == (left[0] if left else len(requests))
+            if block in held and not children[block] and is_now:
+                held.remove(block)
+                children[parent[block]] -= 1
+                if not children[parent[block]]:
+                    wait(parent[block])
+    return num_found / sum(len(one.blocks) for one in requests)
+
+
+# -- the command
+
+
+def main(
+    *,
+    like: Literal["miniswe", "magentic", "chat", "production"] = "miniswe",
+    trace: Annotated[Path | None, "a folder of traces instead"] = None,
+    sessions: int = 20,
+    rates: Annotated[runner.Floats, "sessions that begin in a second"] = (2.0,),
+    memory: Annotated[runner.Ints, "tokens"] = (60_000, 90_000, 120_000),
+    costs: Annotated[runner.Names, "of steps: cheap, dear"] = ("cheap", "dear"),
+    sides: Annotated[str, "those whose name contains this"] = "",
+    blocks: Annotated[runner.Ints, "of memory, for requests of a service"] = (1000, 3000, 10_000),
+) -> None:
+    """See above."""
+    if like == "production" or (trace is not None and is_service(trace)):
+        return production(serving(random.Random(1)) if trace is None else served(trace), blocks)
+    made = KINDS[like](random.Random(1), sessions) if trace is None else recorded(trace, sessions)
+    runner.head("costs", "a second", "memory", *(side for side in SIDES if sides in side), texts=1)
+    for cost, rate in product(costs, rates):
+        best = Replay(made, SIDES["pins"], FOR_ALL, rate, COSTS[cost]).run()
+        runner.say(cost, f"{rate:g}", "for all", best)
+        for tokens in memory:
+            cells = []
+            for name, side in SIDES.items():
+                if sides in name:
+                    got = Replay(made, side, tokens, rate, COSTS[cost]).run()
+                    cells.append(f"{got} / {got.computed / best.computed:.2f}")
+            runner.say(cost, f"{rate:g}", f"{tokens:,}", *cells)
+    return None
+
+
+def is_service(folder: Path) -> bool:
+    with next(iter(sorted(folder.glob("*.jsonl")))).open() as file:
+        return "hash_ids" in json.loads(file.readline())
+
+
+def production(requests: list[Asked], blocks: Items[int]) -> None:
+    seen = len({block for one in requests for block in one.blocks})
+    most = 1.0 - seen / sum(len(one.blocks) for one in requests)
+    print(f"{len(requests):,} requests, {seen:,} blocks, at most {100 * most:.1f} % found\n")
+    runner.head("blocks", *POLICIES, "optimum", texts=0)
+    for count in blocks:
+        found = [found_in_tree(requests, count, policy(count)) for policy in POLICIES.values()]
+        found.append(optimum(requests, count))
+        runner.say(f"{count:,}", *(f"{100 * part:.1f}" for part in found))
+
+
+runner.command(main)

@@ -1,0 +1,88 @@
+"""Rules of the replay of agents."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from benchmarks.agents import (
+    COSTS,
+    FOR_ALL,
+    SIDES,
+    Asked,
+    Call,
+    Replay,
+    coding,
+    found_in_tree,
+    optimum,
+    recorded,
+    teams,
+)
+
+
+def part_of_the_last(calls: list[Call]) -> list[float]:
+    return [
+        len(before.prompt) / len(after.prompt)
+        for before, after in pairwise(calls)
+        if after.prompt[: len(before.prompt)] == before.prompt
+    ]
+
+
+def test_made_sessions_are_like_the_recorded_ones() -> None:
+    """Of Mini-SWE-agent: 22 calls in the median, 94 % of a prompt from the one before it, at most
+    36,000 tokens; of Magentic agents 33 calls."""
+    sessions = coding(random.Random(1), 40)
+    assert 18 <= median(map(len, sessions)) <= 26
+    parts = [part for calls in sessions for part in part_of_the_last(calls)]
+    assert len(parts) == sum(len(calls) - 1 for calls in sessions)
+    assert 0.9 <= sum(parts) / len(parts) <= 0.97
+    assert 15_000 <= max(len(call.prompt) for calls in sessions for call in calls) <= 60_000
+    teamed = teams(random.Random(1), 40)
+    assert 27 <= median(map(len, teamed)) <= 36
+    assert {call.agent for calls in teamed for call in calls} == {0, 1, 2}
+
+
+def test_recorded_sessions_keep_what_prompts_share(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 3_000_000, "input": "a" * 40 + "b" * 20, "output": "c" * 8},
+        {"timestamp": 1_000_000, "input": "a" * 40, "output": "c" * 400},
+    ]
+    (tmp_path / "one.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    ((first, second),) = recorded(tmp_path, 9)
+    assert (len(first.prompt), first.answer, first.think) == (10, 100, 0.0)
+    assert second.prompt[:10] == first.prompt
+    assert round(second.think, 3) == 0.7  # of two seconds, one and 0.3 are the model's
+
+
+def test_a_replay_answers_each_call_and_finds_what_memory_has() -> None:
+    sessions = [calls[:3] for calls in coding(random.Random(2), 3)]
+    for side in SIDES.values():
+        replay = Replay(sessions, side, 200_000, 1.0, COSTS["cheap"])
+        outcome = replay.run()
+        assert 0.5 < outcome.hits < 1.0
+        assert 0.0 < outcome.mean <= outcome.p90
+        replay.scheduler.check()
+
+
+def test_blocks_are_found_while_the_tree_has_room_for_them() -> None:
+    ones, twos = (array("i", [n, n + 1]) for n in (1, 11))
+    requests = [Asked(float(n), blocks) for n, blocks in enumerate([ones, twos, ones, twos])]
+    assert found_in_tree(requests, 4) == 0.5
+    assert found_in_tree(requests, 2) == 0.0
+    assert optimum(requests, 4) == 0.5
+    assert optimum(requests, 3) == 0.375  # of the first two blocks again, and one of the others
+
+
+def test_sessions_that_fit_one_after_another_do_not_wait_for_memory() -> None:
+    """What all of them will have added in the end exceeds the memory by far; never at a time."""
+    sessions = [calls[:8] for calls in coding(random.Random(5), 12)]
+    largest = sum(len(calls[-1].prompt) for calls in sessions)
+    tokens = largest * 3 // 5
+    times = {}
+    for memory, side in ((FOR_ALL, "pins"), (tokens, "programs")):
+        times[side] = Replay(sessions, SIDES[side], memory, 1.0, COSTS["cheap"]).run().mean
+    assert times["programs"] < 1.03 * times["pins"]

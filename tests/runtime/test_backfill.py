@@ -1,0 +1,119 @@
+"""While the first in turn waits for memory, what fits and ends soon goes past it, within bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lmprog import wire
+from lmprog.config import SchedulerConfig
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
+from tests.runtime.rig import Rig
+from tests.runtime.test_shares_hold import LIAR, Asker, BusyRuntime
+
+IGNORING = wire.SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+class ShortMemory(Rig):
+    """128 tokens, of which a call that may have forty more runs."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(SchedulerConfig(**{"page_size": 4, "num_pages": 32, **changes}))
+        self.running = self.ask(1, 8, 40)
+        self.step()
+        self.large = self.ask(2, 8, 100)
+        """Its tokens and those that run do not fit together."""
+        self.step()
+        assert self.large.state is SequenceState.WAITING
+
+    def ask(self, first: int, length: int, max_tokens: int, client: str = "") -> Sequence:
+        return self.gen([first] * length, max_tokens, IGNORING, client=client)
+
+
+def test_a_short_call_goes_past_one_that_waits_for_memory() -> None:
+    rig = ShortMemory()
+    short = rig.ask(3, 4, 2)
+    for _ in range(3):
+        rig.step()
+    assert short.state is SequenceState.ENDED
+    assert rig.large.state is SequenceState.WAITING
+    rig.run()
+    assert rig.large.num_generated == 100
+
+
+def test_short_calls_of_other_clients_go_past_it_too() -> None:
+    rig = ShortMemory()
+    short = rig.ask(3, 4, 2, client="other")
+    rig.step()
+    assert short.state is SequenceState.RUNNING
+
+
+def test_a_call_that_would_not_end_before_the_first_can_begin_does_not_pass() -> None:
+    rig = ShortMemory()
+    long = rig.ask(3, 4, 60)
+    rig.step()
+    assert long.state is SequenceState.WAITING
+
+
+def test_a_call_that_does_not_fit_beside_what_those_that_run_may_add_does_not_pass() -> None:
+    rig = ShortMemory()
+    others = [rig.ask(number, 20, 4) for number in range(3, 9)]
+    rig.step()
+    running = [one for one in others if one.state is SequenceState.RUNNING]
+    assert 0 < len(running) < len(others)
+    rig.run()
+    assert not rig.scheduler.stats.preemptions
+
+
+def test_nobody_passes_who_came_later_than_the_margin_allows() -> None:
+    rig = ShortMemory(ageing=0.0)
+    short = rig.ask(3, 4, 2)
+    for _ in range(10):
+        rig.step()
+    assert short.state is SequenceState.WAITING, "it came after the first"
+    rig.run()
+    assert short.num_generated == 2
+
+
+def test_short_calls_without_end_do_not_move_the_beginning_of_the_first() -> None:
+    started = []
+    for with_short in (False, True):
+        rig, number = ShortMemory(), 3
+        while rig.large.state is SequenceState.WAITING:
+            if with_short:
+                number += 1
+                rig.ask(number % 90, 4, 2)
+            rig.step()
+        started.append(rig.scheduler.step)
+    assert started[1] <= started[0] + 4
+
+
+def test_calls_reserve_what_their_clients_calls_of_that_size_took() -> None:
+    rig = Rig(SchedulerConfig(page_size=4, num_pages=64))
+    programs = rig.scheduler.programs
+    for number in range(60):
+        one = rig.gen([number] * 4, 100, IGNORING, client="brief")
+        rig.step()
+        rig.scheduler.end(one)
+    brief = rig.gen([1] * 4, 100, IGNORING, client="brief")
+    other = rig.gen([2] * 4, 7, IGNORING, client="brief")
+    assert programs.expected_tokens(brief) < 5.0
+    assert programs.expected_tokens(other) == programs._generated_part * 7, "of another size"
+
+
+def waits_beside(liars: list[Asker]) -> list[float]:
+    """Seconds from asking to the answer, of short calls of one client in a small memory."""
+    small = Asker(b"small", 1, 8, 2)
+    runtime = BusyRuntime([small, *liars], num_pages=160, max_rows=8)
+    runtime.run(8)
+    assert len(small.waits) > 20
+    return sorted(small.waits)
+
+
+def test_who_reserves_most_of_the_memory_and_leaves_does_not_move_the_first_token_of_others() -> (
+    None
+):
+    liar = Asker(LIAR, 2, 8, 560)
+    liar.close_after = 1.5
+    alone, beside = waits_beside([]), waits_beside([liar])
+    assert beside[len(beside) // 2] <= 1.5 * alone[len(alone) // 2]
+    assert beside[int(0.99 * len(beside))] <= 3 * alone[int(0.99 * len(alone))]
