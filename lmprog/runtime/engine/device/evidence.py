@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from lmprog.runtime.engine.attention.reference import attend
 from lmprog.runtime.engine.device.driver import TYPE_NAMES, Driver, ModuleKey
 from lmprog.runtime.engine.device.kernels import (
     NUM_COUNTS,
-    WEIGHT_KINDS,
     Count,
     Kernels,
     NormArgs,
@@ -330,7 +329,8 @@ def kernel_errors(kernels: Kernels) -> dict[str, float]:
         "score_rows": _score_error,
         "torch's product": partial(_product_error, weight=None),
     }
-    for kind in WEIGHT_KINDS:
+    kinds: tuple[WeightKind, ...] = get_args(WeightKind)
+    for kind in kinds:
         if f"product_{kind}_few" in kernels.shapes:
             looks[f"products of {kind}"] = partial(_product_error, weight=_small(kind))
     return {name: look(kernels) for name, look in looks.items()}
@@ -433,7 +433,7 @@ def _rope_error(kernels: Kernels) -> float:
     driver.event().wait()
     exact = qkv.double()
     turned = exact[:, :both] / (exact[:, :both].pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
-    turned = torch.view_as_complex((turned * norm.double()).unflatten(-1, (dim // 2, 2)))
+    turned = torch.view_as_complex((turned * norm.double()).view(_TOKENS, both, dim // 2, 2))
     exact[:, :both] = torch.view_as_real(turned * turns[positions][:, None]).flatten(-2)
     pages = attention.pages.memory.cpu().view(shape.kept).view(-1, 2, kv_heads, 8, dim)
     found = pages[slots // 8, :, :, slots % 8].double()  # [tokens, 2, kv_heads, dim]
