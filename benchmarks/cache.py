@@ -27,7 +27,7 @@ import lmprog
 from benchmarks import runner
 from benchmarks.own_loop import OwnLoop
 from lmprog import launch, wire
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.engine.engine import select_engine

@@ -31,7 +31,7 @@ from typing import Annotated, Any
 from benchmarks import runner
 from benchmarks.streams import Seen, cancelled, closed_loop, open_loop, post, silent_streams
 from lmprog import launch, wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 
 # -- one request
 

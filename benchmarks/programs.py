@@ -33,7 +33,7 @@ from benchmarks.workloads import ALL
 from benchmarks.workloads.shape import Workload
 from benchmarks.workloads.text import Pieces, Writer
 from lmprog import launch
-from lmprog.backends.runtime_backend import RuntimeBackend, describe, flush
+from lmprog.backends.client import RuntimeBackend, describe, flush
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.decorator import function
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer

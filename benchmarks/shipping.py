@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import lmprog
 from benchmarks import runner
 from lmprog import launch, wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import LmprogError
 from lmprog.transport import GreetedChannel
 

@@ -26,7 +26,7 @@ import msgspec
 
 import lmprog
 from benchmarks import runner
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.launch import Connection, greet
 from lmprog.runtime.assembly import assemble

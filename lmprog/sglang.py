@@ -28,13 +28,11 @@ if TYPE_CHECKING:
     from lmprog import system as system
     from lmprog import user as user
     from lmprog.backends.blackbox.server_backend import RuntimeEndpoint as RuntimeEndpoint
-    from lmprog.backends.connecting.global_config import global_config as global_config
     from lmprog.lang.ops.expressions import greedy_token_selection as greedy_token_selection
     from lmprog.lang.ops.expressions import token_length_normalized as token_length_normalized
     from lmprog.lang.ops.expressions import (
         unconditional_likelihood_normalized as unconditional_likelihood_normalized,
     )
-    from lmprog.lang.ops.schema_regex import build_regex_from_object as build_regex_from_object
     from lmprog.lang.ops.spelling import assistant_begin as assistant_begin
     from lmprog.lang.ops.spelling import assistant_end as assistant_end
     from lmprog.lang.ops.spelling import gen_int as gen_int
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
     from lmprog.lang.ops.spelling import user_end as user_end
     from lmprog.lang.ops.spelling import video as video
     from lmprog.lang.sglang_engine import Engine as Engine
+    from lmprog.lang.sglang_engine import build_regex_from_object as build_regex_from_object
+    from lmprog.lang.sglang_engine import global_config as global_config
 
 _OPS = (
     "assistant_begin", "assistant_end", "gen_int", "gen_string", "image", "separate_reasoning",
@@ -62,8 +62,8 @@ _HOMES = {
     **dict.fromkeys(_CHOICES, "lmprog.lang.ops.expressions"),
     "Engine": "lmprog.lang.sglang_engine",
     "RuntimeEndpoint": "lmprog.backends.blackbox.server_backend",
-    "build_regex_from_object": "lmprog.lang.ops.schema_regex",
-    "global_config": "lmprog.backends.connecting.global_config",
+    "build_regex_from_object": "lmprog.lang.sglang_engine",
+    "global_config": "lmprog.lang.sglang_engine",
 }
 
 __all__ = sorted({*_HOMES, *lmprog.__all__})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmprog.cli import demo, demo_parts
+from lmprog.cli import demo
 from lmprog.cli.arguments import parser
 
 ROOT = Path(__file__).parents[1]
@@ -60,11 +60,11 @@ def test_a_terminal_gets_color_and_a_wide_one_keeps_a_margin(
 
 
 def test_it_shows_each_program_and_what_came_out(printed: str) -> None:
-    for part in demo_parts.PARTS:
+    for part in demo.PARTS:
         assert f"def {part.program.function.__name__}(s: lmprog.Branch" in printed
         assert part.call in printed
-    assert printed.count("  -> ") == len(demo_parts.REVIEWS) + len(demo_parts.QUESTIONS)
-    assert len(re.findall(r"\(positive \d+%, negative \d+%\)", printed)) == len(demo_parts.REVIEWS)
+    assert printed.count("  -> ") == len(demo.REVIEWS) + len(demo.QUESTIONS)
+    assert len(re.findall(r"\(positive \d+%, negative \d+%\)", printed)) == len(demo.REVIEWS)
     assert re.search(
         r"Person\(name='.*', age=-?\d+, town='.*', animal='.*'\)", printed.replace("\n  ", " ")
     )
@@ -74,7 +74,7 @@ def test_it_shows_each_program_and_what_came_out(printed: str) -> None:
 def test_its_figures_add_up_and_show_that_work_was_shared(printed: str) -> None:
     table = _table(printed)
     total = table.pop("all")
-    assert list(table) == [part.program.function.__name__ for part in demo_parts.PARTS]
+    assert list(table) == [part.program.function.__name__ for part in demo.PARTS]
     for column, figure in enumerate(total[:5]):
         assert figure == sum(row[column] for row in table.values())
     prompt, in_tree, computed, forced, passes = zip(
@@ -82,8 +82,8 @@ def test_its_figures_add_up_and_show_that_work_was_shared(printed: str) -> None:
     )
     classify, ask_all, extract, samples = range(4)
     assert in_tree[classify] > computed[classify] / 2
-    assert passes[classify] <= len(demo_parts.REVIEWS)
-    assert in_tree[ask_all] > 2 * len(demo_parts.PASSAGE.split())
+    assert passes[classify] <= len(demo.REVIEWS)
+    assert in_tree[ask_all] > 2 * len(demo.PASSAGE.split())
     assert forced[extract] > 10
     assert passes[extract] < computed[extract] / 2
     assert in_tree[samples] == 2 * (

@@ -13,7 +13,7 @@ import pytest
 
 from tests.house import ROOT, House
 
-FILES = {"gen": 56, "select": 56, "json": 65, "chat": 70}
+FILES = {"gen": 55, "select": 55, "json": 63, "chat": 69}
 """Of the package, that a call passes; the aim is 45, 45, 65 and 60."""
 VALUES = 35
 """Value classes that a plain gen passes; the aim is 16."""
@@ -68,7 +68,7 @@ def hello(s):
 
 hello
 lmprog.gen
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 client = sorted(name for name in sys.modules if name.startswith("lmprog"))
 from lmprog.config import RuntimeConfig
 from lmprog.launch import greet
@@ -148,9 +148,9 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
 
 
 MOST_FILES = 456
-MOST_LINES = 97_670
+MOST_LINES = 102_300
 """Of the package; the aims are 420 and 84,000."""
-MOST_BESIDE = 46
+MOST_BESIDE = 44
 """Files that only one file of their own folder imports; the aim is 40."""
 
 

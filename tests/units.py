@@ -157,7 +157,7 @@ DOORS = {
     "pydantic": "lmprog.lang lmprog.server.http",
     "pydantic_core": "lmprog.server.http",
     "outlines": "lmprog.lang.ops.outlines_terms",
-    "outlines_core": "lmprog.lang.ops.schema_regex",
+    "outlines_core": "lmprog.lang.sglang_engine",
     "yaml": "lmprog.server.options.configuration",
     "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.trace_file",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),

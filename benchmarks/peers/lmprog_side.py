@@ -19,7 +19,7 @@ import lmprog
 from benchmarks.ledger import Tap
 from benchmarks.peers.side_loop import Case, serve
 from lmprog import launch
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
 

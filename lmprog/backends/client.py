@@ -8,7 +8,7 @@ Ops are buffered in an outbox. A call made in a plain thread is sent at once, to
 before it; a call made on an event loop is sent at the end of the loop's turn, so that the ops of
 one turn form one frame. One background thread receives. When the channel reports that the runtime
 is gone, every pending and later call fails with that error. This module knows neither programs nor
-the meaning of replies.
+the meaning of replies, but for those about a runtime as a whole (`describe`, `flush`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TypeAlias
+from types import TracebackType
+from typing import Protocol, Self, TypeAlias
 
 from lmprog import wire
-from lmprog.errors import Cancelled, LmprogError, RuntimeGone, from_wire
+from lmprog.errors import Cancelled, LmprogError, ProtocolError, RuntimeGone, from_wire
 from lmprog.transport import GreetedChannel, ReplyReader
 
 CallOp: TypeAlias = (
@@ -303,6 +304,61 @@ class Client:
             self._outbox.clear()
         for call in waiting:
             call.finish(error)
+
+
+class RuntimeBackend:
+    """Owns a client over `channel`. A context manager: leaving it closes the client."""
+
+    def __init__(self, channel: GreetedChannel) -> None:
+        self._client = Client(channel)
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Backed(Protocol):
+    """A backend, as far as it is needed here."""
+
+    @property
+    def client(self) -> Client: ...
+
+
+def ask(backend: _Backed, op: CallOp) -> LastReply:
+    """Makes one call about the runtime as a whole; blocks. Raises the error it fails with."""
+    call = backend.client.call(op)
+    backend.client.flush()
+    outcome = call.wait()
+    if isinstance(outcome, LmprogError):
+        raise outcome
+    return outcome
+
+
+def describe(backend: _Backed) -> dict[str, float]:
+    """The runtime's statistics, by name."""
+    reply = ask(backend, wire.Describe(backend.client.number()))
+    if not isinstance(reply, wire.Described):
+        raise ProtocolError(f"asked for figures, the runtime answered {type(reply).__name__}")
+    return reply.figures
+
+
+def flush(backend: _Backed) -> None:
+    """Evicts every page of the runtime's cache that no live branch uses."""
+    ask(backend, wire.Flush(backend.client.number()))
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

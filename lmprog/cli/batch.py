@@ -3,12 +3,14 @@ resumes after an interruption.
 
 Each line of the input is `{"custom_id", "method", "url", "body"}`; each line of the output has the
 same `custom_id` with a `response`, or an `error` if there was none. Requests with a response in the
-output are not sent again. Knows files and lines; an `Endpoint` knows HTTP.
+output are not sent again. Without a server's address one is started here, with a random key. Knows
+files and lines; an `Endpoint` knows HTTP.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -24,7 +26,42 @@ from typing import Any, BinaryIO
 from tqdm import tqdm
 
 from lmprog.cli.http_endpoint import Endpoint, HttpAnswer
-from lmprog.errors import InvalidParameter, LmprogError
+from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
+from lmprog.launch import RuntimeProcess
+from lmprog.server.http.http_server import HttpServer, bind, url_of
+from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.service import serve
+
+START_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def own_server(model: str, requests: int) -> Iterator[tuple[str, str]]:
+    """(URL, key) of a server for `requests` concurrent requests, for as long as the block runs."""
+    key = secrets.token_hex(24)  # as an argument it must not look like an option
+    settings = ServerSettings(port=0, api_keys=(key,), max_running=max(256, requests), drain=1.0)
+    bound = bind(settings)
+    ready = threading.Event()
+    servers: list[HttpServer] = []
+
+    def when_ready(server: HttpServer) -> None:
+        servers.append(server)
+        ready.set()
+
+    with RuntimeProcess(model) as runtime:
+        thread = threading.Thread(
+            target=lambda: asyncio.run(serve(settings, runtime, bound, when_ready))
+        )
+        thread.start()
+        try:
+            if not ready.wait(START_SECONDS):
+                raise RuntimeGone("The server did not start.")
+            yield url_of(bound), key
+        finally:
+            for server in servers:
+                server.stop_now()
+            thread.join()
+
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/programs", "/generate")
 MOST_TRIES = 8
@@ -71,7 +108,6 @@ def server(given: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
     if given.url:
         yield given.url, given.api_key
         return
-    from lmprog.cli.own_server import own_server
 
     with own_server("nano" if given.model is None else given.model, given.concurrency) as found:
         yield found

@@ -20,8 +20,8 @@ import msgspec
 
 from lmprog import wire
 from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
+from lmprog.backends.client import RuntimeBackend
 from lmprog.backends.connecting.embedded import Runtime, connect
-from lmprog.backends.runtime_backend import RuntimeBackend
 from lmprog.errors import InvalidParameter, Paused, UnknownName
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.program import Program

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import MaskRow, State
 from lmprog.constraints.net import UNREACHABLE, UniqueArray
-from lmprog.constraints.pieces import Pieces, without
 from lmprog.constraints.regular import RegularConstraint
+from lmprog.constraints.seam import Pieces, without
 from lmprog.constraints.vocabulary import Vocabulary
 
 _END = ord("]")

@@ -23,8 +23,16 @@ from typing import Any, Literal, overload
 from lmprog.backends.client import running_loop
 from lmprog.errors import Cancelled, ProgramError, not_allowed
 from lmprog.evaluation.evaluated import Evaluation
-from lmprog.evaluation.evaluated_row import EvaluatedRow, Prices, RowWork, named_by, priced, work_of
-from lmprog.evaluation.row_file import RowFile, run_file
+from lmprog.evaluation.evaluated_row import (
+    EvaluatedRow,
+    Prices,
+    RowFile,
+    RowWork,
+    named_by,
+    priced,
+    run_file,
+    work_of,
+)
 from lmprog.evaluation.rows import (
     MeasuredProgram,
     Metric,

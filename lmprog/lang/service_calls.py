@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lmprog.backends import Backend
-from lmprog.backends.runtime_backend import describe, flush
+from lmprog.backends.client import describe, flush
 from lmprog.lang.branches.scope import uncached_backend_of
 
 

@@ -1,18 +1,25 @@
-"""`Engine`: SGLang's name for a runtime that is asked for texts, one prompt or many, without a
-program.
+"""What SGLang's programs use besides its language: `Engine`, a runtime that is asked for texts, one
+prompt or many, without a program; `global_config`, process-wide settings, as far as they apply; and
+`build_regex_from_object`, a regular expression for the JSON of a schema, which is outlines-core's
+as SGLang's is.
 
-Its prompts are programs of one call here, so it is a backend as well. Knows SGLang's spellings.
+An engine's prompts are programs of one call here, so it is a backend as well. Of `global_config`
+the default backend can be set. What else it has is fixed here: another value is an error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from lmprog.backends import Backend
+from lmprog.backends.client import flush
+from lmprog.backends.connecting.default import given_backend, set_default_backend
 from lmprog.backends.connecting.embedded import Runtime
-from lmprog.backends.runtime_backend import flush
-from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.errors import InvalidParameter, NotSupported, UnknownName, UnsupportedSchema
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.gen import Gen
 from lmprog.lang.branches.text_followers import meta_info
@@ -20,12 +27,91 @@ from lmprog.lang.decorator import function
 from lmprog.lang.service_calls import get_server_info
 from lmprog.lang.streaming.feed import Done, Text
 
+
+def build_regex_from_object(
+    object: str | type | Mapping[str, Any], whitespace_pattern: str | None = None
+) -> str:
+    """The regular expression of a JSON schema, as a text or an object, or of a type: for
+    `gen(regex=...)`. Raises `UnsupportedSchema` for what outlines-core does not know.
+    """
+    try:
+        library = importlib.import_module("outlines_core.json_schema")
+    except ImportError:
+        raise NotSupported(
+            "build_regex_from_object needs the package outlines-core: pip install outlines-core; "
+            "or give gen the type itself, or json_schema="
+        ) from None
+    try:
+        made: str = library.build_regex_from_schema(_schema(object), whitespace_pattern)
+    except (ValueError, TypeError) as error:
+        raise UnsupportedSchema(f"outlines-core has no regex of this schema: {error}") from None
+    return made
+
+
+def _schema(given: str | type | Mapping[str, Any]) -> str:
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Mapping):
+        return json.dumps(given)
+    from lmprog.lang.ops.type_schemas import schema_of
+
+    return json.dumps(schema_of(given))
+
+
+_FIXED: dict[str, tuple[object, str]] = {
+    "verbosity": (0, "programs print nothing"),
+    "skip_special_tokens_in_output": (True, "give gen(skip_special_tokens=False)"),
+    "spaces_between_special_tokens_in_out": (True, "tokens are joined as they are"),
+    "enable_precache_with_tracing": (
+        False,
+        "a prefix is shared from the moment it is scheduled; nothing to do before",
+    ),
+    "enable_parallel_encoding": (
+        False,
+        "a join refers to what its branches gained; nothing is encoded again",
+    ),
+}
+
+
+class GlobalConfig:
+    """Attributes of SGLang's `global_config`."""
+
+    @property
+    def default_backend(self) -> Backend | None:
+        """What `set_default_backend` was given; None: an embedded runtime, once one is needed."""
+        return given_backend()
+
+    @default_backend.setter
+    def default_backend(self, backend: Backend | None) -> None:
+        set_default_backend(backend)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FIXED:
+            raise AttributeError(
+                f"global_config has no {name!r}; it has default_backend, {', '.join(_FIXED)}"
+            )
+        return _FIXED[name][0]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "default_backend":
+            object.__setattr__(self, name, value)
+        elif name not in _FIXED:
+            message = f"global_config has no {name!r}; it has default_backend, {', '.join(_FIXED)}"
+            raise UnknownName(message, name=name)
+        elif value != _FIXED[name][0]:
+            always, why = _FIXED[name]
+            raise NotSupported(f"{name}={value!r} cannot be set, it is always {always!r}: {why}")
+
+
+global_config = GlobalConfig()
+
+
 Result: TypeAlias = dict[str, Any]
 """`text` and `meta_info`."""
 Params: TypeAlias = Mapping[str, Any]
 
 _RENAMED = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
-_FIXED = {"spaces_between_special_tokens": True, "no_stop_trim": False}
+_FIXED_PARAMS = {"spaces_between_special_tokens": True, "no_stop_trim": False}
 """What this runtime does in any case, with the value that says so."""
 
 
@@ -140,10 +226,10 @@ def _keywords(params: Params) -> dict[str, Any]:
     """SGLang's sampling parameters as keywords of `gen`."""
     found: dict[str, Any] = {}
     for name, value in params.items():
-        if name in _FIXED:
-            if value is not None and value != _FIXED[name]:
+        if name in _FIXED_PARAMS:
+            if value is not None and value != _FIXED_PARAMS[name]:
                 raise NotSupported(
-                    f"{name}={value!r} is not supported: here it is always {_FIXED[name]!r}"
+                    f"{name}={value!r} is not supported: here it is always {_FIXED_PARAMS[name]!r}"
                 )
         elif value is not None:
             found[_RENAMED.get(name, name)] = value

@@ -83,9 +83,10 @@ class EvictionOrder:
         self.num_pages += count
         if node.pins:
             self.num_pinned += count
-            _append(self._pinned, node)
-        else:
-            _append(self._plain[node.kind], node)
+        end = self._pinned if node.pins else self._plain[node.kind]
+        newest = end.older
+        node.older, node.newer = newest, end
+        newest.newer = end.older = node
 
     def remove(self, node: Node) -> None:
         count = len(node.pages)
@@ -112,7 +113,10 @@ class EvictionOrder:
                 older, newer = node.older, node.newer
                 older.newer, newer.older = newer, older
                 node.used = now
-                _append(pinned if node.pins else plain[node.kind], node)
+                end = pinned if node.pins else plain[node.kind]
+                newest = end.older  # no call for each node of a path
+                node.older, node.newer = newest, end
+                newest.newer = end.older = node
             node = parent
 
     def next_victim(self) -> Node | None:
@@ -191,12 +195,6 @@ def _queue() -> Node:
     end = Node(None, "", 0, b"", [])
     end.older = end.newer = end
     return end
-
-
-def _append(end: Node, node: Node) -> None:
-    newest = end.older
-    node.older, node.newer = newest, end
-    newest.newer = end.older = node
 
 
 def _oldest_first(end: Node) -> Iterator[Node]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.engine.model.locate import NANO

@@ -9,7 +9,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import flush
+from lmprog.backends.client import flush
 from lmprog.errors import CheckpointMismatch, InvalidParameter, NotSupported, UnknownName
 from lmprog.journal import needed
 from lmprog.runtime.engine.model.locate import NANO

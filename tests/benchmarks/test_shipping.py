@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.shipping import PROGRAMS, DelayedChannel, measured, ship
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import LmprogError, RuntimeGone
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmprog.cli.own_server import own_server
+from lmprog.cli.batch import own_server
 
 
 @pytest.fixture(scope="session")

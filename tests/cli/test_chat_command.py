@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.backends.client import Client
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import Client, RuntimeBackend
 from lmprog.cli import chat, main
 from lmprog.cli.http_endpoint import Endpoint
 from lmprog.launch import greet

@@ -19,7 +19,7 @@ from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.compiling.llguidance_engine import _Tokenizer
 from lmprog.constraints.constraint import CompileLimits, Constraint
-from lmprog.constraints.grammar.gbnf import read_gbnf
+from lmprog.constraints.grammar.read import read_gbnf
 from lmprog.constraints.grammar.rules import (
     Part,
     RuleChoice,

@@ -17,7 +17,7 @@ from lmprog.constraints import charset
 from lmprog.constraints import vocabulary as module
 from lmprog.constraints.charset import contains, union
 from lmprog.constraints.constraint import bit_row
-from lmprog.constraints.pieces import Pieces
+from lmprog.constraints.seam import Pieces
 from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Bucket, Trie, Vocabulary, build_trie, groups
 from lmprog.errors import ModelError

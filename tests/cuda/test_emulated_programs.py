@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.native import compiler, kernels_folder
 from lmprog.runtime.assembly import assemble

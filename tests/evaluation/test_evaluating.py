@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import (
     CheckpointMismatch,
     ContextOverflow,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import CheckpointMismatch, InvalidParameter, LmprogError, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel

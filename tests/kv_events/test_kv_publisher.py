@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend, describe, flush
+from lmprog.backends.client import RuntimeBackend, describe, flush
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.assembly import assemble

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.launch import greet
 from tests.lang.small_runtime import Real, Small
 

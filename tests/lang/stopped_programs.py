@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.launch import greet
 from tests.lang.small_runtime import Real
 

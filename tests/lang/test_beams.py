@@ -11,7 +11,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.lang.runs.run_replay import replay
 from lmprog.simulation import oracle

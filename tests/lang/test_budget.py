@@ -11,7 +11,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.errors import DeadlineExceeded, InvalidParameter, TokenBudgetExceeded
 from lmprog.testing import Hold, Scripted
 

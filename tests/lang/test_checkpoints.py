@@ -20,7 +20,7 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.backends.blackbox.openai_backend import OpenAI
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.errors import (
     CheckpointMismatch,
     InvalidParameter,

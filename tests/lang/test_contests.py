@@ -12,7 +12,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import Cancelled, ContextOverflow, InvalidParameter, ProgramError
 from lmprog.runtime.programs.result_selection import majority
 from lmprog.testing import Hold, Scripted

@@ -14,7 +14,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.lang.ops.type_schemas import schema_of

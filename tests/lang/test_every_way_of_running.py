@@ -11,7 +11,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.testing import Hold, Scripted, Scripting
 from tests.lang.ways_of_running import Machines, differences, machines
 

@@ -13,7 +13,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import InvalidParameter
 from lmprog.launch import greet
 from lmprog.testing import Scripted

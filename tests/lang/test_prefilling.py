@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import IncompleteValue, NotSupported, UnsupportedSchema
 from tests.backends.programs import FACTS, on
 from tests.backends.scripted_api import ScriptedApi

@@ -11,7 +11,7 @@ import time
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import Cancelled, ContextOverflow, ModelError, ProgramError
 from lmprog.testing import Hold, Scripted, Scripting
 from tests.lang.small_runtime import Small

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import InvalidParameter, ModelError, ProgramError
 from lmprog.lang.ops.reasoning import Marks, Splitter
 from lmprog.testing import Hold, Scripted, Scripting

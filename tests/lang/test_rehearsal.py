@@ -14,7 +14,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.errors import ProgramError
 from lmprog.lang.ops.type_schemas import schema_of, value_of
 from lmprog.lang.rehearsal.double import placeholder

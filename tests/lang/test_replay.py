@@ -11,7 +11,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.cli import main
 from lmprog.errors import ContextOverflow, ModelError, ProtocolError, RequestRejected
 from lmprog.lang.checkpoints import checkpoint_file

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import (
     CheckpointMismatch,
     ContextOverflow,

@@ -13,7 +13,7 @@ import pytest
 
 import lmprog
 from lmprog import errors
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import ContextOverflow
 from lmprog.testing import Scripted
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import describe
+from lmprog.backends.client import describe
 from lmprog.errors import InvalidParameter
 from lmprog.testing import Scripted
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.errors import InvalidParameter, NotSupported, ProgramError, UnknownName
 from lmprog.launch import greet
 from lmprog.testing import Hold, Scripted

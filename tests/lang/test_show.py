@@ -11,7 +11,7 @@ import time
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import ContextOverflow, TokenBudgetExceeded
 from lmprog.lang.runs.work_view import ShownPart, parts_of
 from lmprog.launch import greet

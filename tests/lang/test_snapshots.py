@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.errors import Cancelled, ProgramError
 from lmprog.testing import Hold, Scripted
 

@@ -10,7 +10,7 @@ import time
 import traceback
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import ContextOverflow
 from lmprog.launch import greet
 from tests.lang.small_runtime import Real

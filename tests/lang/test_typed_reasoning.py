@@ -10,7 +10,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import ContextOverflow, ModelError
 from lmprog.lang.ops.reasoning import Marks
 from lmprog.launch import greet

@@ -11,7 +11,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.errors import ContextOverflow, DeadlineExceeded, InvalidParameter, RuntimeGone
 from lmprog.lang.ops.expressions import ChoiceMethod
 from lmprog.launch import greet

@@ -31,8 +31,7 @@ from lmprog.backends import Backend
 from lmprog.backends.blackbox.api_backend import ApiBackend
 from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
-from lmprog.backends.client import Client, ClientCall
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import Client, ClientCall, RuntimeBackend
 from lmprog.errors import LmprogError
 from lmprog.fleet.router import Router
 from lmprog.runtime.text.tokenizer import HfTokenizer

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.launch import greet
 from lmprog.runtime.loop import Loop
 from lmprog.transport import LocalRuntimeChannel

@@ -203,7 +203,7 @@ def test_a_step_is_charged_by_what_it_was_expected_to_take_and_then_by_what_it_t
     bill.charge("b", 1, 2)
     bill.charge("a", 1, 0)
     assert (shares.served("a"), shares.served("b")) == (6.0, 3.0)
-    shares.settle(bill.parts(), 18.0, (2.0, 0.5))
+    shares.settle(bill.parts(), 18.0, lambda _: (2.0, 0.5))
     assert (shares.served("a"), shares.served("b")) == (12.0, 6.0)
     assert shares.totals[""].step_seconds == 18.0
 

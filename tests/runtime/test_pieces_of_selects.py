@@ -8,7 +8,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.runtime.programs import delivery
-from lmprog.runtime.programs.host_work import TURN_SECONDS, HostWork, Pieces
+from lmprog.runtime.programs.clients import TURN_SECONDS, HostWork, Pieces
 from lmprog.runtime.scheduling.waiting_queue import ClientShares
 from lmprog.simulation.fake_engine import LetterTokenizer
 from tests.runtime.talk import ME, Talk, done, failed, text

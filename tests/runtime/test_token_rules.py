@@ -13,7 +13,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.constraints.constraint import NARROW, MaskRow
-from lmprog.constraints.pieces import both, mask_row
+from lmprog.constraints.seam import both, mask_row
 from lmprog.runtime.scheduling.generation import BannedSequences, Generation
 from lmprog.runtime.text.tokenizer import ByteTokenizer
 from lmprog.simulation.fake_engine import LetterTokenizer

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, RuntimeGone
 from lmprog.launch import RuntimeProcess

@@ -19,7 +19,7 @@ import pytest
 
 import lmprog
 from lmprog import wire
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, LmprogError, NotSupported
 from lmprog.native import compiler

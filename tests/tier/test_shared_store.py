@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 import lmprog
-from lmprog.backends.runtime_backend import RuntimeBackend, describe
+from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.launch.runtime_process import replica_options
 from lmprog.native import compiler
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.tier import disk_store, questions, second_tier
+from lmprog.runtime.tier import disk_store, second_tier, shared_pages
 from lmprog.runtime.tier.disk_store import DiskStore
 from lmprog.runtime.tier.page_store import PageKey
 from lmprog.runtime.tier.second_tier import PageWorth
@@ -74,7 +74,7 @@ def _as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     waits for its turn.
     """
     monkeypatch.setattr(PageWorth, "_is_worth", lambda self, saved, cost: True)
-    monkeypatch.setattr(questions, "FIND_SECONDS", 30.0)
+    monkeypatch.setattr(shared_pages, "FIND_SECONDS", 30.0)
     monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 30.0)
 
 
@@ -148,7 +148,7 @@ def test_a_store_that_fails_costs_nobody_a_right_answer(
     with runtime(**store) as warm:
         assert answers(warm, FEW) == expected[: len(FEW)]
     monkeypatch.setattr(disk_store, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(questions, "FIND_SECONDS", 0.02)
+    monkeypatch.setattr(shared_pages, "FIND_SECONDS", 0.02)
     monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 0.02)
     with runtime(num_pages=40, **store) as backend:
         failing.fails = True
@@ -158,7 +158,7 @@ def test_a_store_that_fails_costs_nobody_a_right_answer(
             assert told["tier_pages_loaded"] == 0
         failing.fails = False
         failing.goes_on.set()
-        monkeypatch.setattr(questions, "FIND_SECONDS", 30.0)
+        monkeypatch.setattr(shared_pages, "FIND_SECONDS", 30.0)
         monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 30.0)
         answers(backend, range(5))  # questions of before are answered
         assert answers(backend, FEW) == expected[: len(FEW)]
@@ -176,7 +176,7 @@ def test_a_store_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.Mo
         return original(self, keys)
 
     monkeypatch.setattr(DiskStore, "find", find)
-    monkeypatch.setattr(questions, "FIND_SECONDS", 0.02)
+    monkeypatch.setattr(shared_pages, "FIND_SECONDS", 0.02)
     with runtime(num_pages=40, **store) as backend:
         failing.fails = True
         answers(backend, FEW)
@@ -192,7 +192,7 @@ def test_a_server_that_stops_and_dies_costs_nobody_a_right_answer(
     with redis_server() as (url, process), runtime(num_pages=40, kv_store=url) as backend:
         assert answers(backend, FEW) == expected[: len(FEW)]
         assert describe(backend)["tier_pages_stored"] > 40
-        monkeypatch.setattr(questions, "FIND_SECONDS", 0.02)
+        monkeypatch.setattr(shared_pages, "FIND_SECONDS", 0.02)
         monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 0.02)
         process.send_signal(signal.SIGSTOP)
         assert answers(backend, FEW) == expected[: len(FEW)]

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lmprog import launch
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.transport import CurveClient, client_keys

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from lmprog.backends.runtime_backend import RuntimeBackend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, FleetChannel

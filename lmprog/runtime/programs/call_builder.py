@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from lmprog import wire
 from lmprog.constraints.constraint import Constraint, State
-from lmprog.constraints.pieces import Pieces, mask_row
-from lmprog.constraints.seam import Seam, Stops
+from lmprog.constraints.seam import Pieces, Seam, Stops, mask_row
 from lmprog.constraints.search import TextSearch
 from lmprog.errors import (
     InvalidParameter,

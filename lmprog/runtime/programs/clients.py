@@ -9,6 +9,9 @@ ops have taken the least time, so that a client that sends many or costly ops de
 not the others. A client that begins to send again has no credit for the time in which it sent
 nothing.
 
+What takes long on the host for one call is done between steps, a piece at a time (`HostWork`), each
+time one of the client that was served least, on whose account it is.
+
 Clients tell each other of the programs that they send here: fleets, mostly, which lead programs
 to where their prefixes are. Keys are passed on, whatever they stand for.
 
@@ -21,9 +24,9 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from lmprog import wire
 from lmprog.constraints.constraint import Constraint
@@ -35,10 +38,47 @@ from lmprog.runtime.programs.result_selection import ResultSelector, RunningCont
 from lmprog.runtime.programs.select_scoring import Ballot
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
 from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup
+from lmprog.runtime.scheduling.waiting_queue import ClientShares
 from lmprog.runtime.text.stream import TextEnd, TextStream
 from lmprog.runtime.text.tokenizer import Tokenizer
 from lmprog.transport import ClientId, Gone, Received
 from lmprog.wire import Failed, Generate, Output, Read, Select, TokenLogprob, Usage
+
+TURN_SECONDS = 0.005
+"""By which a step may be delayed; the piece that is begun last may go beyond."""
+
+Pieces: TypeAlias = Generator[None, None, None]
+
+
+@dataclass(eq=False, slots=True)
+class _Work:
+    payer: Client
+    pieces: Pieces
+    is_wanted: Callable[[], bool]
+
+
+class HostWork:
+    """What is done for all clients."""
+
+    def __init__(self, shares: ClientShares, clock: Callable[[], float]) -> None:
+        self._shares = shares
+        self._clock = clock
+        self.under_way: list[_Work] = []
+
+    def begin(self, payer: Client, pieces: Pieces, is_wanted: Callable[[], bool]) -> None:
+        """The first piece is done in the next turn."""
+        self.under_way.append(_Work(payer, pieces, is_wanted))
+
+    def turn(self) -> None:
+        now = self._clock()
+        ends = now + TURN_SECONDS
+        while self.under_way and now < ends:
+            work = min(self.under_way, key=lambda one: self._shares.served(one.payer))
+            if not work.is_wanted() or next(work.pieces, self) is self:
+                work.pieces.close()
+                self.under_way.remove(work)
+            before, now = now, self._clock()
+            self._shares.work(work.payer, now - before)
 
 
 @dataclass(eq=False, slots=True)

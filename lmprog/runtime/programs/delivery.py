@@ -30,6 +30,8 @@ from lmprog.runtime.programs.call_builder import CallBuilder, ServedModel
 from lmprog.runtime.programs.clients import (
     ActiveCall,
     GenerateRun,
+    HostWork,
+    Pieces,
     Run,
     SelectRun,
     failed,
@@ -38,7 +40,6 @@ from lmprog.runtime.programs.clients import (
     output_of,
     usage_of,
 )
-from lmprog.runtime.programs.host_work import HostWork, Pieces
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector, RunningContest
 from lmprog.runtime.programs.select_scoring import at_once, choose, score_pieces
 from lmprog.runtime.scheduling import sequence as sequences

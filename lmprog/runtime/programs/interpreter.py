@@ -54,6 +54,7 @@ from lmprog.runtime.programs.clients import (
     MAX_CALLS,
     ActiveCall,
     ClientState,
+    HostWork,
     PrefixNews,
     Run,
     failed,
@@ -61,7 +62,6 @@ from lmprog.runtime.programs.clients import (
     unknown_branch,
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
-from lmprog.runtime.programs.host_work import HostWork
 from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim

@@ -202,7 +202,10 @@ class Growth(NamedTuple):
         return self.known + max(0.0, most - size)
 
     def plus(self, other: Growth, times: int = 1) -> Growth:
-        return Growth(*(mine + times * its for mine, its in zip(self, other, strict=True)))
+        known, size, later = other
+        return Growth(
+            self.known + times * known, self.size + times * size, self.later + times * later
+        )
 
 
 @dataclass(eq=False, slots=True)

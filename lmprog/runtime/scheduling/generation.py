@@ -13,8 +13,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from lmprog.constraints.constraint import NO_STATE, Constraint, MaskRow, State
-from lmprog.constraints.pieces import both, united
-from lmprog.constraints.seam import Seam, Stops
+from lmprog.constraints.seam import Seam, Stops, both, united
 from lmprog.errors import UnsatisfiableConstraint
 from lmprog.runtime.scheduling.sampling_requests import Likely
 from lmprog.wire import FinishReason, SamplingParams

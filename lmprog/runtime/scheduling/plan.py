@@ -105,7 +105,9 @@ class Plan:
     num_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        count = sum([end - start for _, _, start, end, _, _ in self.rows])
+        count = 0
+        for _, _, start, end, _, _ in self.rows:
+            count += end - start
         object.__setattr__(self, "num_tokens", count)
 
     @property

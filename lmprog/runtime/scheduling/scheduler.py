@@ -440,7 +440,7 @@ class Scheduler:
         """
         seconds, least = self._clock() - self._step_began, plan.num_decoded
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
-        self._settle(plan, seconds)
+        self.shares.settle(plan.parts, seconds, self.costs.price)
         for sequence, _, start, end, _, _ in plan.rows:
             sequence.computed = end
             sequence.group.count_computed(sequence, start, end - start)
@@ -464,7 +464,7 @@ class Scheduler:
         """The step raised: its sequences fail, and nothing it should have computed stays
         anywhere.
         """
-        self._settle(plan, self._clock() - self._step_began)
+        self.shares.settle(plan.parts, self._clock() - self._step_began, self.costs.price)
         for row in plan.rows:
             self.tables.discard_row(row)
         self._running.restart_discarded({row.sequence for row in plan.rows})
@@ -482,7 +482,7 @@ class Scheduler:
         """There is no memory for the step, which has not begun: of its sequences the one admitted
         last fails, the others wait again, and nothing that they computed before is lost.
         """
-        self._settle(plan, 0.0)
+        self.shares.settle(plan.parts, 0.0, self.costs.price)
         newest = max([row.sequence for row in plan.rows], key=preemption_order)
         for row in plan.rows:
             self.tables.take_back(row)
@@ -492,10 +492,6 @@ class Scheduler:
         self._running.restart_discarded({newest})
         self.tables.settle()
         return [Progress(newest, ended=True, error=error)]
-
-    def _settle(self, plan: Plan, seconds: float) -> None:
-        """The clients pay for their parts what the step has really taken."""
-        self.shares.settle(plan.parts, seconds, self.costs.price(len(plan.rows)))
 
     def _count(self, plan: Plan) -> None:
         self._work += 1.0 + plan.num_tokens

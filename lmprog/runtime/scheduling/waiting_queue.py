@@ -349,12 +349,10 @@ class StepBill:
             part[2] += seconds
 
     def parts(self) -> tuple[StepPart, ...]:
-        return tuple(
-            [
-                StepPart(client, int(rows), int(tokens), charged)
-                for client, (rows, tokens, charged) in self._parts.items()
-            ]
-        )
+        found = []
+        for client, (rows, tokens, charged) in self._parts.items():
+            found.append(StepPart(client, int(rows), int(tokens), charged))
+        return tuple(found)
 
 
 class ClientShares:
@@ -415,11 +413,12 @@ class ClientShares:
         account = self._accounts[client]
         account.served += seconds / account.weight
 
-    def settle(self, parts: Items[StepPart], seconds: float, price: tuple[float, float]) -> None:
-        """The step with these parts took `seconds`: a row counts `price[0]` of them, each token
-        `price[1]`.
+    def settle(
+        self, parts: Items[StepPart], seconds: float, price: Callable[[int], tuple[float, float]]
+    ) -> None:
+        """The clients pay for their parts what the step has really taken: `seconds`, of which a row
+        and each token count as `price` says for so many rows.
         """
-        row, token = price
         if len(parts) == 1:  # as mostly
             client, _, _, charged = parts[0]
             one = self._accounts.get(client)
@@ -427,6 +426,7 @@ class ClientShares:
                 one.served += (seconds - charged) / one.weight
                 one.totals.step_seconds += seconds
             return
+        row, token = price(sum([part.num_rows for part in parts]))
         counts = [row * part.num_rows + token * part.num_tokens for part in parts]
         rate = seconds / (sum(counts) or 1.0)
         for part, count in zip(parts, counts, strict=True):

@@ -16,14 +16,13 @@ A page is loaded where computing its tokens again costs more, and stored where t
 save more than storing costs (`PageWorth`). A load that takes far longer than computing would have
 taken is abandoned, and nothing is loaded until it ends: a disk that hangs holds nobody up for ever.
 
-Where others store too (`PageStore.is_shared`), the index is what this runtime knows of the store: a
-sequence waits a moment for the answer whether there is more of its prefix (`questions`), and what a
-second sequence begins with is stored while it is in memory. Only whole pages are shared.
+Where others store too (`PageStore.is_shared`), the index is what this runtime knows of the store. A
+sequence waits a moment for the answer whether there is more of its prefix. What a second sequence
+begins with is stored while it is in memory. Only whole pages are shared.
 
 What follows a public prefix privately is not stored: its keys (see `scheduling.namespaces`) mean
-something to one runtime only.
-
-Knows tokens, pages, handles and measured costs; knows no sequence, no file and no thread.
+something to one runtime only. Knows tokens, pages, handles and measured costs; knows no sequence,
+no file and no thread.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from lmprog.runtime.tier.page_store import (
 )
 
 if TYPE_CHECKING:
-    from lmprog.runtime.tier.questions import TierQuestions
+    from lmprog.runtime.tier.shared_pages import TierQuestions
 
 DECLINED_IN_TURN = 64
 """One in so many decisions against storing or loading is taken the other way."""
@@ -384,7 +383,7 @@ class SecondTier:
         self.counters.found = num_found
         self._questions: TierQuestions | None = None
         if store.is_shared:
-            from lmprog.runtime.tier.questions import TierQuestions
+            from lmprog.runtime.tier.shared_pages import TierQuestions
 
             self._questions = TierQuestions(store, self.index, self._handles, self._pays, clock)
 

@@ -201,6 +201,23 @@ class UnreadAnswer:
             self.is_over = True
 
 
+class _HeldUntilRead:
+    """What requests held, of whose answers on a connection much is unread."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+        self._parts: list[HeldBytes] = []
+
+    def keep(self, held: HeldBytes) -> None:
+        if self._connection.flow.write_paused:
+            self._parts.append(held.hand_over())
+
+    def leave(self) -> None:
+        """It is read, or nobody is there any more."""
+        while self._parts:
+            self._parts.pop().leave()
+
+
 class HttpConnection(H11Protocol):
     """One client's connection."""
 
@@ -228,7 +245,7 @@ class HttpConnection(H11Protocol):
             self.conn = _Parser(config.h11_max_incomplete_event_size, self._refuse)
         self._timer: asyncio.TimerHandle | None = None
         self._unread: UnreadAnswer | None = None
-        self._unread_held: list[HeldBytes] = []
+        self._held = _HeldUntilRead(self)
         self._refused: RefusedBody | None = None
         """What is still to come of a request that was refused."""
 
@@ -241,7 +258,7 @@ class HttpConnection(H11Protocol):
             return
         self.app_state["transport"] = transport
         self.app_state["write_part"] = self.write_part
-        self.app_state["keep_until_read"] = self.keep_until_read
+        self.app_state["keep_until_read"] = self._held.keep
         self._time_headers(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -255,13 +272,7 @@ class HttpConnection(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        while self._unread_held:
-            self._unread_held.pop().leave()
-
-    def keep_until_read(self, held: HeldBytes) -> None:
-        """What a request held, of whose answer much is unread, is held until it is read."""
-        if self.flow.write_paused:
-            self._unread_held.append(held.hand_over())
+        self._held.leave()
 
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:

@@ -78,7 +78,7 @@ class NativeSampler:
             return StepResults((), ())
         call = _Call(logits, picks, scores)
         self._engine.sample(byref(call.filled()))
-        return StepResults(call.samples(), call.scored())
+        return StepResults(call.samples(), call.scored() if scores else ())
 
 
 class _Cells:
@@ -122,12 +122,13 @@ class _Call:
         self._requests, self._scores = picks, scores
         self._cells = _Cells()
         self._picks = self._described()
-        self._asked = [
-            (index, pick) for index, pick in enumerate(picks) if pick.sampling.logprobs is not None
-        ]
-        readings = [
-            (pick.logit, -1 - index, pick.sampling.logprobs or 0) for index, pick in self._asked
-        ]
+        self._asked: dict[int, int] = {}
+        """The picks with log-probabilities, and each one's reading."""
+        readings: list[tuple[int, int, int]] = []
+        for index, pick in enumerate(picks):
+            if pick.sampling.logprobs is not None:
+                self._asked[index] = len(readings)
+                readings.append((pick.logit, -1 - index, pick.sampling.logprobs))
         for score in scores:
             for at, token in enumerate(score.targets):
                 top = score.top if score.mask is None else 0  # of masked rows: see `_likeliest`
@@ -165,20 +166,29 @@ class _Call:
             found["only_cells"] = True
 
     def filled(self) -> _CSampling:
-        cells = (np.array(self._cells.tokens, np.int32), np.array(self._cells.amounts, np.float32))
-        self._held = cells
-        arrays = (self._picks, *cells, self._readings, self._tokens, self._logprobs)
-        pointers = [array.ctypes.data for array in (*arrays, self._top_tokens, self._top_logprobs)]
-        stride = self._logits.strides[0] // 4
-        sizes = (self._logits.shape[1], len(self._picks), len(self._readings), self._most)
-        return _CSampling(self._logits.ctypes.data, stride, *sizes, *pointers)
+        tokens = np.array(self._cells.tokens, np.int32)
+        amounts = np.array(self._cells.amounts, np.float32)
+        self._held = tokens, amounts
+        return _CSampling(
+            self._logits.ctypes.data,
+            self._logits.strides[0] // 4,
+            *(self._logits.shape[1], len(self._picks), len(self._readings), self._most),
+            *(self._picks.ctypes.data, tokens.ctypes.data, amounts.ctypes.data),
+            *(self._readings.ctypes.data, self._tokens.ctypes.data, self._logprobs.ctypes.data),
+            *(self._top_tokens.ctypes.data, self._top_logprobs.ctypes.data),
+        )
 
     def samples(self) -> tuple[SampleResult | None, ...]:
-        likely = {index: self._read(at) for at, (index, _) in enumerate(self._asked)}
-        return tuple(
-            None if token < 0 else SampleResult(token, *likely.get(index, (math.nan, ())))
-            for index, token in enumerate(self._tokens.tolist())
-        )
+        found: list[SampleResult | None] = []
+        asked = self._asked
+        for index, token in enumerate(self._tokens.tolist()):
+            if token < 0:
+                found.append(None)
+            elif index in asked:
+                found.append(SampleResult(token, *self._read(asked[index])))
+            else:
+                found.append(SampleResult(token, math.nan))
+        return tuple(found)
 
     def scored(self) -> tuple[ScoreResult | None, ...]:
         at = len(self._asked)
