@@ -82,6 +82,7 @@ class RowFile:
                 f"the checkpoint {str(self._path)!r} has another row {index}: {found['row']!r}, "
                 f"and not {row!r}; rows must come in the same order"
             )
+        self._forget_runs(index)  # the process may have died just before
         return EvaluatedRow.of_json(found)
 
     def run_file(self, index: int) -> Path:
@@ -91,8 +92,11 @@ class RowFile:
     def add(self, row: EvaluatedRow) -> None:
         """A row is done; its run needs no file any more."""
         self._write(row.as_json())
+        self._forget_runs(row.index)
+
+    def _forget_runs(self, index: int) -> None:
         for what in ("run", "judge"):
-            run_file(self._path, row.index, what).unlink(missing_ok=True)
+            run_file(self._path, index, what).unlink(missing_ok=True)
 
     def _write(self, told: Mapping[str, Any]) -> None:
         line = json.dumps(told, ensure_ascii=False)

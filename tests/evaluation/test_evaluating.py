@@ -26,6 +26,7 @@ from lmprog.errors import (
     ProgramError,
     UnknownName,
 )
+from lmprog.evaluation.evaluated_row import run_file
 from lmprog.evaluation.evaluating import EvaluationLoop, EvaluationPlan
 from lmprog.evaluation.rows import rows_of
 from lmprog.fleet.fleet_channel import FleetChannel
@@ -363,6 +364,20 @@ def test_after_a_kill_it_goes_on_and_nothing_that_was_answered_is_asked_again(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "rows.jsonl"]
 
 
+def test_files_of_runs_that_a_kill_left_beside_a_row_that_is_done_are_removed(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    with Scripted(say) as model:
+        lmprog.evaluate(echo.using(backend=model), ROWS, is_right, checkpoint=file)
+    left = [run_file(file, 0, what) for what in ("run", "judge")]
+    for one in left:
+        one.write_text("")
+    with Scripted(lambda prompt: "w2") as model:
+        lmprog.evaluate(echo.using(backend=model), ROWS, is_right, checkpoint=file)
+    assert not any(one.exists() for one in left)
+
+
 def test_a_checkpoint_is_of_one_evaluation_and_failed_rows_are_tried_again(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     with Scripted(say) as model:
@@ -383,8 +398,7 @@ def test_a_checkpoint_is_of_one_evaluation_and_failed_rows_are_tried_again(tmp_p
 
 def test_a_row_adds_few_calls_to_a_map_and_keeps_no_run() -> None:
     """Of a run, which has its branches, calls and ops, a row keeps figures and texts. Calls of
-    functions are counted, since their time depends on what else the machine does: these take about
-    0.15 ms.
+    functions are counted, since their time depends on what else the machine does.
     """
     rows = [{"word": f"w{index}"} for index in range(100)]
     words = [row["word"] for row in rows]
