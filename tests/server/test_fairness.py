@@ -385,6 +385,16 @@ def test_usage_is_shown_by_the_keys_names(fake: Fake, file: Path) -> None:
     prompt = f'lmprog_key_prompt_tokens_total{{key="bob",model_name="fake"}} {found[1]}'
     assert prompt in by_admin
     assert 'lmprog_key_results_open{key="bob",model_name="fake"} 0.0' in by_admin
+    for figure in (
+        'cost_seconds_total{key="bob",kind="step"',
+        'cost_seconds_total{key="bob",kind="host"',
+    ):
+        cost = re.search(rf'lmprog_key_{figure},model_name="fake"}} (\S+)', by_admin)
+        assert cost is not None, figure
+        assert float(cost[1]) > 0
+    for cause in ("memory", "place", "load", "step"):
+        assert f'lmprog_key_waited_seconds_total{{cause="{cause}",key="bob"' in by_admin
+    assert 'key_cost_seconds_total{key="alice"' not in by_admin, "she asked nothing"
     assert "bobs" not in by_admin
     assert "lmprog_key_" not in by_user
 

@@ -138,11 +138,15 @@ class Gateway:
         return self.settings.served_model_name or self.info.model
 
     async def see_figures(self, timeout: float) -> None:
-        """Gives the metrics the newest figures of the runtime, or of each replica."""
-        if self.fleet is None:
-            self.meters.runtime.see(await self.link.figures(timeout))
-        else:
+        """Gives the metrics the newest figures of the runtime, or of each replica, and what each
+        key has cost.
+        """
+        if self.fleet is not None:
             self.meters.see_fleet(self.fleet)
+        described = await self.link.described(timeout)
+        self.key_metrics.costs = described.accounts
+        if self.fleet is None:
+            self.meters.runtime.see(described.figures)
 
     def trace(self, made: Traces) -> None:
         """From now on spans are made of requests and calls."""

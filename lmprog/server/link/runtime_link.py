@@ -169,11 +169,15 @@ class RuntimeLink:
             async with asyncio.timeout(timeout):
                 return await exchange.next()
 
-    async def figures(self, timeout: float = 10.0) -> dict[str, float]:
-        """The runtime's counters and states by name."""
+    async def described(self, timeout: float = 10.0) -> wire.Described:
+        """The runtime's counters and states, and what accounts have cost."""
         reply = await self.ask(wire.Describe, timeout)
         assert isinstance(reply, wire.Described)
-        return reply.figures
+        return reply
+
+    async def figures(self, timeout: float = 10.0) -> dict[str, float]:
+        """The runtime's counters and states by name."""
+        return (await self.described(timeout)).figures
 
     def close(self) -> None:
         """Ends the connection; exchanges under way fail."""

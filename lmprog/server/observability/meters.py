@@ -7,7 +7,7 @@ values are the model's name, the names of keys, routes, methods, statuses and ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -368,6 +368,8 @@ class KeyMetrics(Collector):
         self._accounts = accounts
         self._memory = memory
         self._model = model
+        self.costs: Mapping[str, Mapping[str, float]] = {}
+        """By key, the runtime's figures of what its calls have cost and how long they waited."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -391,6 +393,16 @@ class KeyMetrics(Collector):
         held = GaugeMetricFamily(
             PREFIX + "key_bytes_held", "Memory held for a key's requests.", labels=_LABELS
         )
+        cost = CounterMetricFamily(
+            PREFIX + "key_cost_seconds",
+            "Work for a key's calls: its part of steps, and of the host beside them.",
+            labels=(*_LABELS, "kind"),
+        )
+        waited = CounterMetricFamily(
+            PREFIX + "key_waited_seconds",
+            "Time that a key's calls have waited to begin, by what they waited for.",
+            labels=(*_LABELS, "cause"),
+        )
         holding = dict(self._memory)
         for account in self._accounts():
             labels = [self._model(), account.name]
@@ -399,4 +411,9 @@ class KeyMetrics(Collector):
             generated.add_metric(labels, account.generated_tokens)
             refused.add_metric(labels, account.refused)
             held.add_metric(labels, holding.get(account.name, 0))
-        return (open_results, prompt, generated, refused, held)
+            for name, seconds in self.costs.get(account.name, {}).items():
+                if name.startswith("waited_seconds_"):
+                    waited.add_metric([*labels, name.removeprefix("waited_seconds_")], seconds)
+                elif name != "cost_seconds":  # the sum of both kinds
+                    cost.add_metric([*labels, name.removesuffix("_seconds")], seconds)
+        return (open_results, prompt, generated, refused, held, cost, waited)
