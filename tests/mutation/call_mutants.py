@@ -190,8 +190,8 @@ CALL_MUTANTS = [
         "options are scored from one token late",
         "select",
         _PROGRAMS + "select_scoring.py",
-        "    first = max(1, min(first, min(len(option) for option in options) - 1))\n",
-        "    first = max(1, min(first + 1, min(len(option) for option in options) - 1))\n",
+        "    first = max(1, first)\n",
+        "    first = max(1, first + 1)\n",
     ),
     # --- generation
     Mutant(

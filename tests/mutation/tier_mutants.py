@@ -80,9 +80,9 @@ TIER_MUTANTS = [
     Mutant(
         "contents are not checked",
         "tier",
-        _TIER + "disk_store.py",
-        "return is_whole and _sum(_block_sums(into)) == found[2]",
-        "return is_whole",
+        _TIER + "page_store.py",
+        "return self._sum(_block_sums(contents)) == found[2]",
+        "return True",
     ),
     Mutant(
         "any record serves any key",
