@@ -26,6 +26,7 @@ SOME: dict[str, Any] = {
     "kv_host_mb": 16,
     "kv_disk_mb": 16,
     "kv_disk_folder": "folder",
+    "kv_store": "machine",
     "kv_events": "tcp://127.0.0.1:5557",
     "kv_events_replay": "tcp://127.0.0.1:5558",
     "kv_events_topic": "kv",

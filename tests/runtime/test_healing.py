@@ -61,7 +61,7 @@ def built(
     branch.append(prompt)
     settings = wire.SamplingParams(**{"max_tokens": 5, **sampling})  # type: ignore[arg-type]
     op = wire.Generate(1, 1, settings, constraint, heal=heal)
-    pending = begin_constraint(constraints, op)
+    pending = begin_constraint(constraints, op, "", "")
     constraints.collect()
     return calls.build(ActiveCall(b"", op, branch, (), pending), 0.0).group
 
