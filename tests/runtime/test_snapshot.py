@@ -32,7 +32,7 @@ def gen(branch: int, call: int, max_tokens: int = 5, priority: int = 0) -> wire.
 
 
 def test_an_idle_runtime_shows_what_it_keeps_and_how_long_ago_it_was_used() -> None:
-    talk = Talk()
+    talk = Talk(is_timed=True)
     talk.now = 10.0
     talk.ask(wire.Open(1), text(1, "abcdefgh"), wire.Generate(1, 2, GREEDY))
     talk.ask(wire.Close(1))

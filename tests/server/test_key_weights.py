@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.server.fairness.accounts import KeyAccounts
+from lmprog.server.fairness.accounts import KeyAccounts, MemoryPool
 from lmprog.server.link.exchange import Exchange, nobodys
 from lmprog.server.options.api_keys import ApiKey, digest
 
@@ -17,6 +17,7 @@ class Runtime:
     """A link without turns, and its connection: both write down what is sent."""
 
     turns = None
+    memory = MemoryPool(1 << 20)
 
     def __init__(self) -> None:
         self.ops: list[wire.Op] = []

@@ -410,9 +410,10 @@ class Scheduler:
         tree already; `commit` or `fail` must follow."""
         self.step += 1
         self._step_began = self._clock()
+        self.tree.tick(self._step_began)
         self.programs.finish(self.pins)
         self.tables.begin()
-        if self.idle:
+        if not (self._running.sequences or self.waiting.places):  # `idle`, once for each turn
             self._work += 1.0
             return _NOTHING
         rows, bill, budget, is_bounded = self.planner.rows(self.step, self._step_began)
@@ -457,7 +458,6 @@ class Scheduler:
             self._running.restart_discarded({one.sequence for one in progress if one.ended})
         self.tables.settle()
         self._step_began = self._clock()  # of one planned ahead
-        self.tree.tick(self._step_began)
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:
