@@ -151,7 +151,7 @@ def test_a_notebook_shows_hostile_names_texts_and_errors_as_text() -> None:
         [run] = program.run_batch([()], backend=scripted)
     page = run._repr_html_()
     tags = {tag.split()[0].strip("</>") for tag in _tags(page)}
-    assert tags == {"div", "span"}
+    assert tags == {"div", "pre", "span"}
     for tag in _tags(page):
         assert tag.count('"') in (0, 2, 4), tag
         assert " on" not in tag.replace('title="', "").split('"')[-1]

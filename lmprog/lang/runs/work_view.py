@@ -224,7 +224,7 @@ def to_html(run: EndedRun) -> str:
     branches = branches_of(run)
     shown = [part for parts in branches.values() for part in parts]
     spans = "".join(
-        (f"<div><b>{name}</b></div>" if nth else "")
+        (f"<div><b>{html.escape(name)}</b></div>" if nth else "")
         + "".join(_span(part.kind, part.text, part.note) for part in parts)
         for nth, (name, parts) in enumerate(branches.items())
     )
