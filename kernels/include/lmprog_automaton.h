@@ -6,24 +6,16 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <vector>
 
 #include "lmprog_interned.h"
+#include "lmprog_largest_positions.h"
 #include "lmprog_masks.h"
 #include "lmprog_once.h"
 #include "lmprog_rows.h"
 #include "lmprog_text_table.h"
 
 namespace lmprog {
-
-enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce, kTable = 6 };
-constexpr int64_t kMaxWork = 20'000'000;  // steps of one call, about a tenth of a second: an ambiguous grammar has no end
-
-// One call needed more than its limits allow.
-struct Grown : std::length_error {
-    Grown() : std::length_error("one call of the automaton grew beyond its limits") {}
-};
 
 class Automaton {
   public:
@@ -124,7 +116,7 @@ class Automaton {
     // Between calls only: pointers to rows die here, and the work of one call begins. False where the memory is full:
     // its owner has to `collect` before the call.
     bool begin_call() {
-        work_ = 0;
+        work_ = {};
         states_before_ = num_states();
         held_before_ = num_held();
         if (blocks_.num_bytes() > net_.max_row_bytes) {
@@ -403,7 +395,7 @@ class Automaton {
         }
         Recent* recent = nullptr;
         if (is_reduced) {
-            sort_positions(ids);
+            largest().sort(ids);
         } else if (ids.size() > kFew) {
             std::sort(ids.begin(), ids.end());
             ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
@@ -415,7 +407,7 @@ class Automaton {
             recent->final = set.final;
             recent->state = 0;
         }
-        if (!is_reduced && ids.size() > 1) keep_largest(ids);
+        if (!is_reduced && ids.size() > 1) largest().keep(ids);
         const uint32_t found = interned(set);
         if (recent) recent->state = found;
         return found;
@@ -451,45 +443,6 @@ class Automaton {
         return made;
     }
 
-    // Drops the positions whose counters allow nothing that another's do not allow too; sorts by leaf state and id.
-    void keep_largest(std::vector<uint32_t>& ids) {
-        sort_positions(ids);
-        ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-        size_t out = 0;
-        for (size_t begin = 0; begin < ids.size();) {
-            const int32_t leaf_state = positions_[ids[begin]].leaf_state;
-            size_t end = begin;
-            while (end < ids.size() && positions_[ids[end]].leaf_state == leaf_state) end++;
-            out = end - begin > kFew ? keep_largest_of_many(ids, begin, end, out) : keep_largest_of_few(ids, begin, end, out);
-            begin = end;
-        }
-        ids.resize(out);
-    }
-
-    void sort_positions(std::vector<uint32_t>& ids) const {
-        std::sort(ids.begin(), ids.end(), [&](uint32_t a, uint32_t b) {
-            const int32_t x = positions_[a].leaf_state, y = positions_[b].leaf_state;
-            return x != y ? x < y : a < b;
-        });
-    }
-
-    // The positions begin..end, which are at one leaf state, each with each; those that are kept are moved to `to`.
-    size_t keep_largest_of_few(std::vector<uint32_t>& ids, size_t begin, size_t end, size_t to) {
-        size_t out = to;
-        for (size_t i = begin; i < end; i++) {
-            const uint32_t one = ids[i];
-            bool covered = false;
-            for (size_t k = to; k < out && !covered; k++) covered = covers(positions_[ids[k]].frame, positions_[one].frame);
-            if (covered) continue;
-            size_t kept = to;
-            for (size_t k = to; k < out; k++)
-                if (!covers(positions_[one].frame, positions_[ids[k]].frame)) ids[kept++] = ids[k];
-            out = kept;
-            ids[out++] = one;
-        }
-        return out;
-    }
-
     // A set of many positions that was met, and its state, which may have fewer.
     struct Recent {
         std::vector<uint32_t> ids;
@@ -497,104 +450,20 @@ class Automaton {
         uint32_t state = 0;
     };
 
-    // Positions that differ in the counters of one frame alone, or not even there: a run.
-    struct Run {
-        size_t begin, end;
-    };
-
-    // The same by runs: within one, sorted by the fewest rounds, only those are kept that may have more rounds than all
-    // before them; one run covers of another only where what follows behind their counters is covered too.
-    size_t keep_largest_of_many(std::vector<uint32_t>& ids, size_t begin, size_t end, size_t to) {
-        const auto at = ids.begin();
-        std::sort(at + static_cast<std::ptrdiff_t>(begin), at + static_cast<std::ptrdiff_t>(end), [&](uint32_t a, uint32_t b) {
-            const Frame &x = frames_[positions_[a].frame], &y = frames_[positions_[b].frame];
-            if (x.node != y.node) return x.node < y.node;
-            if (x.rest != y.rest) return x.rest < y.rest;
-            if (x.first != y.first) return x.first < y.first;
-            return most_rounds(x) > most_rounds(y);
-        });
-        runs_.clear();
-        size_t out = to;
-        for (size_t i = begin; i < end; i++) {
-            const Frame& here = frames_[positions_[ids[i]].frame];
-            const bool counts = here.node >= 0 && net_.kind[here.node] == kRepeat;
-            const bool goes_on = counts && !runs_.empty() && same_run(ids[out - 1], ids[i]);
-            step();
-            if (goes_on && most_rounds(frames_[positions_[ids[out - 1]].frame]) >= most_rounds(here)) continue;
-            ids[out++] = ids[i];
-            if (goes_on)
-                runs_.back().end = out;
-            else
-                runs_.push_back({out - 1, out});
-        }
-        if (runs_.size() > 1) keep_largest_of_runs(ids, out);
-        out = to;
-        for (const Run& run : runs_)
-            for (size_t i = run.begin; i < run.end; i++)
-                if (ids[i] != kNotMoved) ids[out++] = ids[i];
-        std::sort(at + static_cast<std::ptrdiff_t>(to), at + static_cast<std::ptrdiff_t>(out));
-        return out;
+    // Of what is here now: an automaton may be moved.
+    LargestPositions& largest() {
+        largest_.of(net_, frames_, positions_, work_);
+        return largest_;
     }
 
-    // Marks what other runs cover.
-    void keep_largest_of_runs(std::vector<uint32_t>& ids, size_t end) {
-        heads_.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(end));  // the marked ones are still compared
-        for (size_t large = 0; large < runs_.size(); large++)
-            for (size_t small = 0; small < runs_.size(); small++) {
-                if (large == small) continue;
-                const Frame& a = frames_[positions_[heads_[runs_[large].begin]].frame];
-                const Frame& b = frames_[positions_[heads_[runs_[small].begin]].frame];
-                if (a.node != b.node || a.node < 0) continue;
-                const bool counts = net_.kind[a.node] == kRepeat;
-                if (!counts && (a.first != b.first || a.second != b.second)) continue;
-                if (!covers(a.rest, b.rest)) continue;
-                if (!counts) {
-                    ids[runs_[small].begin] = kNotMoved;
-                    continue;
-                }
-                size_t from = runs_[large].begin;  // the last one with no more rounds to come than the small one needs
-                for (size_t i = runs_[small].begin; i < runs_[small].end; i++) {
-                    const Frame& one = frames_[positions_[heads_[i]].frame];
-                    step();
-                    while (from + 1 < runs_[large].end && frames_[positions_[heads_[from + 1]].frame].first <= one.first) from++;
-                    const Frame& other = frames_[positions_[heads_[from]].frame];
-                    if (other.first <= one.first && most_rounds(other) >= most_rounds(one)) ids[i] = kNotMoved;
-                }
-            }
-    }
-
-    static int64_t most_rounds(const Frame& frame) { return frame.second == kNoLimit ? kUnreachable : frame.second; }
-
-    bool same_run(uint32_t a, uint32_t b) const {
-        const Frame &x = frames_[positions_[a].frame], &y = frames_[positions_[b].frame];
-        return x.node == y.node && x.rest == y.rest;
-    }
-
-    void step(int64_t work = 1) {
-        if ((work_ += work) > kMaxWork) {
+    void step(int64_t steps = 1) {
+        try {
+            work_.take(steps);
+        } catch (const Grown&) {
             entered_.clear();
             resumed_.clear();
-            throw Grown();
+            throw;
         }
-    }
-
-    // Whether what the frame `left` goes on with is all that `right` goes on with, and more.
-    bool covers(uint32_t left, uint32_t right) {
-        while (left != right) {
-            step();
-            if (left == 0 || right == 0) return false;
-            const Frame &a = frames_[left], &b = frames_[right];
-            if (a.node != b.node) return false;
-            if (net_.kind[a.node] == kRepeat) {
-                if (a.first > b.first) return false;
-                if (a.second != kNoLimit && (b.second == kNoLimit || b.second > a.second)) return false;
-            } else if (a.first != b.first || a.second != b.second) {  // a sequence has no second
-                return false;
-            }
-            left = a.rest;
-            right = b.rest;
-        }
-        return true;
     }
 
     lmprog_net net_;
@@ -619,11 +488,10 @@ class Automaton {
     Closure target_;
     Met met_;
     std::vector<Recent> recent_{kRecent};
-    std::vector<Run> runs_;
-    std::vector<uint32_t> heads_;
+    LargestPositions largest_;
     std::vector<uint32_t> chain_;
     size_t closed_ = 0;  // members of closures_
-    int64_t work_ = 0;
+    Work work_;
     int64_t states_before_ = 0, held_before_ = 0;  // when the call began
     int64_t state_room_ = net_.max_states, held_room_ = net_.max_positions;  // beyond which states are collected
 };

@@ -45,6 +45,10 @@ class Index {
     std::vector<std::pair<uint64_t, uint32_t>> hashes_;
 };
 
+// Of a net's nodes.
+enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce, kTable = 6 };
+constexpr int kNoLimit = -1;  // of the rounds of a repetition
+
 struct Frame {
     int32_t node, first, second;
     uint32_t rest;

@@ -14,7 +14,6 @@
 
 namespace lmprog {
 
-constexpr int kNoLimit = -1;
 constexpr int32_t kBegun = 0, kReading = 1;  // where the text is: a member has to follow; in member i: kReading + i
 
 class Once {

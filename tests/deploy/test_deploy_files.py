@@ -220,7 +220,7 @@ def test_systemd_finds_nothing_wrong_with_its_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed")
-    text = (DEPLOY / "lmprog.service").read_text().replace("/opt/lmprog/bin/lmprog", "/bin/true")
+    text = (DEPLOY / "lmprog.service").read_text().replace("/srv/lmprog/bin/lmprog", "/bin/true")
     for written, problem in ((text, ""), (text.replace("Restart=", "Restrat="), "Restrat")):
         place = tmp_path / "lmprog.service"
         place.write_text(written)
