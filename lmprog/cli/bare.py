@@ -72,7 +72,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 class RuntimeWatch:
-    """Whether a runtime gets on, by what it answers and computes. One more client of it."""
+    """Whether a runtime makes progress, by what it answers and computes. One more client of it."""
 
     def __init__(self, runtime: RuntimeProcess, timeouts: HangTimeouts = HANGS) -> None:
         self.trouble: str | None = None

@@ -27,10 +27,6 @@ from tqdm import tqdm
 
 from lmprog.cli.http_endpoint import Endpoint, HttpAnswer
 from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
-from lmprog.launch import RuntimeProcess
-from lmprog.server.http.http_server import HttpServer, bind, url_of
-from lmprog.server.options.server_settings import ServerSettings
-from lmprog.server.service import serve
 
 START_SECONDS = 60.0
 
@@ -38,6 +34,12 @@ START_SECONDS = 60.0
 @contextlib.contextmanager
 def own_server(model: str, requests: int) -> Iterator[tuple[str, str]]:
     """(URL, key) of a server for `requests` concurrent requests, for as long as the block runs."""
+    # what a server needs is no part of a plain install, and another one may be asked without it
+    from lmprog.launch import RuntimeProcess
+    from lmprog.server.http.http_server import HttpServer, bind, url_of
+    from lmprog.server.options.server_settings import ServerSettings
+    from lmprog.server.service import serve
+
     key = secrets.token_hex(24)  # as an argument it must not look like an option
     settings = ServerSettings(port=0, api_keys=(key,), max_running=max(256, requests), drain=1.0)
     bound = bind(settings)
@@ -108,7 +110,6 @@ def server(given: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
     if given.url:
         yield given.url, given.api_key
         return
-
     with own_server("nano" if given.model is None else given.model, given.concurrency) as found:
         yield found
 

@@ -50,11 +50,25 @@ def run(given: argparse.Namespace) -> int:
     """Exit code 1 if something required is missing, or the model or the GPU that is named cannot be
     used.
     """
+    _check_together(given)
     if given.quality is not None:
         return compare_types(given)
     if given.model is not None:
         return check_model(given)
     return check_machine() if given.gpu is None else try_gpu(given.gpu)
+
+
+def _check_together(given: argparse.Namespace) -> None:
+    """Raises InvalidParameter for what would be passed over."""
+    asked = {"MODEL": given.model, "--gpu": given.gpu, "--quality": given.quality}
+    chosen = [name for name, value in asked.items() if value is not None]
+    if len(chosen) > 1:
+        raise InvalidParameter(f"{' and '.join(chosen)}: give one of them", name="doctor")
+    of_model = ("quantize", "dtype", "context_len")
+    stray = [name for name in of_model if getattr(given, name) is not None]
+    if stray and given.model is None:
+        option = f"--{stray[0].replace('_', '-')}"
+        raise InvalidParameter(f"{option} is for a model: lmprog doctor MODEL", name=stray[0])
 
 
 def check_machine() -> int:

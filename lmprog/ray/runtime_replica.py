@@ -1,7 +1,8 @@
 """One replica: an actor of Serve that has one runtime, as a process of its own.
 
-It starts the runtime, watches whether it gets on, keeps its entry in the directory, and tells Serve
-how busy it is. Programs reach the runtime directly; nothing of them passes through here.
+It starts the runtime, watches whether it makes progress, keeps its entry in the directory, and
+tells Serve how busy it is. Programs reach the runtime directly; nothing of them passes through
+here.
 """
 
 from __future__ import annotations

@@ -64,6 +64,21 @@ def test_a_model_that_is_refused_is_refused_in_the_same_words(tmp_path: Path) ->
     assert refused.what == str(loading.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--quantize", "int8"), "is for a model"),
+        (("--context-len", "9"), "--context-len is for a model"),
+        (("nano", "--gpu"), "MODEL and --gpu: give one"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(
+    words: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *words]) == 2
+    assert reason in capsys.readouterr().err
+
+
 def test_the_command_ends_with_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
