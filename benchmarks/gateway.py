@@ -54,17 +54,18 @@ PACE = "0.001"
 def speaking(
     trees: list[Path], pace: tuple[str, ...] = (), places: tuple[str, ...] = ()
 ) -> Iterator[list[dict[str, Any]]]:
-    """The gateways of these checkouts (their `url` and `pid`) before one speaker as the runtime."""
+    """The gateways of these checkouts (their `url` and `pid`), each before its checkout's speaker as
+    the runtime: the messages of two checkouts may differ.
+    """
     with ExitStack() as stack:
-        address = f"ipc://{stack.enter_context(tempfile.TemporaryDirectory())}/socket"
-        roles = [("runtime", trees[0], pace), *(("gateway", tree, places) for tree in trees)]
-        said = [
-            stack.enter_context(
-                runner.started(["-m", "benchmarks.speaker", role, address, *more], tree)
-            )
-            for role, tree, more in roles
-        ]
-        yield said[1:]
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        said = []
+        for number, tree in enumerate(trees):
+            address = f"ipc://{folder}/{number}"
+            for role, more in (("runtime", pace), ("gateway", places)):
+                words = ["-m", "benchmarks.speaker", role, address, *more]
+                said.append(stack.enter_context(runner.started(words, tree)))
+        yield said[1::2]
 
 
 def sleeps(pid: int) -> int:
