@@ -1,12 +1,21 @@
-"""EleutherAI's evaluation harness on `lmprog serve`, beside its own `hf` model.
+"""Tools of others that measure and improve, on `lmprog serve`.
 
-    python -m benchmarks.harness --items 200
+    python -m benchmarks.harness lm-eval --items 200
+    python -m benchmarks.harness tuning --dspy PYTHON [--tasks read,sort,add_up]
 
-One multiple-choice task: five examples and a text of `--shared` tokens that all items share, some 40
+*lm-eval*: EleutherAI's evaluation harness, beside its own `hf` model. One multiple-choice task: five examples and a text of `--shared` tokens that all items share, some 40
 tokens of each item's own, four choices. Both sides are the harness as it is installed (the extra
 `harness`), on the same random checkpoint of 110M parameters, with one thread. What is reported is
 the processor time of all processes of a side, the harness's own start (some 10 s) included, and
 whether both sides give the same log-probabilities and accuracy.
+
+*tuning*: DSPy's BootstrapFewShotWithRandomSearch with its own numbers of demonstrations, in the Python given, and then
+`program.tune` with as many model calls, on the tasks of `examples/tasks`. Each side has a server of
+its own, with one thread; what is counted there in between is what counts: calls, tokens computed and
+generated, processor time of gateway, runtime and client. DSPy's half of the rows that are compared is
+the same as the half that it shows. Both are scored on the 200 rows held out. DSPy has the text of our
+programs as its prompts (`--adapter plain`), since nano answers nothing right to the prompts that it
+makes itself (`--adapter chat`); it reads all fields in one call, our program asks for each.
 """
 
 from __future__ import annotations
@@ -19,13 +28,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import lmprog
 from benchmarks import runner
-from benchmarks.endurance import ONE_THREAD, served
+from benchmarks.endurance import ONE_THREAD, ServedProcess, served
 from benchmarks.models import make_comparable
+from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
+from lmprog.evaluation.rows import rows_of
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
@@ -114,8 +129,7 @@ def _used() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@runner.command
-def main(
+def lm_eval(
     *,
     items: int = 200,
     shared: int = 1000,
@@ -148,3 +162,162 @@ def main(
     ):
         print(f"{name}: {seconds:.1f} s of processor time, accuracy {side.accuracy}")
     print(f"ratio {theirs.seconds / our_seconds:.1f}; log-probabilities apart by {apart:.1e}")
+
+
+# -- tuning, beside DSPy
+
+Told = dict[str, Any]
+DSPY_SIDE = runner.ROOT / "benchmarks" / "peers" / "dspy_side.py"
+TASKS: dict[str, Told] = {
+    "read": {
+        "input": "order",
+        "lines": {"order": "Order: ", "name": "Name: ", "city": "City: ", "count": "Count: "},
+        "instruction": "Read the order.\n\n",
+        "stop": ["\n\n"],
+        "max_tokens": 24,
+    },
+    "sort": {"input": "message", "lines": {"message": "", "label": "Kind: "}, "max_tokens": 8},
+    "add_up": {"input": "question", "lines": {"question": "Q: ", "answer": "A: "}, "max_tokens": 4},
+}
+"""As DSPy's side has them: the same texts as in `examples/tasks/tasks.py`."""
+KINDS = ["invoice", "complaint", "question", "thanks"]
+COUNTED = {"calls": "calls_done", "computed": "computed_tokens", "generated": "generation_tokens"}
+PATIENT = ("--stall", "600")  # a busy machine is no runtime that hangs
+LEAST_FEWER, LEAST_CHEAPER, MOST_BEHIND = 8.0, 2.0, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What tuning took and found."""
+
+    counts: dict[str, int]
+    busy: float
+    accuracy: float
+
+    def told(self) -> list[str]:
+        counts = [f"{self.counts[name]:,}" for name in COUNTED]
+        return [f"{self.accuracy:.3f}", *counts, f"{self.busy:.1f}"]
+
+
+@dataclass(slots=True)
+class Meter:
+    """What a server has done since it was last asked."""
+
+    server: ServedProcess
+
+    def read(self) -> tuple[dict[str, int], float]:
+        with urllib.request.urlopen(f"{self.server.url}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        found = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines}
+        counts = {name: int(float(found[f"lmprog_{of}_total"])) for name, of in COUNTED.items()}
+        pids = (self.server.pid, self.server.runtime_pid())
+        return counts, runner.processor_time(*pids)
+
+    def of(self, work: Callable[[], None]) -> tuple[dict[str, int], float]:
+        before, busy = self.read()
+        work()
+        after, busy_now = self.read()
+        return {name: after[name] - before[name] for name in COUNTED}, busy_now - busy
+
+
+def rows_for(name: str, part: str) -> list[dict[str, Any]]:
+    _, file, _ = our_tasks()[name]
+    return list(rows_of(runner.ROOT / f"examples/tasks/{file}_{part}.csv")[0])
+
+
+def our_tasks() -> dict[str, tuple[Any, str, Any]]:
+    from examples.tasks.tasks import TASKS as OURS
+
+    return OURS
+
+
+def dspy_tuned(python: str, name: str, adapter: str, candidates: int, *options: str) -> Side:
+    train = rows_for(name, "train")
+    task = {"stop": ["\n"], "instruction": "", **TASKS[name], "adapter": adapter}
+    task |= {"train": train[:100], "compare": train[100:], "held_out": rows_for(name, "held_out")}
+    outputs = list(task["lines"])[1:]
+    task |= {"outputs": outputs, "choices": KINDS if name == "sort" else []}
+    with served(*PATIENT, *options) as server:
+        task |= {"url": server.url, "candidates": candidates, "threads": 8}
+        process = subprocess.Popen(
+            [python, str(DSPY_SIDE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "DSPY_CACHEDIR": tempfile.mkdtemp(), **_OFFLINE},
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told: list[Told] = []
+
+        def next_part(word: str) -> None:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{word}\n")
+            process.stdin.flush()
+            told.append(json.loads(process.stdout.readline()))
+
+        next_part(json.dumps(task))
+        counts, busy = Meter(server).of(lambda: next_part("compile"))
+        next_part("score")
+        process.communicate("\n")
+    compiled, scored = told[1], told[2]
+    assert compiled["programs"] == candidates + 3, "it tries three besides its candidates"
+    assert counts["calls"] >= 100 * compiled["programs"], "each on all rows that are compared"
+    assert compiled["answered"] in (None, counts["calls"]), "the server was restarted"
+    return Side(counts, busy + compiled["busy"], scored["accuracy"])
+
+
+def ours_tuned(name: str, budget: int) -> Side:
+    program, _, metric = our_tasks()[name]
+    found: list[Any] = []
+    with served(*PATIENT) as server, RuntimeEndpoint(server.url) as backend:
+        ours = program.using(backend=backend)
+
+        def tune() -> None:
+            found.append(ours.tune(rows_for(name, "train"), metric, budget=budget))
+
+        began = time.process_time()
+        counts, busy = Meter(server).of(tune)
+        busy += time.process_time() - began
+        (tuned,) = found
+        assert tuned.num_calls == counts["calls"] <= budget
+        assert tuned.num_comparisons > 8, "candidates were compared"
+        score = lmprog.evaluate(tuned.program, rows_for(name, "held_out"), metric).score
+    return Side(counts, busy, score)
+
+
+def tuning(
+    *,
+    dspy: Annotated[str, "the Python of an environment that has dspy (3.4.1)"],
+    tasks: runner.Names = tuple(TASKS),
+    candidates: Annotated[int, "of DSPy, besides the three that it always tries"] = 8,
+    adapter: Literal["plain", "chat"] = "plain",
+) -> int:
+    check = subprocess.run([dspy, "-c", "import dspy"], capture_output=True, check=False)
+    if check.returncode:
+        raise runner.WrongOptions(f"--dspy: {dspy!r} cannot import dspy: pip install dspy==3.4.1")
+    columns = ["held out", *COUNTED, "processor s"]
+    runner.head("task", "side", *columns, texts=2)
+    verdicts: list[tuple[str, str, float, bool]] = []
+    for name in tasks:
+        off = dspy_tuned(dspy, name, adapter, candidates, "--cache-isolation", "strict")
+        on = dspy_tuned(dspy, name, adapter, candidates)
+        ours = ours_tuned(name, on.counts["calls"])
+        for side, found in (("DSPy, cache off", off), ("DSPy", on), ("lmprog", ours)):
+            runner.say(name, side, *found.told())
+        behind = max(on.accuracy, off.accuracy) - ours.accuracy
+        fewer, cheaper = off.counts["computed"] / ours.counts["computed"], on.busy / ours.busy
+        verdicts += [
+            (name, "points behind", 100 * behind, behind <= MOST_BEHIND),
+            (name, "times fewer tokens computed, cache off", fewer, fewer >= LEAST_FEWER),
+            (name, "times less processor time, cache on", cheaper, cheaper >= LEAST_CHEAPER),
+        ]
+    runner.head("task", "bar", "measured", "")
+    for name, bar, measured, is_met in verdicts:
+        runner.say(name, bar, f"{measured:.1f}", runner.verdict(is_met))
+    return int(not all(is_met for *_, is_met in verdicts))
+
+
+COMMANDS = runner.commands(lm_eval, tuning)

@@ -38,6 +38,7 @@ Unit: TypeAlias = Literal["calls", "tokens"]
 Budget: TypeAlias = int | Mapping[Unit, int]
 FIRST_ROWS = 8  # that every candidate is run on
 HELD_OUT, SHOWN = 0.3, 0.3  # shares of the rows
+FOR_THE_END = 0.5  # share of what is left of the budget, at most, for the rows held out
 
 
 class TuneOptions(TypedDict, total=False):
@@ -80,7 +81,7 @@ class Tuning:
     comparison: Comparison
     """The winner against the program as it was, on the rows held out."""
     candidates: tuple[Candidate, ...]
-    """All that were tried, the best first; the first rounds' rows only for those dropped."""
+    """All that the budget had runs for, the best first; those dropped early have fewer rows."""
     num_calls: int
     usage: wire.Usage
     """Of all trials."""
@@ -408,9 +409,11 @@ class _Search:
         """All of them, the best first. In each round those that are left are run on as many rows
         as before, together.
         """
-        left, done, nth = list(candidates), 0, 0
+        runs = self._trials.runs_left
+        reserved = min(2 * len(self._held_out), math.ceil(FOR_THE_END * runs))
+        left = candidates[: max(2, (runs - reserved) // FIRST_ROWS)]  # the first is the default
+        done, nth = 0, 0
         dropped: list[Candidate] = []
-        reserved = 2 * len(self._held_out)
         while len(left) > 1 and done < len(self._to_compare):
             size = min(max(done, FIRST_ROWS), len(self._to_compare) - done)
             size = min(size, max(self._trials.runs_left - reserved, 0) // len(left))

@@ -55,8 +55,14 @@ def route_modules() -> tuple[RouteModule, ...]:
     return (*dialects, running_program, operator_routes, api_docs, page)
 
 
-def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    """The application on `gateway`. `lifespan` runs its runtime, where nobody else does."""
+def build_app(
+    gateway: Gateway,
+    lifespan: Lifespan[FastAPI] | None = None,
+    more: Sequence[RouteModule] = (),
+) -> FastAPI:
+    """The application on `gateway`. `lifespan` runs its runtime, where nobody else does; `more` has
+    routes besides those that every server has.
+    """
     origins = gateway.settings.cors_origins
     app = FastAPI(
         title="lmprog",
@@ -72,7 +78,7 @@ def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> Fa
         ],
         exception_handlers={HTTPException: _NoRoute(gateway), Exception: _broke},
     )
-    for module in route_modules():
+    for module in (*route_modules(), *more):
         app.router.routes += module.router(gateway).routes
     app.router.routes.sort(key=_is_for_head)  # routes are tried one after the other
     return app

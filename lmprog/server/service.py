@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from fastapi import Request, Response
@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.restarts import HangTimeouts
-from lmprog.server.app import build_app
+from lmprog.server.app import RouteModule, build_app
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import Guard
 from lmprog.server.http.auth import Access
@@ -66,8 +66,13 @@ Supervise: TypeAlias = Callable[[Gateway, HangTimeouts], Supervision]
 class ServerService:
     """One server's life."""
 
-    def __init__(self, settings: ServerSettings, supervise: Supervise) -> None:
-        """`supervise` makes what looks after the gateway's runtimes; see `one_runtime`."""
+    def __init__(
+        self, settings: ServerSettings, supervise: Supervise, more: Sequence[RouteModule] = ()
+    ) -> None:
+        """`supervise` makes what looks after the gateway's runtimes; see `one_runtime`. `more` has
+        routes of this server alone.
+        """
+        self._more = more
         self.gateway = Gateway(settings, RuntimeLink())
         self.gateway.trace(traces(os.environ, self.gateway.model_label))
         hang = HangTimeouts(
@@ -112,7 +117,7 @@ class ServerService:
         first start failed.
         """
         self._loop = asyncio.get_running_loop()
-        server = http_server(self.gateway)
+        server = http_server(self.gateway, self._more)
         http = asyncio.create_task(server.serve([bound]))
         supervising = asyncio.create_task(self.supervised.run())
         asked = asyncio.create_task(self._soft.wait())
@@ -190,9 +195,9 @@ async def _within(seconds: float, task: asyncio.Task[None]) -> bool:
     return bool(done)
 
 
-def http_server(gateway: Gateway) -> HttpServer:
+def http_server(gateway: Gateway, more: Sequence[RouteModule] = ()) -> HttpServer:
     """The server of `gateway`; not running yet."""
-    app = build_app(gateway)
+    app = build_app(gateway, more=more)
     early = early_refusal(gateway, app.routes)
     return HttpServer(app, gateway.settings, gateway.drain, early, gateway.refuse_connection)
 
