@@ -45,7 +45,7 @@ class Completions:
             "max_tokens": request.config.max_tokens,
             "stop": list(request.config.stop),
         }
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
         self._own.connection.request("POST", "/v1/completions", json.dumps(body), headers)
         told = json.loads(self._own.connection.getresponse().read())
         (choice,) = told["choices"]

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from lmprog.server.options.server_settings import ServerSettings
 from lmprog.transport import client_keys
 
 if TYPE_CHECKING:
-    from lmprog.server.app import RouteModule
+    from lmprog.cli.run import ServedFolder
     from lmprog.server.options.configuration import Configuration
     from lmprog.server.service import Supervise
 
@@ -56,15 +56,14 @@ def run(given: argparse.Namespace) -> int:
     settings = chosen.settings()
     _check_one_runtime(settings, chosen)
     _log(given.verbose)
-    routes = [] if given.programs is None else [_programs(Path(given.programs))]
-    return _serve(chosen.model, settings, _supervise(settings, chosen, given.address), routes)
+    programs = None if given.programs is None else _programs(Path(given.programs))
+    return _serve(chosen.model, settings, _supervise(settings, chosen, given.address), programs)
 
 
-def _programs(folder: Path) -> RouteModule:
+def _programs(folder: Path) -> ServedFolder:
     from lmprog.cli.run import ServedFolder
-    from lmprog.server.programs.running_program import FolderRoutes
 
-    return FolderRoutes(ServedFolder(folder))
+    return ServedFolder(folder)
 
 
 def _without_http(given: argparse.Namespace) -> int:
@@ -162,13 +161,13 @@ def _on_ray(
 
 
 def _serve(
-    model: str, settings: ServerSettings, supervise: Supervise, routes: Sequence[RouteModule]
+    model: str, settings: ServerSettings, supervise: Supervise, programs: ServedFolder | None
 ) -> int:
     from lmprog.server.http import http_server as http
     from lmprog.server.service import ServerService
 
     bound = http.bind(settings)
-    service = ServerService(settings, supervise, routes)
+    service = ServerService(settings, supervise, programs)
     asked = 0
 
     def stop(number: int, frame: FrameType | None) -> None:

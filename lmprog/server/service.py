@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, TypeAlias
 
 from fastapi import Request, Response
@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.restarts import HangTimeouts
-from lmprog.server.app import RouteModule, build_app
+from lmprog.server.app import build_app
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import Guard
 from lmprog.server.http.auth import Access
@@ -31,6 +31,7 @@ from lmprog.server.http.http_server import EarlyRefusal, HttpServer, bind
 from lmprog.server.link.runtime_link import RuntimeLink, RuntimeSource
 from lmprog.server.observability.spans import traces
 from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.programs.running_program import ProgramFolder
 from lmprog.server.supervision.supervised_runtime import SupervisedRuntime
 from lmprog.server.supervision.supervisor import RestartTimeouts
 
@@ -67,12 +68,10 @@ class ServerService:
     """One server's life."""
 
     def __init__(
-        self, settings: ServerSettings, supervise: Supervise, more: Sequence[RouteModule] = ()
+        self, settings: ServerSettings, supervise: Supervise, programs: ProgramFolder | None = None
     ) -> None:
-        """`supervise` makes what looks after the gateway's runtimes; see `one_runtime`. `more` has
-        routes of this server alone.
-        """
-        self._more = more
+        """`supervise` makes what looks after the gateway's runtimes; see `one_runtime`."""
+        self._programs = programs
         self.gateway = Gateway(settings, RuntimeLink())
         self.gateway.trace(traces(os.environ, self.gateway.model_label))
         hang = HangTimeouts(
@@ -117,7 +116,7 @@ class ServerService:
         first start failed.
         """
         self._loop = asyncio.get_running_loop()
-        server = http_server(self.gateway, self._more)
+        server = http_server(self.gateway, self._programs)
         http = asyncio.create_task(server.serve([bound]))
         supervising = asyncio.create_task(self.supervised.run())
         asked = asyncio.create_task(self._soft.wait())
@@ -195,9 +194,9 @@ async def _within(seconds: float, task: asyncio.Task[None]) -> bool:
     return bool(done)
 
 
-def http_server(gateway: Gateway, more: Sequence[RouteModule] = ()) -> HttpServer:
+def http_server(gateway: Gateway, programs: ProgramFolder | None = None) -> HttpServer:
     """The server of `gateway`; not running yet."""
-    app = build_app(gateway, more=more)
+    app = build_app(gateway, programs=programs)
     early = early_refusal(gateway, app.routes)
     return HttpServer(app, gateway.settings, gateway.drain, early, gateway.refuse_connection)
 

@@ -183,6 +183,22 @@ def test_rows_come_as_they_end_and_who_stops_reading_ends_all() -> None:
             pass
 
 
+def test_a_run_that_fails_in_its_forks_or_by_its_budget_fails_its_row_alone() -> None:
+    @lmprog.function
+    def forked(s: lmprog.Branch, word: str) -> str:
+        s += f"Say {word}:"
+        with s.fork(2) as branches:
+            branches.map(lambda branch: branch.gen(max_tokens=4))
+        return s.gen(max_tokens=8).value
+
+    with Scripted(say) as model:
+        found = lmprog.evaluate(forked.using(backend=model), ROWS, is_right)
+        assert {row.index: row.failure for row in found if row.failure} == {2: "ContextOverflow"}
+        short = lmprog.evaluate(forked.using(backend=model, max_total_tokens=2), ROWS, is_right)
+    assert {row.failure for row in short} == {"TokenBudgetExceeded", "ContextOverflow"}
+    assert short[0].transcript["root"]
+
+
 def test_rows_are_drawn_as_there_is_room_for_them() -> None:
     drawn: list[int] = []
     most: list[int] = []

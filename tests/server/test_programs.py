@@ -22,7 +22,6 @@ from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.programs.program_body import ProgramBody, Translator
-from lmprog.server.programs.running_program import FolderRoutes
 from tests.server.fake_runtime import Fake
 from tests.server.live import Live
 
@@ -301,7 +300,7 @@ def test_programs_of_a_folder_have_routes_and_run_as_who_asks(fake: Fake) -> Non
     async def run() -> None:
         gateway = Gateway(ServerSettings(api_keys=("key",)), RuntimeLink())
         gateway.link.replace(fake.connect("test"))
-        app = build_app(gateway, more=[FolderRoutes(folder)])
+        app = build_app(gateway, programs=folder)
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:1") as client:
             body = {"arguments": {"name": "Ann"}}
