@@ -24,6 +24,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ import lmprog
 from benchmarks import runner
 from benchmarks.endurance import ONE_THREAD, ServedProcess, served
 from benchmarks.models import make_comparable
+from examples.tasks.tasks import TASKS as OURS
 from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
 from lmprog.evaluation.rows import rows_of
 from lmprog.runtime.engine.model.locate import NANO
@@ -266,9 +268,11 @@ def script_of(name: str) -> Callable[[Told], str]:
             known[question] = rest
 
     def answer(body: Told) -> str:
-        head, _, block = body["prompt"].rpartition("\n\n")
+        block = body["prompt"].rpartition("\n\n")[2]
         question = block.partition("\n")[0]
-        is_known = zlib.crc32(question.encode()) % 10 < (8 if head.count("\n\n") > 3 else 3)
+        is_known = zlib.crc32(question.encode()) % 10 < (
+            8 if body["prompt"].count("\n\n") > 3 else 3
+        )
         wrong = "thanks" if "invoice" in known[question][0] else "invoice"
         wrong = wrong if name == "sort" else "0"
         rest = known[question]
@@ -281,14 +285,8 @@ def script_of(name: str) -> Callable[[Told], str]:
 
 
 def rows_for(name: str, part: str) -> list[dict[str, Any]]:
-    _, file, _ = our_tasks()[name]
+    _, file, _ = OURS[name]
     return list(rows_of(runner.ROOT / f"examples/tasks/{file}_{part}.csv")[0])
-
-
-def our_tasks() -> dict[str, tuple[Any, str, Any]]:
-    from examples.tasks.tasks import TASKS as OURS
-
-    return OURS
 
 
 def dspy_tuned(
@@ -327,12 +325,14 @@ def dspy_tuned(
     compiled, scored = told[1], told[2]
     assert compiled["programs"] == candidates + 3, "it tries three besides its candidates"
     assert counts["calls"] >= 100 * compiled["programs"], "each on all rows that are compared"
-    assert compiled["answered"] in (None, counts["calls"]), "the server was restarted"
+    if adapter == "plain":
+        answered, failed = compiled["answered"], compiled["failed"]
+        assert (answered, failed) == (counts["calls"], 0), "the server was restarted, or it refused"
     return Side(counts, busy + compiled["busy"], scored["accuracy"])
 
 
 def ours_tuned(name: str, budget: int, at: AbstractContextManager[Place]) -> Side:
-    program, _, metric = our_tasks()[name]
+    program, _, metric = OURS[name]
     found: list[Any] = []
     with at as place, place.connect() as backend:
         ours = program.using(backend=backend)
@@ -353,14 +353,16 @@ def ours_tuned(name: str, budget: int, at: AbstractContextManager[Place]) -> Sid
 
 def tuning(
     *,
-    dspy: Annotated[str, "the Python of an environment that has dspy (3.4.1)"],
+    dspy: Annotated[str, "the Python of an environment that has dspy (3.4.1)"] = "",
     tasks: runner.Names = tuple(TASKS),
     candidates: Annotated[int, "of DSPy, besides the three that it always tries"] = 16,
     adapter: Literal["plain", "chat"] = "plain",
     script: Annotated[bool, "on a double of OpenAI's API in place of nano"] = False,
 ) -> int:
-    check = subprocess.run([dspy, "-c", "import dspy"], capture_output=True, check=False)
-    if check.returncode:
+    has_dspy = shutil.which(dspy) is not None and not (
+        subprocess.run([dspy, "-c", "import dspy"], capture_output=True, check=False).returncode
+    )
+    if not has_dspy:
         raise runner.WrongOptions(f"--dspy: {dspy!r} cannot import dspy: pip install dspy==3.4.1")
     columns = ["held out", *COUNTED, "processor s"]
     runner.head("task", "side", *columns, texts=2)
@@ -369,8 +371,8 @@ def tuning(
         if script:
             theirs = dspy_tuned(dspy, name, adapter, candidates, scripted(name))
             ours = ours_tuned(name, theirs.counts["calls"], scripted(name))
-            runner.say(name, "DSPy", *theirs.told())
-            runner.say(name, "lmprog", *ours.told())
+            for side, found in (("DSPy", theirs), ("lmprog", ours)):
+                runner.say(name, side, *found.told()[:-1], "")  # the double computes, too
             behind = theirs.accuracy - ours.accuracy
             verdicts.append((name, "points behind", 100 * behind, behind <= MOST_BEHIND))
             continue

@@ -33,7 +33,7 @@ class Completions:
         self._address = urllib.parse.urlsplit(url).netloc
         self._own = threading.local()
         self._lock = threading.Lock()
-        self.num_answered = 0
+        self.num_answered = self.num_failed = 0
 
     def complete(self, request: Any) -> Response:
         if not hasattr(self._own, "connection"):
@@ -45,15 +45,26 @@ class Completions:
             "max_tokens": request.config.max_tokens,
             "stop": list(request.config.stop),
         }
-        headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
-        self._own.connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        told = json.loads(self._own.connection.getresponse().read())
+        told = self._posted(json.dumps(body))
         (choice,) = told["choices"]
-        with self._lock:
-            self.num_answered += 1
         usage = Usage(told["usage"]["prompt_tokens"], told["usage"]["completion_tokens"])
         parts = (TextPart(choice["text"]),)
         return Response(told["id"], "nano", Message("assistant", parts), "stop", usage)
+
+    def _posted(self, body: str) -> Row:
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer none"}
+        try:
+            self._own.connection.request("POST", "/v1/completions", body, headers)
+            answer = self._own.connection.getresponse()
+        except (http.client.HTTPException, OSError):  # the server has closed an idle one
+            self._own.connection.close()
+            self._own.connection.request("POST", "/v1/completions", body, headers)
+            answer = self._own.connection.getresponse()
+        told: Row = json.loads(answer.read())
+        with self._lock:
+            self.num_answered += answer.status == 200
+            self.num_failed += answer.status != 200
+        return told
 
 
 class Plain(dspy.Adapter):  # type: ignore[misc]
@@ -128,8 +139,8 @@ def main() -> None:
     )
     tuned = search.compile(program_of(task), trainset=examples("train"), valset=examples("compare"))
     busy = time.process_time() - began
-    answered = engine.num_answered if is_plain else None
-    said({"busy": busy, "programs": len(tuned.candidate_programs), "answered": answered})
+    told = {"answered": engine.num_answered, "failed": engine.num_failed} if is_plain else {}
+    said({"busy": busy, "programs": len(tuned.candidate_programs), **told})
     rows = examples("held_out")
     evaluate = dspy.Evaluate(
         devset=rows, metric=metric, num_threads=task["threads"], max_errors=10**9

@@ -342,7 +342,8 @@ class _Search:
 
     def _proposed(self, slot: Slot, num: int) -> list[str]:
         sampling = Sampling(temperature=0.9, seed=self._trials.seed)
-        asked = open_run(RunSettings(self._program.settings.backend, sampling))
+        settings = RunSettings(self._program.settings.backend, sampling)
+        asked = open_run(replace(settings, checkpoint=self._trials.file(f"proposed-{slot.name}")))
         rows = [self._rows[place] for place in self._to_show[:3]]
         blocking(Job(_proposal, (slot.default, rows, num), {}), asked)
         prices = {model: Prices(*one) for model, one in self._trials.prices.items()}

@@ -165,8 +165,8 @@ def test_it_tunes_on_a_service_with_its_prices_its_cache_and_speculation(tmp_pat
         said = helped(body["prompt"])
         return f" {said}\nDone: yes\n" if line.endswith("->") else " yes"
 
-    rows = [{"word": row["word"], "said": row["answer"]} for row in ROWS[:40]]
-    options: dict[str, Any] = {"budget": 120, "candidates": 2, "shots": [4]}
+    rows = [{"word": row["word"], "said": row["answer"]} for row in ROWS[:20]]
+    options: dict[str, Any] = {"budget": 60, "candidates": 1, "shots": [2]}
     options |= {"prices": {"strict": (2.0, 1.0, 8.0)}}
     found, num_requests = [], []
     with StrictOpenAI(service) as api, api.connect(is_chat_model=False) as backend:
@@ -266,12 +266,17 @@ def test_demonstrations_may_be_turns_and_show_what_the_program_named() -> None:
     assert [one["content"] for one in run.messages()][:3] == ["a", "b", "w"]
 
 
+def proposing(prompt: str) -> Any:
+    is_asked = "Write a better instruction" in prompt
+    return ["Shout.\n", "Whisper.\n"] if is_asked else helped(prompt)
+
+
 KILLED = """
 import os, sys
 sys.path.insert(0, {root!r})
 import lmprog
 from lmprog.testing import Scripted, StrictOpenAI
-from tests.evaluation.test_tuning import ROWS, helped, shout
+from tests.evaluation.test_tuning import ROWS, proposing, shout
 
 log, num = open({log!r}, "a", buffering=1), 0
 def model(prompt):
@@ -280,11 +285,11 @@ def model(prompt):
     if num == {after}:
         os.kill(os.getpid(), 9)
     log.write(repr(prompt) + "\\n")
-    return helped(prompt)
+    return proposing(prompt)
 
 with Scripted(model) as backend:
     found = shout.using(backend=backend).tune(
-        ROWS, "answer", budget=300, concurrency=1, checkpoint={file!r})
+        ROWS, "answer", budget=300, propose=2, concurrency=1, checkpoint={file!r})
 print(found.comparison.difference)
 """
 
@@ -292,7 +297,7 @@ print(found.comparison.difference)
 def test_after_a_kill_tuning_goes_on_and_asks_nothing_twice(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ended = []
-    for after in (30, 60, 0):
+    for after in (40, 60, 0):
         code = KILLED.format(
             root=str(ROOT), log=str(log), after=after, file=str(tmp_path / "tune.jsonl")
         )
@@ -306,7 +311,7 @@ def test_after_a_kill_tuning_goes_on_and_asks_nothing_twice(tmp_path: Path) -> N
             )
         )
     assert [one.returncode for one in ended] == [-9, -9, 0], ended[-1].stderr
-    with Scripted(helped) as model:
-        whole = shout.using(backend=model).tune(ROWS, "answer", budget=300)
+    with Scripted(proposing) as model:
+        whole = shout.using(backend=model).tune(ROWS, "answer", budget=300, propose=2)
     assert ended[-1].stdout == f"{whole.comparison.difference}\n"
     assert sorted(log.read_text().splitlines()) == sorted(map(repr, model.prompts))
