@@ -402,6 +402,14 @@ def router(gateway: Gateway) -> GatewayRouter:
         made.keep()
         return _json(made.json, headers)
 
+    _add_stored(router, gateway, store)
+    _add_inputs(router, gateway, store)
+    return router
+
+
+def _add_stored(router: GatewayRouter, gateway: Gateway, store: Store) -> None:
+    """What becomes of a response afterwards."""
+
     @router.get(
         "/v1/responses/{response}",
         dependencies=[router.guards.user],
@@ -455,9 +463,6 @@ def router(gateway: Gateway) -> GatewayRouter:
             kept.task.cancel()
             await asyncio.wait({kept.task})
         return _json(kept.json)
-
-    _add_inputs(router, gateway, store)
-    return router
 
 
 def _add_inputs(router: GatewayRouter, gateway: Gateway, store: Store) -> None:
