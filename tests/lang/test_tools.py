@@ -496,6 +496,6 @@ def test_what_came_of_an_act_is_read_from_its_value() -> None:
 
     with (
         Scripted(["Hi"], strict=False) as model,
-        pytest.raises(ProgramError, match=r"\.value\.text"),
+        pytest.raises(AttributeError, match=r"\.value\.text"),
     ):
         asks.run(backend=model)
