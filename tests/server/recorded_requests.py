@@ -308,7 +308,7 @@ AI_ASKED: list[Json] = [
     {"role": "user", "content": [{"type": "input_text", "text": "Weather in Oslo?"}]},
 ]
 AI_RESPONSES: Json = {
-    "model": "nano", "input": AI_ASKED, "max_output_tokens": 60, "tool_choice": "auto",
+    "model": "nano", "stream": True, "input": AI_ASKED, "max_output_tokens": 60, "tool_choice": "auto",
     "tools": [{"type": "function", **_WEATHER}],
 }  # fmt: skip
 AI_RESULT: Json = {
@@ -320,16 +320,17 @@ AI_RESULT: Json = {
     ],
 }
 AI_OBJECT: Json = {
-    "model": "nano", "input": AI_ASKED[1:], "max_output_tokens": 60,
+    "model": "nano", "stream": True, "input": AI_ASKED[1:], "max_output_tokens": 60,
     "text": {"format": {"type": "json_schema", "strict": True, "name": "r", "schema": _PERSON}},
 }  # fmt: skip
 AI_COMPATIBLE: Json = {
-    "model": "nano", "max_tokens": 60, "messages": HELLO, "tool_choice": "auto",
+    "model": "nano", "stream": True, "stream_options": {"include_usage": True},
+    "max_tokens": 60, "messages": HELLO, "tool_choice": "auto",
     "tools": [{"type": "function", "function": _WEATHER}],
 }  # fmt: skip
 _LANGCHAIN_SETTINGS: Json = {"model": "nano", "max_completion_tokens": 60, "temperature": 0.0}
 LANGCHAIN_TOOL: Json = {
-    **_LANGCHAIN_SETTINGS, "stream": False, "messages": HELLO, "tool_choice": "required",
+    **_LANGCHAIN_SETTINGS, "stream": True, "messages": HELLO, "tool_choice": "required",
     "tools": [{"type": "function", "function": {**_WEATHER, "strict": True}}],
 }  # fmt: skip
 LANGCHAIN_RESPONSE: Json = {
