@@ -147,7 +147,7 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
     assert len(modules["all"]) <= RUNTIME_MODULES
 
 
-MOST_FILES = 456
+MOST_FILES = 455
 MOST_LINES = 102_700
 """Of the package; the aims are 420 and 84,000."""
 MOST_BESIDE = 44
