@@ -242,6 +242,7 @@ class CallBuilder:
             branch.weight,
             timing=GroupTiming(now),
             prompt_len=prompt_len,
+            turn=branch.turn,
         )
 
     # --- gen

@@ -219,6 +219,8 @@ class ProgramPlace:
     num_running: int = 0
     paused_at: float = 0.0
     """When its last open sequence ended."""
+    pause: float | None = None
+    """How long it is expected to pause then; None: as long as the mean."""
     is_active: bool = False
     is_kept: bool = False
     """It has lost its place, and what it stands on has not been needed yet."""
@@ -312,6 +314,11 @@ class ActivePrograms:
         if not place.num_open:
             place.paused_at = now
             self._idle.append(place.number)
+
+    def expect(self, number: int, seconds: float) -> None:
+        """The program is expected to pause so long."""
+        if number in self._places:
+            self._places[number].pause = seconds
 
     def finish(self, pins: Pins) -> None:
         """Forgets programs that have neither sequences nor pins: their branches are closed."""
@@ -423,10 +430,13 @@ class ActivePrograms:
             place
             for place in paused
             if force
-            or gain * max(self._mean_pause, now - place.paused_at)
+            or gain * max(self._pause_of(place), now - place.paused_at)
             >= self._cost_of_return() * held * place.size
         ]
         return sorted(found, key=_number, reverse=True)
+
+    def _pause_of(self, place: ProgramPlace) -> float:
+        return self._mean_pause if place.pause is None else place.pause
 
     def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
         """The counts are those of the sequences; AssertionError otherwise."""
