@@ -12,8 +12,9 @@ prompt the calls before it had, and how long a tool takes.
 
 Sides: each session is a *program*, whose branch pins what it stands on; the same with `unlimited`
 admission, so that only *pins* are left; each call is a *request* of its own, as a foreign harness sends
-it, also with `fcfs` as the policy. The columns are seconds of a session in the mean / p90 / percent of
-the prompts' tokens found / tokens computed over those of *memory for all*, where programs are never kept waiting.
+it, *with hints* of the session's name, and *alone*: never taken for a turn of a session, also with `fcfs`.
+The columns are seconds of a session in the mean / p90 / percent of the prompts' tokens found / tokens
+computed over those of *memory for all*, where programs are never kept waiting.
 """
 
 from __future__ import annotations

@@ -11,10 +11,13 @@ from benchmarks.virtual_time import CONFIG, TOKEN, commit, submit
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.radix.eviction import NUM_AGES, age_of
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.scheduling import sessions
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceGroup, SessionTurn
 from lmprog.runtime.scheduling.sessions import PauseTimes
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.simulation.fake_engine import LetterTokenizer
 from lmprog.wire import Append, Close, Generate, Open, TextPiece
 from tests.runtime.talk import GREEDY, Talk
 
@@ -138,6 +141,26 @@ def test_clients_share_neither_names_nor_texts_nor_what_is_learned() -> None:
     assert {kind.client for kind in kinds} == {"honest", "liar"}
 
 
+def found_by_the_honest(lie: bool) -> int:
+    """Tokens that sessions of one client find beside a flood of another one's requests, which are
+    said to be sessions."""
+    machine, found = Machine(), 0
+    prompts = [text(200) for _ in range(4)]
+    for number in range(24):
+        prompt = prompts[number % 4]
+        machine.ask(prompt, client="honest")
+        found += machine.group.cached
+        prompts[number % 4] = prompt + [TOKEN] * 4 + text(20)
+        for many in range(3):
+            name = ("", "", "") if not lie else ("old", f"{number} {many}", f"{number % 4}")
+            machine.ask(text(400), client="other", name=name[many])
+    return found
+
+
+def test_a_client_that_lies_takes_nothing_from_others() -> None:
+    assert found_by_the_honest(lie=True) >= found_by_the_honest(lie=False) > 0
+
+
 def test_labels_keep_sessions_apart() -> None:
     machine, prompt = Machine(), text(100)
     machine.ask(prompt, label="one")
@@ -146,7 +169,8 @@ def test_labels_keep_sessions_apart() -> None:
 
 def test_what_is_hardly_expected_back_keeps_nothing() -> None:
     machine, prompt = Machine(), text(100)
-    machine.ask(prompt, name="work")
+    machine.ask(prompt)
+    machine.ask([*prompt, *text(9)])
     assert machine.scheduler.tree.num_pinned
     machine.wait(3600.0)
     assert machine.scheduler.tree.num_pinned == 0
@@ -155,8 +179,9 @@ def test_what_is_hardly_expected_back_keeps_nothing() -> None:
 
 def test_a_pause_is_not_over_while_the_next_turn_is_under_way() -> None:
     machine, prompt = Machine(), text(100)
-    machine.ask(prompt, name="work")
-    turn = machine.begin([*prompt, *text(9)], name="work")
+    machine.ask(prompt)
+    machine.ask([*prompt, *text(9)])
+    turn = machine.begin([*prompt, *text(19)])
     machine.scheduler.sessions.tick(machine.now + 3600.0)
     assert machine.scheduler.tree.num_pinned
     (sequence,) = machine.group.sequences
@@ -189,19 +214,35 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(machine.scheduler.sessions.kinds) == 3
 
 
-def test_a_request_of_a_harness_leaves_its_pin_to_the_next_one() -> None:
-    talk = Talk(num_pages=64)
-    gen = Generate(1, 1, GREEDY)
-    talk.say(Open(1, session="a", turn=""), Append(1, (TextPiece("x" * 30),)), gen)
+def test_pauses_are_told_apart_by_the_tool_that_an_answer_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    welcome = wire.Welcome(wire.PROTOCOL_VERSION, "fake", 200, 9, 4, 64, 1)
+    model = ServedModel(LetterTokenizer(), lambda: ChatTemplate("", {}), welcome)
+    call = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
+    assert model.called_tool("Let me see. " + call % "list" + call % "read.file") == "read.file"
+    assert model.called_tool('"name": "list"') == ""
+    monkeypatch.setattr(ServedModel, "called_tool", lambda self, text: "list")
+    talk = Talk()
+    talk.say(Open(1, turn=""), Append(1, (TextPiece("x" * 30),)), Generate(1, 1, GREEDY), Close(1))
     talk.until_idle()
-    talk.say(Close(1))
+    talk.say(Open(2, turn=""), Append(2, (TextPiece("x" * 30),)), Generate(2, 2, GREEDY))
     talk.until_idle()
-    assert talk.scheduler.tree.num_pinned
-    (first,) = talk.scheduler.sessions.numbers
-    talk.say(Open(2, session="a", turn=""), Append(2, (TextPiece("x" * 40),)))
-    talk.say(Generate(2, 2, GREEDY))
-    assert [type(reply) for reply in talk.until_idle()] == [wire.CallDone]
     talk.say(Close(2))
     talk.until_idle()
-    assert talk.scheduler.sessions.numbers == {first}
+    (kind,) = talk.scheduler.sessions.kinds
+    assert (kind.tool, kind.turn) == ("list", 1)
+
+
+def test_a_request_of_a_harness_leaves_its_pin_to_the_next_one() -> None:
+    talk = Talk(num_pages=64)
+    for number in range(1, 4):
+        asked = TextPiece("x" * (20 + 10 * number))
+        talk.say(Open(number, session="a", turn=""), Append(number, (asked,)))
+        talk.say(Generate(number, number, GREEDY))
+        assert [type(reply) for reply in talk.until_idle()] == [wire.CallDone]
+        talk.say(Close(number))
+        talk.until_idle()
+    assert talk.scheduler.tree.num_pinned
+    assert talk.scheduler.sessions.numbers == {1}
     talk.scheduler.check()

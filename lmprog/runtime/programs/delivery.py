@@ -310,6 +310,7 @@ class Delivery:
         self._scheduler = scheduler
         self._completion = completion
         self._calls = calls
+        self._model = model
         self._tokenizer = model.tokenizer
         self._namespaces = model.namespaces
         self._encoder = encoder
@@ -548,6 +549,8 @@ class Delivery:
         left_out = () if call.constraint is None else call.constraint.result().left_out
         done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following, left_out)
         texts = [outputs[0].text] if len(outputs) == 1 else [output.text for output in outputs]
+        if call.branch.turn is not None and texts:
+            call.branch.turn.tool = self._model.called_tool(texts[0])
         self._completion.finish(call, done, texts)
 
     # --- selects

@@ -235,7 +235,7 @@ class ActivePrograms:
         self, longest: int, capacity: int, costs: StepCosts, tier: SecondTier | None = None
     ) -> None:
         self.sizes = ProgramSizes(longest)
-        self._capacity = capacity
+        self.capacity = capacity
         self._costs = costs
         self._cost_of_return = costs.token_cost if tier is None else tier.cost_of_return
         """Seconds for a token of a program that has lost its place and returns."""
@@ -419,7 +419,7 @@ class ActivePrograms:
         holds. `force`: all paused programs.
         """
         paused = [place for place in self._active.values() if not place.num_open]
-        held = min(1.0, self._capacity / max(1, sum(place.size for place in paused)))
+        held = min(1.0, self.capacity / max(1, sum(place.size for place in paused)))
         costs, shared_by = self._costs, num_running + 1
         step = costs.fixed + costs.per_token * shared_by
         if num_running:

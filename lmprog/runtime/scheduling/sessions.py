@@ -11,9 +11,9 @@ Between two requests a session *pauses*. For how long, and whether it comes back
 for each client by the tool that was called last, else by the number of turns. While it is more
 likely than not to come back, the end of its last request is pinned as a program's branch is.
 
-A name or a text is looked up among those of the same client only, and all that is learned is by
-client: what one says of itself moves nothing for others. Knows nodes, programs and times; knows no
-texts and no clock.
+A name or a text is looked up among those of the same client only, all that is learned is by client,
+and none keeps more than its share of memory: what one says of itself moves nothing for others.
+Knows nodes, programs and times; knows no texts and no clock.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ class PauseKind(NamedTuple):
 
     @property
     def is_likely(self) -> bool:
-        """Whether somebody who is not known is expected back: not after a first request, of which
-        nothing says that it begins a session."""
-        return self.turn > 1 or self.is_named or bool(self.tool)
+        """Whether somebody who is not known is expected back: not after a first request, whatever
+        is said of it."""
+        return self.turn > 1
 
 
 @dataclass(eq=False, slots=True)
@@ -207,6 +207,12 @@ class Sessions:
         """Requests that are under way."""
         self._of_client: dict[Client, dict[Pause, None]] = {}
         self._at: dict[Node, Pause] = {}
+        self._present: OrderedDict[Client, float] = OrderedDict()
+        """Clients of late, and when their last request came."""
+        self._kept: dict[Client, dict[Pause, None]] = {}
+        """Those that are pinned, the one that began last at the end ..."""
+        self._kept_tokens: dict[Client, int] = {}
+        """... and the tokens of their prompts."""
         self._times: OrderedDict[PauseKind, PauseTimes] = OrderedDict()
         self._limits: list[tuple[float, int, bool, Pause]] = []
         """A heap: when pins are given up."""
@@ -232,11 +238,17 @@ class Sessions:
         """The group, which has a number of its own as a program, is the next turn of a session that
         is known, or else the first one of a new session.
         """
-        client = group.client
+        client, present = group.client, self._present
+        present[client] = now
+        present.move_to_end(client)
+        while next(iter(present.values())) < now - PRIOR_SECONDS:
+            present.popitem(last=False)
         named = self._named.get((client, turn.name)) if turn.name else None
         found, is_guess = self._followed(group, turn, named), False
         if found is None:
             found, is_guess = self._lost(group, turn, named)
+            if is_guess and named is not None and named.num_confirmed < named.num_new:
+                found = None
         session = found.session if named is None and found is not None else named
         if session is None:
             assert group.program is not None
@@ -345,11 +357,39 @@ class Sessions:
         if before is not None and before in self._pauses:
             self._forget(before)
         self._limit(pause, now)
+        if pin is not None:
+            self._keep(pause)
         self._programs.expect(turn.number, expected.seconds)
         if len(self._pauses) > MOST_PAUSES:
             oldest = next(iter(self._pauses))
             self._count(oldest, now, ended=False)
             self._forget(oldest)
+
+    def _keep(self, pause: Pause) -> None:
+        """The client keeps one more; no more than its share of memory where others are there too,
+        whatever its hints say.
+        """
+        client = pause.session.client
+        kept = self._kept.setdefault(client, {})
+        kept[pause] = None
+        self._kept_tokens[client] = self._kept_tokens.get(client, 0) + pause.prompt_end
+        while (
+            len(self._present) > 1
+            and kept
+            and self._kept_tokens[client] * len(self._present) > self._programs.capacity
+        ):
+            self._unpin(next(iter(kept)))
+
+    def _unpin(self, pause: Pause) -> None:
+        if pause.pin is None:
+            return
+        self._pins.unpin(pause.pin)
+        pause.pin = None
+        client = pause.session.client
+        del self._kept[client][pause]
+        self._kept_tokens[client] -= pause.prompt_end
+        if not self._kept[client]:
+            del self._kept[client], self._kept_tokens[client]
 
     def _limit(self, pause: Pause, now: float) -> None:
         expected = self._times_of(pause.kind).expected
@@ -372,9 +412,7 @@ class Sessions:
                 continue
             if not is_late:
                 self._count(pause, now, ended=False)
-                if pause.pin is not None:
-                    self._pins.unpin(pause.pin)
-                    pause.pin = None
+                self._unpin(pause)
             elif pause.pin is not None and not pause.session.num_open:
                 self._lose_place(pause.number)
 
@@ -403,9 +441,7 @@ class Sessions:
             del self._of_client[session.client]
         if self._at.get(pause.node) is pause:
             del self._at[pause.node]
-        if pause.pin is not None:
-            self._pins.unpin(pause.pin)
-            pause.pin = None
+        self._unpin(pause)
         self._forget_if_over(session)
 
     def _forget_if_over(self, session: Session) -> None:
