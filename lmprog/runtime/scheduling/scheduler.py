@@ -436,7 +436,8 @@ class Scheduler:
         self.step += 1
         self._step_began = self._clock()
         self.tree.tick(self._step_began)
-        self.sessions.tick(self._step_began)
+        if self.sessions.limits:
+            self.sessions.tick(self._step_began)
         self.programs.finish(self.pins)
         self.tables.begin()
         if not (self._running.sequences or self.waiting.places):  # `idle`, once for each turn

@@ -214,7 +214,7 @@ class Sessions:
         self._kept_tokens: dict[Client, int] = {}
         """... and the tokens of their prompts."""
         self._times: OrderedDict[PauseKind, PauseTimes] = OrderedDict()
-        self._limits: list[tuple[float, int, bool, Pause]] = []
+        self.limits: list[tuple[float, int, bool, Pause]] = []
         """A heap: when pins are given up."""
         self._num_limits = 0
 
@@ -401,11 +401,11 @@ class Sessions:
 
     def _push(self, pause: Pause, at: float, *, is_late: bool) -> None:
         self._num_limits += 1
-        heapq.heappush(self._limits, (at, self._num_limits, is_late, pause))
+        heapq.heappush(self.limits, (at, self._num_limits, is_late, pause))
 
     def tick(self, now: float) -> None:
         """Those that are late lose their places; those hardly expected back any more their pins."""
-        limits = self._limits
+        limits = self.limits
         while limits and limits[0][0] <= now:
             _, _, is_late, pause = heapq.heappop(limits)
             if pause.num_next or pause not in self._pauses:
