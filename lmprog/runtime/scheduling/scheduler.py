@@ -536,6 +536,7 @@ class Scheduler:
         held = self.tree.pages_held()
         self.pages.check([*held, *self.tables.pages_loading(), *private])
         self.programs.check(self.running, self.waiting)
+        self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
 
 

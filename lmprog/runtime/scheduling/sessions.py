@@ -416,6 +416,17 @@ class Sessions:
             elif pause.pin is not None and not pause.session.num_open:
                 self._lose_place(pause.number)
 
+    def check(self) -> None:
+        """Each client keeps what it has pinned, and that is counted; AssertionError otherwise."""
+        kept: dict[Client, dict[Pause, None]] = {}
+        for pause in self._pauses:
+            assert pause in pause.session.ends, "a pause is one of its session's"
+            if pause.pin is not None:
+                kept.setdefault(pause.session.client, {})[pause] = None
+        assert kept == self._kept, "pinned pauses are kept"
+        for client, pauses in kept.items():
+            assert sum(pause.prompt_end for pause in pauses) == self._kept_tokens[client]
+
     def _count(self, pause: Pause, now: float, *, ended: bool) -> None:
         """What is known of the pause now, and was not counted before."""
         age = age_of(max(0.0, now - pause.since))
