@@ -14,7 +14,8 @@ Sides: each session is a *program*, whose branch pins what it stands on; the sam
 admission, so that only *pins* are left; each call is a *request* of its own, as a foreign harness sends
 it, *with hints* of the session's name, and *alone*: never taken for a turn of a session, also with `fcfs`.
 The columns are seconds of a session in the mean / p90 / percent of the prompts' tokens found / tokens
-computed over those of *memory for all*, where programs are never kept waiting.
+computed over those of *memory for all*, where programs are never kept waiting. Sessions with a call that
+a memory can never hold are refused by a server; they are left out of all its columns, and counted.
 """
 
 from __future__ import annotations
@@ -205,9 +206,20 @@ class Outcome:
         return f"{self.mean:.1f} / {self.p90:.1f} / {100 * self.hits:.0f}"
 
 
+def fitting(sessions: list[Session], memory: int) -> list[Session]:
+    """Those each of whose calls so much memory can hold alone."""
+    scheduler = Scheduler(replace(CONFIG, num_pages=memory // PAGE), CONTEXT)
+    most = scheduler.longest_sequence
+    return [
+        calls for calls in sessions if max(len(one.prompt) + one.answer for one in calls) <= most
+    ]
+
+
 @dataclass(eq=False)
 class Replay:
-    """Sessions that begin at random, `rate` a second, on one side; what they took."""
+    """Sessions that begin at random, `rate` a second, on one side; what they took. Raises
+    ContextOverflow where one has a call that never fits.
+    """
 
     sessions: list[Session]
     side: Side
@@ -434,11 +446,18 @@ def main(
         best = Replay(made, SIDES["pins"], FOR_ALL, rate, COSTS[cost]).run()
         runner.say(cost, f"{rate:g}", "for all", best)
         for tokens in memory:
-            cells = []
+            fit, cells, beside = fitting(made, tokens), list[str](), best
+            if len(fit) < len(made):
+                left_out = f"{len(made) - len(fit)} of {len(made)} left out"
+                if not fit:
+                    runner.say(cost, f"{rate:g}", f"{tokens:,}", left_out)
+                    continue
+                beside = Replay(fit, SIDES["pins"], FOR_ALL, rate, COSTS[cost]).run()
+                runner.say(cost, f"{rate:g}", "for all", beside, left_out)
             for name, side in SIDES.items():
                 if sides in name:
-                    got = Replay(made, side, tokens, rate, COSTS[cost]).run()
-                    cells.append(f"{got} / {got.computed / best.computed:.2f}")
+                    got = Replay(fit, side, tokens, rate, COSTS[cost]).run()
+                    cells.append(f"{got} / {got.computed / beside.computed:.2f}")
             runner.say(cost, f"{rate:g}", f"{tokens:,}", *cells)
     return None
 

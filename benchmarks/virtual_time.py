@@ -40,7 +40,10 @@ TOKEN = 7
 def submit(
     scheduler: Scheduler, tokens: Items[int], answer: int, num_settled: int = 0, **fields: Any
 ) -> SequenceGroup:
-    """A generation of `answer` tokens behind `tokens`, in a group with these fields."""
+    """A generation of `answer` tokens behind `tokens`, in a group with these fields. Raises
+    ContextOverflow where it can never run, as a runtime does.
+    """
+    scheduler.check_fits(len(tokens), answer)
     group = SequenceGroup(prompt_len=len(tokens), **fields)
     settings = GenerationSettings(GREEDY, answer, (), len(tokens))
     held = tokens if isinstance(tokens, array) else array("i", tokens)

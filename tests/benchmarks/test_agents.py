@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import pytest
+
 from benchmarks.agents import (
     COSTS,
     FOR_ALL,
@@ -17,11 +19,14 @@ from benchmarks.agents import (
     Call,
     Replay,
     coding,
+    fitting,
     found_in_tree,
+    main,
     optimum,
     recorded,
     teams,
 )
+from lmprog.errors import ContextOverflow
 
 
 def part_of_the_last(calls: list[Call]) -> list[float]:
@@ -66,6 +71,26 @@ def test_a_replay_answers_each_call_and_finds_what_memory_has() -> None:
         assert 0.5 < outcome.hits < 1.0
         assert 0.0 < outcome.mean <= outcome.p90
         replay.scheduler.check()
+
+
+def test_sessions_that_never_fit_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A call that memory can never hold would wait for ever: a runtime refuses it, and so does a
+    replay."""
+    short, long = [Call(array("i", range(40)), 9)], [Call(array("i", range(400)), 9)]
+    assert fitting([short, long], 320) == [short]
+    assert fitting([short, long], 432) == [short, long]  # 25.6 pages, and one for a copy
+    assert fitting([short, long], 416) == [short]
+    for side in SIDES.values():
+        with pytest.raises(ContextOverflow):
+            Replay([short, long], side, 320, 1.0, COSTS["cheap"]).run()
+    for name, size in (("a", 160), ("b", 1600)):
+        line = {"timestamp": 0, "input": name * size, "output": "c" * 40}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(line))
+    main(trace=tmp_path, memory=(48, 320, 2000), costs=("cheap",), sides="alone")
+    told = capsys.readouterr().out
+    assert [told.count(f"{count} of 2 left out") for count in (1, 2)] == [1, 1]
 
 
 def test_blocks_are_found_while_the_tree_has_room_for_them() -> None:

@@ -234,6 +234,22 @@ def test_pauses_are_told_apart_by_the_tool_that_an_answer_calls(
     assert (kind.tool, kind.turn) == ("list", 1)
 
 
+def test_a_turn_that_never_fits_is_refused_and_leaves_its_session_as_it_was() -> None:
+    talk = Talk(num_pages=16)
+    size = talk.scheduler.config.page_size
+    ends = []
+    for number, length in ((1, 20), (2, 20 * size), (3, 30)):
+        talk.say(Open(number, session="a", turn=""), Append(number, (TextPiece("x" * length),)))
+        talk.say(Generate(number, number, GREEDY))
+        ends += talk.until_idle()
+        talk.say(Close(number))
+        talk.until_idle()
+    assert [type(one) for one in ends] == [wire.CallDone, wire.Failed, wire.CallDone]
+    assert ends[1].code == "context_overflow"
+    assert talk.scheduler.sessions.numbers == {1}
+    talk.scheduler.check()
+
+
 def test_a_request_of_a_harness_leaves_its_pin_to_the_next_one() -> None:
     talk = Talk(num_pages=64)
     for number in range(1, 4):
