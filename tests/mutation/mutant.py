@@ -13,6 +13,7 @@ ROOMS = {
     "tests/runtime/test_namespaces.py tests/runtime/test_scheduler.py "
     "tests/runtime/test_draft_chances.py tests/runtime/test_draft_worth.py "
     "tests/runtime/test_speculation.py tests/runtime/test_draft_model.py",
+    "sessions": "tests/runtime/test_sessions.py",
     "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_forced_tokens.py "
     "tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
     "tests/runtime/test_streamed_logprobs.py tests/runtime/test_usage.py",

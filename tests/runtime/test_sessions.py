@@ -141,6 +141,71 @@ def test_clients_share_neither_names_nor_texts_nor_what_is_learned() -> None:
     assert {kind.client for kind in kinds} == {"honest", "liar"}
 
 
+def test_a_text_of_another_client_makes_no_session() -> None:
+    machine, prompt = Machine(), text(100)
+    machine.ask(prompt, client="one")
+    longer = [*prompt, *[TOKEN] * 4, *text(10)]
+    assert machine.ask(longer, client="other").number == 2
+    assert machine.ask([*longer, *text(10)], client="one").number == 1
+
+
+def sessions_of_two_turns(machine: Machine, count: int, client: str = "", **hints: str) -> None:
+    for _ in range(count):
+        prompt = text(200)
+        machine.ask(prompt, client=client, **hints)
+        machine.ask([*prompt, *text(10)], client=client, **hints)
+
+
+def test_a_client_keeps_its_share_of_memory_while_others_are_there() -> None:
+    machine = Machine()
+    sessions_of_two_turns(machine, 12, "alone")
+    size, half = machine.scheduler.config.page_size, 4096 // 2
+    assert machine.scheduler.tree.num_pinned * size > half, "nobody else is there"
+    machine.wait(3600.0)
+    machine.ask(text(20), client="other")
+    sessions_of_two_turns(machine, 12, "alone")
+    assert 1000 < machine.scheduler.tree.num_pinned * size <= half + 210
+    machine.wait(61.0)
+    sessions_of_two_turns(machine, 12, "alone")
+    assert machine.scheduler.tree.num_pinned * size > half + 210, "the other one has left"
+
+
+def test_a_name_that_was_confirmed_once_makes_few_requests_older() -> None:
+    machine = Machine()
+    sessions_of_two_turns(machine, 1, name="mine")
+    for _ in range(6):
+        machine.scheduler.tree.clear()
+        machine.ask(text(100), name="mine")
+    numbers = [machine.ask(text(100), name="mine").number for _ in range(3)]
+    assert 1 not in numbers
+
+
+def test_those_that_never_come_back_are_kept_for_shorter_times() -> None:
+    machine = Machine()
+    sessions_of_two_turns(machine, 1)
+    machine.wait(1.0)
+    assert len(machine.scheduler.programs) == 1
+    machine.wait(29.0)
+    assert len(machine.scheduler.programs) == 0, "it is late, and loses its place first"
+    assert machine.scheduler.tree.num_pinned
+    machine.wait(3600.0)
+    for _ in range(12):
+        sessions_of_two_turns(machine, 1)
+        machine.wait(3600.0)
+    sessions_of_two_turns(machine, 1)
+    machine.wait(30.0)
+    assert machine.scheduler.tree.num_pinned == 0
+
+
+def test_those_that_come_back_late_are_kept_for_longer_times() -> None:
+    machine, prompt = Machine(), text(100)
+    for _ in range(12):
+        machine.ask(prompt)
+        prompt = prompt + text(10)
+        machine.wait(150.0)
+    assert machine.scheduler.tree.num_pinned
+
+
 def found_by_the_honest(lie: bool) -> int:
     """Tokens that sessions of one client find beside a flood of another one's requests, which are
     said to be sessions."""
