@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
@@ -100,6 +102,32 @@ def test_calls_reserve_what_their_clients_calls_of_that_size_took() -> None:
     assert programs.expected_tokens(other) == programs._generated_part * 7, "of another size"
 
 
+def test_a_guess_of_the_client_counts_as_far_as_its_guesses_were_right() -> None:
+    rig = Rig(SchedulerConfig(page_size=4, num_pages=64))
+    programs = rig.scheduler.programs
+
+    def ask(client: str, guess: int | None, most: int = 100) -> Sequence:
+        made = rig.gen([3] * 4, most, IGNORING, client=client)
+        made.group.expected = guess
+        return made
+
+    assert programs.expected_tokens(ask("new", 5)) == 100, "nothing says that it is right"
+    rig.run()
+    for _ in range(4):
+        ask("honest", 20, 20)
+        ask("liar", 1, 50)
+        rig.run()
+    honest, liar = ask("honest", 30), ask("liar", 1)
+    assert programs.expected_tokens(honest) == pytest.approx(30)
+    assert programs.expected_tokens(liar) == pytest.approx(50)
+    assert programs.expected_tokens(ask("honest", 3000)) == 100, "no more than it may"
+    while honest.num_generated < 31:
+        rig.step()
+    assert programs.expected_tokens(honest) == programs.expected_tokens(
+        ask("honest", None, 100)
+    ) * (honest.task.left / 100)
+
+
 def waits_beside(liars: list[Asker]) -> list[float]:
     """Seconds from asking to the answer, of short calls of one client in a small memory."""
     small = Asker(b"small", 1, 8, 2)
@@ -109,10 +137,12 @@ def waits_beside(liars: list[Asker]) -> list[float]:
     return sorted(small.waits)
 
 
-def test_who_reserves_most_of_the_memory_and_leaves_does_not_move_the_first_token_of_others() -> (
-    None
-):
+@pytest.mark.parametrize("guess", [None, 1])
+def test_who_reserves_most_of_the_memory_and_leaves_does_not_move_the_first_token_of_others(
+    guess: int | None,
+) -> None:
     liar = Asker(LIAR, 2, 8, 560)
+    liar.expected = guess
     liar.close_after = 1.5
     alone, beside = waits_beside([]), waits_beside([liar])
     assert beside[len(beside) // 2] <= 1.5 * alone[len(alone) // 2]

@@ -38,6 +38,7 @@ class Asker:
         self.close_after = float("inf")
         self.is_salted = False
         self.priority = 0
+        self.expected: int | None = None
         self.account = ""
         self._dice = random.Random(name)
         self._asked_at: dict[int, float] = {}
@@ -72,7 +73,9 @@ class Asker:
             sampling = wire.SamplingParams(
                 temperature=0.0, max_tokens=self.num_tokens, ignore_eos=True
             )
-            yield wire.Generate(number, number, sampling, priority=self.priority)
+            yield wire.Generate(
+                number, number, sampling, priority=self.priority, expected=self.expected
+            )
 
     def _close(self, number: int) -> Iterator[wire.Op]:
         del self._asked_at[number]

@@ -287,6 +287,28 @@ def test_effort_and_thinking_reach_a_template_that_has_them_and_no_other() -> No
     assert "output_config.effort" in warning
 
 
+@pytest.mark.parametrize("ttl", ["5m", "1h"])
+@pytest.mark.parametrize("place", ["body", "block", "tool", "result"])
+def test_a_time_for_which_a_prefix_is_to_be_kept_is_said_to_have_no_effect(
+    place: str, ttl: str
+) -> None:
+    mark = {place: {"cache_control": {"type": "ephemeral", "ttl": ttl}}}
+    hello = {"type": "text", "text": "Hello"}
+    result = [{**hello, **mark.get("result", {})}]
+    said = [
+        {**hello, **mark.get("block", {})},
+        {"type": "tool_result", "tool_use_id": "a", "content": result},
+    ]
+    given = {
+        "max_tokens": 4,
+        "messages": [{"role": "user", "content": said}],
+        "tools": [{"name": "look", "input_schema": {}, **mark.get("tool", {})}],
+        **mark.get("body", {}),
+    }
+    told = messages.warnings_of(msgspec.convert(given, messages.MessagesBody), ())
+    assert [text.split()[0] for text in told] == ["cache_control.ttl"] * (ttl == "1h")
+
+
 GREEDY: Json = {"options": {"temperature": 0, "num_predict": 8}, "stream": False}
 OLLAMAS: Json = {"model": "nano", "messages": [{"role": "user", "content": "Hello"}], **GREEDY}
 

@@ -307,6 +307,59 @@ def test_a_key_claims_no_higher_priority_than_it_may(
         assert answer.json()["error"]["param"] == "priority"
 
 
+@pytest.mark.parametrize(
+    ("body", "asked", "told"),
+    [
+        ({"priority": 5, "osl": 40}, (5, 40), ()),
+        ({"priority": 11, "osl": 0}, (10, None), ("nvext.agent_hints.priority is lowered to 10",)),
+        ({"priority": -1000}, (-100, None), ()),
+        (
+            {"speculative_prefill": True, "strict_priority": 1},
+            (0, None),
+            (
+                "nvext.agent_hints.strict_priority has no effect",
+                "nvext.agent_hints.speculative_prefill has no effect",
+            ),
+        ),
+        ({"speculative_prefill": False, "strict_priority": 0}, (0, None), ()),
+    ],
+)
+def test_hints_of_harnesses_are_followed_or_said_to_have_no_effect(
+    fake: Fake,
+    monkeypatch: pytest.MonkeyPatch,
+    body: dict[str, Any],
+    asked: tuple[int, int | None],
+    told: tuple[str, ...],
+) -> None:
+    groups, submit = list[Any](), fake.scheduler.submit
+
+    def submitted(group: Any, *more: Any) -> Any:
+        groups.append((group.priority, group.expected))
+        return submit(group, *more)
+
+    monkeypatch.setattr(fake.scheduler, "submit", submitted)
+    nvext = {"agent_hints": body}
+    texts = {"messages": [{"role": "user", "content": "x"}]}, {"prompt": "x", "priority": 3}
+
+    async def run() -> list[httpx2.Response]:
+        async with asking(fake, api_keys=("one", "two"), max_priority=10) as (client, _):
+            return [
+                await client.post(
+                    f"/v1/{route}completions",
+                    json={**text, "max_tokens": 1, "nvext": nvext},
+                    headers={"x-api-key": "one"},
+                )
+                for route, text in zip(("chat/", ""), texts, strict=True)
+            ]
+
+    chat, completion = asyncio.run(run())
+    assert (chat.status_code, completion.status_code) == (200, 200), chat.text
+    assert groups == [asked, (3, asked[1])], "its own priority goes before the hint's"
+    said = chat.headers.get("warning", "")
+    assert said.count("nvext") == len(told)
+    assert all(text in said for text in told)
+
+
 def test_health_is_asked_with_any_key(fake: Fake) -> None:
     async def run() -> int:
         async with asking(fake, api_keys=("one", "two")) as (client, _):

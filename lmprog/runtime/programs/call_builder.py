@@ -259,6 +259,7 @@ class CallBuilder:
             timing=GroupTiming(now),
             prompt_len=prompt_len,
             turn=branch.turn,
+            expected=op.expected if isinstance(op, wire.Generate) else None,
         )
 
     # --- gen

@@ -41,6 +41,8 @@ MEAN_WEIGHT = 0.1
 """Weight of the newest value in a mean."""
 MOST_KINDS = 4096
 """Of generations whose lengths are told apart."""
+GUESSED = -1
+"""Stands for the kind of those whose clients guess how long they are: their part is of that."""
 TIMES_LOST = 2.0
 """How often a token that there is no memory for is expected to be computed again: programs that do
 not all fit lose tokens more than once."""
@@ -306,14 +308,20 @@ class ActivePrograms:
             if isinstance(sequence.task, Generation):
                 part = sequence.num_generated / max(1, sequence.task.settings.max_tokens)
                 self._generated_part += MEAN_WEIGHT * (part - self._generated_part)
-                kind = _kind(sequence, sequence.task)
-                before = self._part_of_kind.pop(kind, self._generated_part)
-                self._part_of_kind[kind] = before + MEAN_WEIGHT * (part - before)
-                if len(self._part_of_kind) > MOST_KINDS:
-                    del self._part_of_kind[next(iter(self._part_of_kind))]
+                self._learn(_kind(sequence, sequence.task), part, self._generated_part)
+                guess = sequence.group.expected
+                if guess is not None:
+                    part = sequence.num_generated / guess
+                    self._learn((sequence.group.client, GUESSED), part, part)
         if not place.num_open:
             place.paused_at = now
             self._idle.append(place.number)
+
+    def _learn(self, kind: tuple[Client, int], part: float, prior: float) -> None:
+        before = self._part_of_kind.pop(kind, prior)
+        self._part_of_kind[kind] = before + MEAN_WEIGHT * (part - before)
+        if len(self._part_of_kind) > MOST_KINDS:
+            del self._part_of_kind[next(iter(self._part_of_kind))]
 
     def expect(self, number: int, seconds: float) -> None:
         """The program is expected to pause so long."""
@@ -400,12 +408,18 @@ class ActivePrograms:
         return expected * fixed / num_rows > times * lost * self._cost_of_return()
 
     def expected_tokens(self, sequence: Sequence) -> float:
-        """Tokens that the sequence is expected to generate yet: as the calls of its client that
-        asked for about as many, else as all calls.
+        """Tokens that the sequence is expected to generate yet: as its client guesses, corrected by
+        what such guesses were worth; else as the calls of its client that asked for about as many,
+        else as all calls.
         """
-        task = sequence.task
+        task, guess = sequence.task, sequence.group.expected
         if not isinstance(task, Generation):
             return 0.0
+        if guess is not None:
+            part = self._part_of_kind.get((sequence.group.client, GUESSED), 0.0)
+            left = part * guess - sequence.num_generated
+            if left > 0.0:
+                return min(left, task.left)
         return self._part_of_kind.get(_kind(sequence, task), self._generated_part) * task.left
 
     def replaceable(self, num_running: int, now: float, *, force: bool) -> list[ProgramPlace]:

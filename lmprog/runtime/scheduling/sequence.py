@@ -90,6 +90,8 @@ class SequenceGroup:
     """Its sequences follow others of the same call, whose work they find in the tree."""
     turn: SessionTurn | None = None
     """Set where it is all that its program may do, unless a session goes on with it."""
+    expected: int | None = None
+    """How many tokens each of its generations will have, as its client guesses."""
 
     @property
     def cached(self) -> int:

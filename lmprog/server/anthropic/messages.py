@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -40,7 +41,6 @@ SILENT = (
     "service_tier",
     "betas",
     "inference_geo",
-    "cache_control",
     "speed",
 )
 """Known fields that cannot change an answer here: no warning is given."""
@@ -59,6 +59,13 @@ _THINKING = ("adaptive", "enabled", "disabled")
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
+class CacheControl(msgspec.Struct, frozen=True):
+    """Asks that what ends here be cached, as everything is."""
+
+    type: str | None = None
+    ttl: str | None = None
+
+
 class AnthropicBlock(msgspec.Struct, frozen=True):
     """One block of a content."""
 
@@ -71,6 +78,7 @@ class AnthropicBlock(msgspec.Struct, frozen=True):
     tool_use_id: str | None = None
     content: str | list[AnthropicBlock] | None = None
     is_error: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class AnthropicTurn(msgspec.Struct, frozen=True):
@@ -83,6 +91,7 @@ class ToolOf(msgspec.Struct, frozen=True):
     type: str | None = None
     description: Annotated[str, within("description")] | None = None
     input_schema: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -131,6 +140,7 @@ class Countable(AnthropicOptions, kw_only=True):
     thinking: Thinking | None = None
     context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessagesBody(Countable, kw_only=True):
@@ -184,7 +194,18 @@ def warnings_of(body: Countable, known: Sequence[str]) -> tuple[str, ...]:
         made.append(f"tools of the types {named!r} are not described here; the model has none")
     if body.thinking is not None and body.thinking.budget_tokens is not None:
         made.append("thinking.budget_tokens is not enforced; max_tokens counts thoughts too")
+    if any(one is not None and one.ttl not in (None, "5m") for one in _cache_controls(body)):
+        made.append("cache_control.ttl has no effect; what is likely used again stays")
     return tuple(made)
+
+
+def _cache_controls(body: Countable) -> Iterator[CacheControl | None]:
+    yield body.cache_control
+    contents = [body.system, *(turn.content for turn in body.messages)]
+    blocks = list(chain.from_iterable(one for one in contents if isinstance(one, list)))
+    results = chain.from_iterable(one.content for one in blocks if isinstance(one.content, list))
+    yield from (tool.cache_control for tool in body.tools or ())
+    yield from (block.cache_control for block in chain(blocks, results))
 
 
 def _variables(body: Countable, known: Sequence[str]) -> dict[str, Any] | None:

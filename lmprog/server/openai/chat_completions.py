@@ -33,6 +33,7 @@ from lmprog.server.openai.running_request import (
     answer_request,
     answering,
     as_tokens,
+    hinted,
     ids_of,
     needs_counting,
 )
@@ -129,11 +130,13 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
     box = replace(box, begins_turn=not goes_on and not is_off)
     box, constraint = _constrained(box, made)
+    hints = hinted(body)
     prompt = RequestPrompt(
         pieces=pieces_of(body.messages, box, goes_on, variables),
         sampling=cut_to_entries(_sampling(body, box, gateway.suggested), gateway.info.context_len),
         constraint=constraint,
-        priority=body.priority or 0,
+        priority=hints.priority,
+        expected=hints.expected,
         includes_stop=bool(body.include_stop_str_in_output),
         names_tokens=bool(body.return_tokens_as_token_ids),
     )
@@ -143,7 +146,7 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         names["template_variables"] = "reasoning_effort"
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    told = (*warnings, *made.warnings, *box.warnings)
+    told = (*warnings, *made.warnings, *box.warnings, *hints.warnings)
     wants_ids = bool(body.return_token_ids)
     return ChatCompletions(prompt, box, head, body.wants_usage, wants_ids, told, names)
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -26,7 +26,7 @@ from starlette.responses import Response
 from lmprog import wire
 from lmprog.errors import ProtocolError
 from lmprog.server.gateway.gateway import Gateway, version
-from lmprog.server.http.auth import calling_label
+from lmprog.server.http.auth import calling_key, calling_label
 from lmprog.server.http.large_answers import (
     IDS_PER_ENTRY,
     asked_entries,
@@ -35,11 +35,13 @@ from lmprog.server.http.large_answers import (
     is_beyond,
     made_aside,
 )
-from lmprog.server.http.limits import INT31, within
+from lmprog.server.http.limits import INT31, LIMITS, within
 from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.link.exchange import Exchange
-from lmprog.server.openai.shared_fields import GenerationFields
+from lmprog.server.openai.shared_fields import AgentHints, GenerationFields, Nvext
 
+NO_EFFECT = ("strict_priority", "speculative_prefill", "latency_sensitivity")
+"""Hints that nothing here follows."""
 _TEMPLATES = 2048
 """Tokens that a template hardly adds by itself."""
 
@@ -52,6 +54,8 @@ class RequestPrompt:
     sampling: wire.SamplingParams
     constraint: wire.Constraint | None = None
     priority: int = 0
+    expected: int | None = None
+    """About how many tokens an answer will have, as the caller guesses."""
     reads: bool = False
     """Whether the prompt's own text is wanted, too."""
     copies: int = 1
@@ -134,6 +138,7 @@ class RunningRequest:
                 stream=stream,
                 priority=prompt.priority,
                 timeout=timeout,
+                expected=prompt.expected,
             )
             ops.append(gen)
         self._left = len(prompts)
@@ -270,11 +275,36 @@ class PromptFields(GenerationFields, kw_only=True):
     truncate_prompt_tokens: Annotated[int, within("truncate_prompt_tokens")] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    nvext: Nvext | None = None
 
     @property
     def needs_tokens(self) -> bool:
         """Whether the prompt has to be known as tokens before it is run."""
         return self.truncate_prompt_tokens is not None or bool(self.return_token_ids)
+
+
+class Hinted(NamedTuple):
+    """What a request asks of the scheduler."""
+
+    priority: int
+    expected: int | None
+    warnings: tuple[str, ...]
+
+
+def hinted(body: PromptFields) -> Hinted:
+    """Its own priority goes before a hint's, which is lowered to what the caller's key may claim
+    and never refused.
+    """
+    hints = AgentHints() if body.nvext is None else body.nvext.agent_hints or AgentHints()
+    told = [f"nvext.agent_hints.{name} has no effect" for name in NO_EFFECT if getattr(hints, name)]
+    priority = body.priority
+    if priority is None and hints.priority is not None:
+        key, limit = calling_key.get(), LIMITS["priority"]
+        most = int(limit.maximum) if key is None else key.max_priority
+        priority = max(int(limit.minimum), min(hints.priority, most))
+        if priority < hints.priority:
+            told.append(f"nvext.agent_hints.priority is lowered to {priority}")
+    return Hinted(priority or 0, hints.osl or None, tuple(told))
 
 
 async def as_tokens(

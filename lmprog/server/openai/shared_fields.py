@@ -36,6 +36,20 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
+class AgentHints(msgspec.Struct, frozen=True):
+    """What a harness says of a request, as Dynamo spells it. `osl`: the tokens of the answer."""
+
+    priority: int | None = None
+    osl: Annotated[int, within("max_tokens")] | None = None
+    strict_priority: int | None = None
+    speculative_prefill: bool | None = None
+    latency_sensitivity: float | None = None
+
+
+class Nvext(msgspec.Struct, frozen=True):
+    agent_hints: AgentHints | None = None
+
+
 class GenerationFields(ConstraintFields, kw_only=True):
     """The common fields, besides the sampling options and those that constrain the text."""
 
