@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lmprog import wire
-from lmprog.tool_calls.harmony import harmony_calls
+from lmprog.tool_calls.harmony import harmony_calls, harmony_turn
 from lmprog.tool_calls.lexemes import is_tag, lexemes
 from lmprog.tool_calls.stream import mark_of
 from lmprog.tool_calls.writing import as_json
@@ -75,22 +75,39 @@ def calls_constraint(
     return wire.InOrder((*_texts(opening), *parts, *_texts(form.end)))
 
 
-def free_or_calls(
-    form: wire.CallForm, tools: Sequence[ToolShape], many: bool
-) -> wire.Constraint | None:
-    """Any text, in which nothing but calls of `tools` follows once one has begun. None where calls
-    begin without a tag, or with that of other messages: nothing tells them from other text.
+def free_or_calls(form: wire.CallForm, tools: Sequence[ToolShape], many: bool) -> wire.Constraint:
+    """Any text, in which nothing but calls of `tools` follows once one has begun. Calls that begin
+    without a tag are told from other text by the beginning of the answer.
     """
     if form.harmony:
-        return None
+        return harmony_turn([(tool.name, arguments_constraint(form, tool)) for tool in tools])
     mark = mark_of(form)
     if mark.only_at_start:
-        return None
+        openings = [mark.text] if mark.text else [one.name + form.literals[1] for one in tools]
+        words = [[one for one in lexemes(text) if not one.isspace()] for text in openings]
+        other = wire.Regex(f"(?s){_beginning_with_none(words)}")
+        return wire.AnyOf((other, calls_constraint(form, tools, many)))
     opening = form.begin + form.literals[0]
     written = opening[: len(opening) - len(opening.lstrip())] + mark.text
     calls = calls_constraint(form, tools, many, written)
     free = wire.FreeText((mark.text,))
     return wire.AnyOf((free, wire.InOrder((wire.FreeText((mark.text,), mark.text), calls))))
+
+
+def _beginning_with_none(openings: Sequence[Sequence[str]]) -> str:
+    """A pattern of the texts that begin with none of these sequences of words, between which, and
+    before which, there may be white space.
+    """
+    rests: dict[str, list[Sequence[str]]] = {}
+    for word, *more in openings:
+        rest = [word[1:], *more] if len(word) > 1 else more
+        rests.setdefault(word[0], []).append(rest)
+    firsts = "".join(map(re.escape, rests))
+    ways = [rf"[^\s{firsts}].*"]
+    for char, left in rests.items():
+        if all(left):
+            ways.append(re.escape(char) + _beginning_with_none(left))
+    return rf"\s*(?:{'|'.join(ways)})?"
 
 
 def arguments_constraint(form: wire.CallForm, tool: ToolShape) -> wire.Constraint:

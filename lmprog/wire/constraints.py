@@ -166,8 +166,17 @@ class FreeText(ConstraintKind, frozen=True):
     end: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
 
+class Preferred(ConstraintKind, frozen=True):
+    """`wanted`, or, where that cannot be enforced, `otherwise`; the answer says why."""
+
+    is_whole = True
+
+    wanted: Constraint
+    otherwise: Constraint
+
+
 Constraint: TypeAlias = (
-    Regex | JsonSchema | Choices | Grammar | InOrder | AnyOf | Repeated | FreeText
+    Regex | JsonSchema | Choices | Grammar | InOrder | AnyOf | Repeated | FreeText | Preferred
 )
 
 

@@ -24,6 +24,7 @@ from lmprog.constraints.compiling.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.constraint import (
     Check,
     CompileLimits,
+    CompileTooLong,
     Constraint,
     never_stop,
 )
@@ -40,7 +41,7 @@ from lmprog.constraints.schema.entry import schema_node, why_nothing_fits
 from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import GrammarError, UnsatisfiableConstraint
+from lmprog.errors import GrammarError, UnsatisfiableConstraint, UnsupportedSchema
 
 DEFAULT_LIMITS = CompileLimits()
 _PROBE_LIMITS = CompileLimits(max_positions=300_000)
@@ -65,6 +66,15 @@ def compile_constraint(
     """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint with the reason and the
     place, and whatever `check` raises, which is called about every ten microseconds.
     """
+    if isinstance(spec, wire.Preferred):
+        try:
+            return compile_constraint(spec.wanted, vocabulary, limits, check)
+        except CompileTooLong:
+            raise
+        except (GrammarError, UnsupportedSchema, UnsatisfiableConstraint) as error:
+            made = compile_constraint(spec.otherwise, vocabulary, limits, check)
+            made.left_out = (str(error), *made.left_out)
+            return made
     vocabulary.prepare()
     grammar = spec.as_grammar()
     builder = NetBuilder(limits, check)
