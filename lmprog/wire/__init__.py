@@ -139,7 +139,6 @@ from lmprog.wire.standing import (
     result_texts,
     text_with_calls,
 )
-from lmprog.wire.structural_tags import TagError, structural_tag
 from lmprog.wire.tool_calls import (
     HERMES,
     CallForm,
@@ -236,7 +235,6 @@ __all__ = [
     "ShortText",
     "Snapshot",
     "SuggestedSampling",
-    "TagError",
     "TextIs",
     "TextPiece",
     "ThoughtForm",
@@ -265,7 +263,6 @@ __all__ = [
     "output_pieces",
     "own_pieces",
     "result_texts",
-    "structural_tag",
     "suggested",
     "text_with_calls",
     "version_in",

@@ -100,6 +100,9 @@ class JsonSchema(ConstraintKind, frozen=True):
     def freely_laid_out(self) -> JsonSchema:
         return JsonSchema(self.schema, "flexible", True, None, self.strict)
 
+    def with_schema(self, schema: str) -> JsonSchema:
+        return self if schema == self.schema else msgspec.structs.replace(self, schema=schema)
+
     @property
     def has_layout(self) -> bool:
         """Whether it says how JSON is laid out."""

@@ -71,7 +71,7 @@ def test_drafts_change_nothing() -> None:
         talk = Talk(is_forcing=True, **DRAFTED)
         whole = [*talk.tokenizer.encode("hello "), *plain.tokens]
         assert talk.scheduler.drafting is not None
-        talk.scheduler.drafting.source = knowing([whole], 1.0)
+        talk.scheduler.drafting.source = knowing([whole], 1.0)  # type: ignore[assignment]
         (output,) = done(talk.ask(wire.Open(1), text(1, "hello "), ask))[7].outputs
         assert output.text == plain.text
         assert talk.scheduler.stats.accepted_tokens > 0

@@ -80,10 +80,13 @@ def compile_constraint(
     builder = NetBuilder(limits, check)
     try:
         net = _net_of(spec, builder, vocabulary, limits)
-        if grammar is not None:
+        if _has_grammar(spec):
             _refuse_where_ambiguous(net, vocabulary, check)
     except NeedsLlguidance as why:
-        assert grammar is not None, "only grammars may be left to the other engine"
+        if grammar is None:
+            raise GrammarError(
+                f"this grammar cannot be a part of another constraint: {why}", position=None
+            ) from why
         return LlguidanceConstraint(grammar, vocabulary, limits, str(why), check)
     engine = Automaton(net, vocabulary, limits)
     if isinstance(spec, wire.Regex):
@@ -188,9 +191,20 @@ def root_node(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits)
 
 def _part(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
     """Of a constraint that others are made of. Raises GrammarError for one that cannot be."""
-    if spec.is_whole:
-        raise GrammarError("a grammar cannot be a part of another constraint", position=None)
+    if isinstance(spec, wire.Preferred):
+        raise GrammarError("what is only preferred is a whole constraint", position=None)
     return root_node(spec, builder, limits)
+
+
+def _has_grammar(spec: wire.Constraint) -> bool:
+    match spec:
+        case wire.Grammar():
+            return True
+        case wire.InOrder(parts=parts) | wire.AnyOf(options=parts):
+            return any(map(_has_grammar, parts))
+        case wire.Repeated(item=item):
+            return _has_grammar(item)
+    return False
 
 
 def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) -> Node:
