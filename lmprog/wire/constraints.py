@@ -169,6 +169,15 @@ class FreeText(ConstraintKind, frozen=True):
     end: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
 
+class PlainStrings(ConstraintKind, frozen=True):
+    """The strings that a JSON schema takes, as they are: without quotes and escapes. None has
+    `end` in it, or ends so that this begins earlier when it follows.
+    """
+
+    schema: Annotated[str, Meta(max_length=1_048_576)]
+    end: Annotated[str, Meta(max_length=1024)]
+
+
 class Preferred(ConstraintKind, frozen=True):
     """`wanted`, or, where that cannot be enforced, `otherwise`; the answer says why."""
 
@@ -179,7 +188,16 @@ class Preferred(ConstraintKind, frozen=True):
 
 
 Constraint: TypeAlias = (
-    Regex | JsonSchema | Choices | Grammar | InOrder | AnyOf | Repeated | FreeText | Preferred
+    Regex
+    | JsonSchema
+    | Choices
+    | Grammar
+    | InOrder
+    | AnyOf
+    | Repeated
+    | FreeText
+    | PlainStrings
+    | Preferred
 )
 
 

@@ -105,6 +105,7 @@ VIEWS: list[tuple[wire.Constraint, str]] = [
     (wire.AnyOf((wire.Regex("a"),)), ""),
     (wire.Repeated(wire.Regex("a"), 0, 1), ""),
     (wire.FreeText(("a",)), ""),
+    (wire.PlainStrings("{}", "."), ""),
     (wire.Preferred(wire.Regex("a"), wire.Regex("b")), ""),
 ]
 

@@ -230,6 +230,24 @@ def test_schemas_that_cannot_be_enforced_are_left_out_unless_a_tool_is_strict(
     assert fits('<tool_call>\n{"name": "odd", "arguments": {"a": 1}}\n</tool_call>')
 
 
+def test_a_strict_schema_that_the_models_form_cannot_hold_is_refused(saying: Saying) -> None:
+    around = wire.KeyedValue("<k>", "</k><v>", "</v>")
+    keyed = wire.KeyedArguments(around, around)
+    form = wire.CallForm(("<call>", "", "</call>"), ("name", "arguments"), keyed=keyed)
+    saying.support = wire.ToolSupport(form)
+    parameters = {**SCHEMA, "minProperties": 1}
+    for strict, status in ((True, 400), (False, 200)):
+        function = {**FUNCTION, "parameters": parameters, "strict": strict}
+        body = {"messages": [{"role": "user", "content": "?"}]}
+        body["tools"] = [{"type": "function", "function": function}]
+        answer = answered(saying, "/v1/chat/completions", "Hello.", body)
+        assert answer.status_code == status, answer.text
+    assert (
+        "minProperties"
+        in answered(saying, "/v1/chat/completions", "", {**body, "tool_choice": "required"}).text
+    )
+
+
 def test_calls_are_confined_where_the_template_writes_them_and_else_where_a_tool_is_strict(
     saying: Saying,
 ) -> None:

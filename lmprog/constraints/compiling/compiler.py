@@ -37,7 +37,7 @@ from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import REPEAT, Net, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.regular import RegularConstraint
-from lmprog.constraints.schema.entry import schema_node, why_nothing_fits
+from lmprog.constraints.schema.entry import plain_strings_node, schema_node, why_nothing_fits
 from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
@@ -301,6 +301,7 @@ _NODES: dict[type[wire.Constraint], Callable[[Any, NetBuilder, CompileLimits], N
     wire.Choices: _choices_node,
     wire.Grammar: grammar_node,
     wire.FreeText: _free_text_node,
+    wire.PlainStrings: plain_strings_node,
     wire.InOrder: _in_order_node,
     wire.AnyOf: _any_of_node,
     wire.Repeated: _repeated_node,

@@ -54,6 +54,13 @@ def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -
     return root
 
 
+def plain_strings_node(spec: wire.PlainStrings, net: NetBuilder, limits: CompileLimits) -> Node:
+    """Raises like `schema_node`."""
+    json_strings = wire.JsonSchema(in_this_draft(spec.schema))
+    document = Document(json_strings.schema)
+    return SchemaBuilder(document, json_strings, net, limits).plain_strings(spec.end)
+
+
 def _shared_work(
     frequent: FrequentSchemas,
     document: Document,

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from lmprog import wire
+from lmprog.errors import UnsupportedSchema
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.options.server_settings import Confines
@@ -252,14 +253,17 @@ class Toolbox:
     @property
     def _confined(self) -> wire.Constraint:
         """Schemas of tools that are not strict are left out where one cannot be enforced."""
-        wanted = self._free_or_calls(self._shapes)
         if all(tool.strict for tool in self.tools):
-            return wanted
+            return self._free_or_calls(self._shapes)
         some = [
             shape if tool.strict else shape._replace(parameters={"type": "object"})
             for tool, shape in zip(self.tools, self._shapes, strict=True)
         ]
-        return wire.Preferred(wanted, self._free_or_calls(some))
+        otherwise = self._free_or_calls(some)
+        try:
+            return wire.Preferred(self._free_or_calls(self._shapes), otherwise)
+        except UnsupportedSchema:
+            return otherwise
 
     def _free_or_calls(self, shapes: list[ToolShape]) -> wire.Constraint:
         return self._after_thought(free_or_calls(self.form, shapes, self.parallel), True)
