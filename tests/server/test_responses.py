@@ -231,6 +231,26 @@ def test_a_response_in_the_background_is_asked_for_later_or_cancelled(
         client.responses.cancel(client.responses.create(model="nano", input="x", **GREEDY).id)
 
 
+def test_events_in_the_background_are_told_to_who_comes_back(client: openai.OpenAI) -> None:
+    asked = {"model": "nano", "input": "Hello", "background": True, "stream": True}
+    with client.responses.create(
+        **asked, extra_body={"ignore_eos": True, "max_output_tokens": 60}
+    ) as gone:
+        first = [next(gone) for _ in range(2)]
+    name = first[0].response.id
+    later = list(client.responses.retrieve(name, stream=True, starting_after=1))
+    assert [event.sequence_number for event in later] == list(range(2, 2 + len(later)))
+    assert later[-1].type == "response.incomplete"
+    again = list(client.responses.retrieve(name, stream=True))
+    assert again == [*first, *later]
+    text = "".join(event.delta for event in again if event.type == "response.output_text.delta")
+    assert text == client.responses.retrieve(name).output_text
+    assert list(client.responses.retrieve(name, stream=True, starting_after=len(again))) == []
+    plain = client.responses.create(model="nano", input="Hello", **GREEDY)
+    with pytest.raises(openai.BadRequestError, match="begun with background=true and stream=true"):
+        client.responses.retrieve(plain.id, stream=True)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -247,7 +267,6 @@ def test_a_response_in_the_background_is_asked_for_later_or_cancelled(
         ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name"),
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"input": "x", "background": True, "store": False}, "background"),
-        ({"input": "x", "background": True, "stream": True}, "background"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format"),

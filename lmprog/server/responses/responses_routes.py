@@ -47,6 +47,8 @@ MOST_KEPT = 4096
 """Responses."""
 ENTRY_BYTES = 1024
 """What one takes beside its bytes, at most: the objects that hold them, and their places."""
+EVENT_BYTES = 64
+"""What an event takes beside its own."""
 _conversation = msgspec.msgpack.Decoder(list[ChatMessage])
 
 
@@ -54,7 +56,12 @@ class Kept:
     """A response and the conversation that it ends, without instructions."""
 
     def __init__(
-        self, caller: str, account: str, state: dict[str, Any], messages: list[ChatMessage]
+        self,
+        caller: str,
+        account: str,
+        state: dict[str, Any],
+        messages: list[ChatMessage],
+        told: list[bytes] | None = None,
     ) -> None:
         """Of one that is being written: what is asked of it is seen in `state` until `seal`. The
         `account` is charged for its bytes.
@@ -63,6 +70,9 @@ class Kept:
         self.account = account
         self.name: str = state["id"]
         self.is_background: bool = state["background"]
+        self.told = told
+        """Its events, by their numbers, also those to come; None where they are not kept."""
+        self._grown = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         """What still writes it in the background."""
         self.size = ENTRY_BYTES
@@ -96,6 +106,26 @@ class Kept:
         """It is written, and changes no more; the values that made it are held no longer."""
         self._write(state, messages)
         self._live = None
+        self.grow()
+
+    def grow(self) -> None:
+        """There is more to tell, or nothing will come any more."""
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def events(self, after: int = -1) -> AsyncGenerator[bytes, None]:
+        """Those after number `after`, and all that will come. Only where they are kept."""
+        assert self.told is not None
+        at = after + 1
+        while True:
+            more = self.told[at:]
+            if more:
+                at += len(more)
+                yield b"".join(more)
+            elif self._live is None:
+                return
+            else:
+                await self._grown.wait()
 
     def begin(self) -> None:
         """It is kept from now on: of one that is being written, its size is what it is now."""
@@ -107,7 +137,8 @@ class Kept:
         self._status = state["status"]
         self._json = msgspec.json.encode(state)
         self._messages = msgspec.msgpack.encode(messages)
-        self.size = ENTRY_BYTES + len(self._json) + len(self._messages)
+        events = sum(len(one) + EVENT_BYTES for one in self.told or ())
+        self.size = ENTRY_BYTES + len(self._json) + len(self._messages) + events
 
 
 class Store:
@@ -214,7 +245,8 @@ class Responding:
         self.kept: Kept | None = None
         if body.keeps:
             account = request.state.held.account
-            self.kept = Kept(caller, account, self.writer.state, self._messages)
+            writer = self.writer
+            self.kept = Kept(caller, account, writer.state, self._messages, writer.told)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -289,8 +321,10 @@ class Responding:
         )
 
     async def whole(self) -> None:
-        async for _ in self.events(stream=False):
-            pass
+        """Written without one who reads along; events that are kept come piece by piece."""
+        async for _ in self.events(stream=self.writer.told is not None):
+            if self.kept is not None:
+                self.kept.grow()
 
     async def in_background(self) -> None:
         """The same without a waiting client: failures are recorded in the response."""
@@ -353,6 +387,10 @@ def router(gateway: Gateway) -> GatewayRouter:
             task.add_done_callback(made.end_background)
             task.add_done_callback(lambda _: held.leave())
             made.keep(task)
+            if made.kept is not None and body.stream:
+                return await EventStream.begin(
+                    request, made.kept.events(), gateway.settings, headers
+                )
             return _json(made.json, headers)
         if body.stream:
             stream = await EventStream.begin(
@@ -367,10 +405,28 @@ def router(gateway: Gateway) -> GatewayRouter:
     @router.get(
         "/v1/responses/{response}",
         dependencies=[router.guards.user],
-        summary="A response that was stored.",
+        summary="A response that was stored, or its events.",
     )
     async def stored_response(request: Request, response: str) -> Response:
-        return _json(_found(store, request.state.caller, response, "response_id", 404).json)
+        kept = _found(store, request.state.caller, response, "response_id", 404)
+        asked = request.query_params
+        streams = _one_of(
+            ("true", "false"), asked.get("stream", "false"), "stream", "true or false"
+        )
+        if streams == "false":
+            return _json(kept.json)
+        if kept.told is None:
+            raise refused(
+                "Only a response that was begun with background=true and stream=true keeps its "
+                "events.",
+                "stream",
+            )
+        after = asked.get("starting_after", "-1")
+        if after != "-1" and not (after.isascii() and after.isdigit() and len(after) < 10):
+            raise refused(
+                "starting_after must be the number of an event.", "starting_after", "invalid_value"
+            )
+        return await EventStream.begin(request, kept.events(int(after)), gateway.settings)
 
     @router.delete(
         "/v1/responses/{response}",
@@ -451,11 +507,6 @@ def _check(body: ResponsesBody) -> None:
     if body.background and not body.keeps:
         raise refused(
             "background needs store=true; else the response could not be fetched.", "background"
-        )
-    if body.background and body.stream:
-        raise refused(
-            "background and stream do not go together here; ask for the response later.",
-            "background",
         )
 
 
