@@ -139,11 +139,11 @@ def _call(form: wire.CallForm, tool: ToolShape, index: wire.Constraint | None) -
     return wire.InOrder(tuple(parts))
 
 
-_OF_OBJECTS = frozenset(
-    ["patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"]
-    + ["dependencies", "dependentSchemas", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"]
-    + ["enum", "const", "$ref", "$dynamicRef"]
-)
+_OF_OBJECTS = frozenset([
+    "patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired",
+    "dependencies", "dependentSchemas", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+    "enum", "const", "$ref", "$dynamicRef",
+])  # fmt: skip
 """What says more of an object than what its properties are."""
 _ANY_STRING = frozenset(["type", "title", "description", "default", "examples"])
 _UNLIKE_JSON = {

@@ -188,6 +188,15 @@ class Preferred(ConstraintKind, frozen=True):
     otherwise: Constraint
 
 
+class Continued(ConstraintKind, frozen=True):
+    """What is left of a text of `whole` behind `begun`; all of it, where none begins so."""
+
+    is_whole = True
+
+    whole: Constraint
+    begun: Annotated[str, Meta(max_length=1_048_576)]
+
+
 Constraint: TypeAlias = (
     Regex
     | JsonSchema
@@ -199,6 +208,7 @@ Constraint: TypeAlias = (
     | FreeText
     | PlainStrings
     | Preferred
+    | Continued
 )
 
 

@@ -56,6 +56,16 @@ def test_a_grammar_can_be_a_part_where_our_own_automaton_takes_it() -> None:
         compile_constraint(wire.InOrder((COLOURS, greedy)), VOCABULARY)
 
 
+def test_a_text_that_was_begun_goes_on_inside_of_its_constraint() -> None:
+    spec = wire.JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    for begun, rest in (('{"a": 1', "2}"), ("", '{"a": 12}'), ("Well: ", '{"a": 12}')):
+        made = compile_constraint(wire.Continued(spec, begun), VOCABULARY)
+        state = made.advance_bytes(made.start, rest.encode())
+        assert state is not None
+        assert made.is_final(state)
+        assert made.advance_bytes(made.start, b"x") is None
+
+
 def test_what_is_preferred_is_taken_where_it_can_be_enforced() -> None:
     never = wire.JsonSchema('{"type": "string", "pattern": "(.)\\\\1"}')
     assert accepts(wire.Preferred(COLOURS, wire.Regex("a")), "red")

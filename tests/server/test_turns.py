@@ -177,6 +177,16 @@ def test_a_format_may_follow_a_thought_or_none_where_the_model_opens_it(thinking
     assert not fits('<think>{"ok": true}')
 
 
+def test_an_answer_that_goes_on_goes_on_inside_of_its_format(thinking: Saying) -> None:
+    begun = [{"role": "user", "content": "?"}, {"role": "assistant", "content": '{"ok": '}]
+    more: Json = {"messages": begun, "continue_final_message": True, "response_format": FORMAT}
+    message = chat(thinking, "true}", **on(**more))["message"]
+    assert message["content"] == "true}"
+    fits = constraint_of(thinking)
+    assert fits("true}")
+    assert not fits('{"ok": true}')
+
+
 def test_calls_are_held_to_their_schemas_behind_a_thought_that_may_quote_them(
     thinking: Saying,
 ) -> None:

@@ -28,7 +28,16 @@ from lmprog.constraints.constraint import (
     Constraint,
     never_stop,
 )
-from lmprog.constraints.expression import ANYTHING, Chars, Expression, Repeat, alt, seq, whole
+from lmprog.constraints.expression import (
+    ANYTHING,
+    Chars,
+    Expression,
+    Repeat,
+    alt,
+    seq,
+    somewhere,
+    whole,
+)
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
 from lmprog.constraints.grammar.read import grammar_node
@@ -36,8 +45,9 @@ from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import REPEAT, Net, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
-from lmprog.constraints.regular import RegularConstraint
+from lmprog.constraints.regular import ContinuedConstraint, RegularConstraint
 from lmprog.constraints.schema.entry import plain_strings_node, schema_node, why_nothing_fits
+from lmprog.constraints.schema.strings import without_looks
 from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
@@ -75,6 +85,10 @@ def compile_constraint(
             made = compile_constraint(spec.otherwise, vocabulary, limits, check)
             made.left_out = (str(error), *made.left_out)
             return made
+    if isinstance(spec, wire.Continued):
+        whole_text = compile_constraint(spec.whole, vocabulary, limits, check)
+        begun = whole_text.advance_bytes(whole_text.start, spec.begun.encode())
+        return whole_text if begun is None else ContinuedConstraint(whole_text, begun)
     vocabulary.prepare()
     grammar = spec.as_grammar()
     builder = NetBuilder(limits, check)
@@ -191,8 +205,9 @@ def root_node(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits)
 
 def _part(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
     """Of a constraint that others are made of. Raises GrammarError for one that cannot be."""
-    if isinstance(spec, wire.Preferred):
-        raise GrammarError("what is only preferred is a whole constraint", position=None)
+    if isinstance(spec, wire.Preferred | wire.Continued):
+        kind = type(spec).__name__
+        raise GrammarError(f"{kind} is a whole constraint and no part of one", position=None)
     return root_node(spec, builder, limits)
 
 
@@ -208,8 +223,17 @@ def _has_grammar(spec: wire.Constraint) -> bool:
 
 
 def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) -> Node:
-    expression = whole(parse_pattern(spec.pattern, limits))
-    return Lowering(builder, json_string=False).lower(expression)
+    pattern = spec.pattern
+    is_looking = pattern.startswith(("(?=", "(?!"))
+    rest, looks = without_looks(f"^{pattern}" if is_looking else pattern)
+    lowering = Lowering(builder, json_string=False)
+    expression = whole(parse_pattern(rest if looks else pattern, limits))
+    if not looks:
+        return lowering.lower(expression)
+    seen: dict[bool, list[Expression]] = {True: [expression], False: []}
+    for is_wanted, look in looks:
+        seen[is_wanted].append(somewhere(parse_pattern(look, limits)))
+    return lower_text_set(TextSet(tuple(seen[True]), tuple(seen[False])), builder, lowering)
 
 
 def _choices_node(spec: wire.Choices, builder: NetBuilder, _: CompileLimits) -> Node:

@@ -154,8 +154,12 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         box, thinks=thinks, shows_thoughts=_shown(body), confines=gateway.settings.confine_calls
     )
     box, constraint = _constrained(box, made)
+    pieces = pieces_of(body.messages, box, goes_on, variables)
+    if goes_on and made.constraint is not None and constraint is not None:
+        texts = [one for one in pieces if isinstance(one, wire.TextPiece) and one.quoted]
+        constraint = wire.Continued(constraint, "".join(one.text for one in texts))
     prompt = RequestPrompt(
-        pieces=pieces_of(body.messages, box, goes_on, variables),
+        pieces=pieces,
         sampling=cut_to_entries(_sampling(body, box, gateway.suggested), gateway.info.context_len),
         constraint=constraint,
         priority=body.priority or 0,
