@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lmprog.cgroup import processors
 from lmprog.cli.arguments import given_options
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
 from lmprog.launch.runtime_process import configured, replica_options
+from lmprog.linux import processors
 from lmprog.server.options.option_table import options
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.transport import client_keys
