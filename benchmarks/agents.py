@@ -12,8 +12,9 @@ prompt the calls before it had, and how long a tool takes.
 
 Sides: each session is a *program*, whose branch pins what it stands on; the same with `unlimited`
 admission, so that only *pins* are left; each call is a *request* of its own, as a foreign harness sends
-it, also with `fcfs` as the policy. The columns are seconds of a session in the mean / p90 / percent of
-the prompts' tokens found / tokens computed over those of *memory for all*, where programs are never kept waiting.
+it, *with hints* of the session's name, and *alone*: never taken for a turn of a session, also with `fcfs`.
+The columns are seconds of a session in the mean / p90 / percent of the prompts' tokens found / tokens
+computed over those of *memory for all*, where programs are never kept waiting.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, product, takewhile
 from pathlib import Path
 from statistics import mean
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from benchmarks import runner
 from benchmarks.virtual_time import CONFIG, PAGE, TOKEN, submit
@@ -41,7 +42,7 @@ from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SessionTurn
 
 CONTEXT = 65_536
 MOST_PROMPT = 60_000
@@ -177,13 +178,19 @@ class Side:
 
     config: SchedulerConfig
     are_programs: bool = True
+    are_sessions: bool = True
+    """Whether requests may be turns of sessions ..."""
+    are_named: bool = False
+    """... and say of which one."""
 
 
 SIDES = {
     "programs": Side(CONFIG),
     "pins": Side(replace(CONFIG, admission="unlimited")),
     "requests": Side(CONFIG, are_programs=False),
-    "requests, fcfs": Side(replace(CONFIG, policy="fcfs"), are_programs=False),
+    "with hints": Side(CONFIG, are_programs=False, are_named=True),
+    "requests alone": Side(CONFIG, are_programs=False, are_sessions=False),
+    "alone, fcfs": Side(replace(CONFIG, policy="fcfs"), are_programs=False, are_sessions=False),
 }
 
 
@@ -223,7 +230,7 @@ class Replay:
         self.seconds: list[float] = []
         self.asked: dict[SequenceGroup, tuple[int, int]] = {}
         self.pins: dict[tuple[int, int], Pin] = {}
-        self.cached = self.prompts = 0
+        self.cached = self.prompts = self.num_asked = 0
 
     def run(self) -> Outcome:
         while len(self.seconds) < len(self.sessions):
@@ -240,8 +247,14 @@ class Replay:
 
     def _ask(self, number: int, turn: int) -> None:
         call = self.sessions[number][turn]
-        program = number + 1 if self.side.are_programs else None
-        group = submit(self.scheduler, call.prompt[:], call.answer, program=program)
+        fields: dict[str, Any] = {}
+        if self.side.are_programs:
+            fields["program"] = number + 1
+        elif self.side.are_sessions:
+            self.num_asked += 1
+            fields["program"] = self.num_asked
+            fields["turn"] = SessionTurn(str(number) if self.side.are_named else "")
+        group = submit(self.scheduler, call.prompt[:], call.answer, **fields)
         self.asked[group] = number, turn
         self.prompts += len(call.prompt)
 
@@ -266,6 +279,8 @@ class Replay:
         node, pins = self.scheduler.end(sequence), self.scheduler.pins
         assert node is not None
         place = number, session[turn].agent
+        if sequence.group.turn is not None:
+            self.scheduler.pause(sequence.group.turn, node)
         if self.side.are_programs:
             old = self.pins.pop(place, None)
             if any(call.agent == place[1] for call in session[turn + 1 :]):

@@ -127,7 +127,7 @@ class SchedulerConfig:
             "seconds of waiting that a level of priority or a cached context is worth", least=0
         ),
     )
-    """Or a place in memory, so that waiting is bounded: see `runtime/scheduling/policy`."""
+    """Or a place in memory, so that waiting is bounded: see `runtime/scheduling/waiting_queue`."""
     admission: AdmissionName = field(
         default="programs",
         metadata=_rules("who gets memory: as many programs as fit until they end, or all"),

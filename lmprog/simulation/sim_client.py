@@ -186,6 +186,8 @@ class SimClient:
                 mirror.number,
                 mirror.salt,
                 weight=1.0 + mirror.number % 3,
+                session=("", "", "work")[mirror.number % 3],
+                turn=None if mirror.number % 4 else "",
                 lora=self._adapted([mirror]) or "",
             ),
             wire.Append(mirror.number, (wire.TextPiece(words),)),

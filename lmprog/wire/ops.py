@@ -103,6 +103,9 @@ class Open(Message, frozen=True):
     The branches of one `account` together get `weight` shares of a runtime that is busy, whichever
     clients ask for them, as gateways do; without one those of a client are together. `lora` names
     the adapter that computes the branch; empty: the base alone.
+
+    `turn`: the branch is one request of somebody whose next one comes on another branch; the text
+    confirms which session it belongs to: one of that name, where it is not empty.
     """
 
     branch: Id
@@ -111,6 +114,7 @@ class Open(Message, frozen=True):
     weight: Annotated[float, Meta(ge=0.001, le=1000.0)] = 1.0
     lora: ShortText = ""
     account: ShortText = ""
+    turn: ShortText | None = None
 
 
 class Append(Message, frozen=True):

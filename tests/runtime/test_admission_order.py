@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmprog.config import PolicyName, SchedulerConfig
-from lmprog.runtime.scheduling.policy import AdmissionOrder
 from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.waiting_queue import AdmissionOrder
 from tests.runtime.rig import Rig
 
 

@@ -16,7 +16,7 @@ from fastapi.routing import RouteContext, iter_route_contexts
 from lmprog.errors import InvalidParameter
 from lmprog.server.app import build_app
 from lmprog.server.gateway.routes import Guard, KeyGuard
-from lmprog.server.http.auth import Access, Keyring
+from lmprog.server.http.auth import Access, Keyring, label_of, session_of
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.page import STATIC
 from tests.server.fake_runtime import Asgi, Fake, asking
@@ -162,3 +162,22 @@ def test_with_keys_and_without_an_admins_nobody_is_admin() -> None:
     keyring = Keyring(ServerSettings(api_keys=("x",)))
     assert not keyring.has_admin
     assert keyring.find("x")[0] is Access.USER
+
+
+def test_a_session_has_the_name_that_a_header_of_a_known_harness_gives() -> None:
+    for name in ("x-session-id", "x-dynamo-session-id", "x-claude-code-session-id", "session-id"):
+        assert session_of({name: "s"}) == session_of({"x-session-id": "s"})
+    assert session_of({"x-dynamo-session-id": "a", "session-id": "b"}) == session_of(
+        {"session-id": "a"}
+    )
+    assert session_of({}) == session_of({"x-session-id": ""}) == ""
+
+
+def test_a_label_is_the_first_field_that_says_what_a_session_has_in_common() -> None:
+    named = label_of({"prompt_cache_key": "k"})
+    assert len(named) == 32
+    assert label_of({"user": "u", "prompt_cache_key": "k"}) == named
+    assert label_of({"metadata": {"user_id": "k"}, "user": 7}) == named
+    for nothing in ({}, {"user": ["k"]}, {"metadata": "k"}, {"prompt_cache_key": ""}):
+        assert label_of(nothing) == ""
+    assert label_of({"user": "\ud800"}), "any text that JSON can have"

@@ -357,3 +357,21 @@ def test_the_documentation_lists_the_foreign_fields() -> None:
     found = re.search(r"<!-- foreign -->\n(.*?)<!-- /foreign -->", page, re.DOTALL)
     assert found is not None
     assert found[1] == foreign_fields.markdown()
+
+
+def test_requests_of_a_harness_are_turns_of_the_session_that_they_name() -> None:
+    """The second one comes behind the end of the first one, on the same connection."""
+    headers, longer = {"session-id": "s"}, [*MESSAGES, *MESSAGES, *MESSAGES]
+
+    async def run(runtime: Fake) -> None:
+        async with asking(runtime) as (client, _):
+            for messages in (MESSAGES, longer):
+                body = {**CHAT, "messages": messages, "prompt_cache_key": "k"}
+                answer = await client.post("/v1/chat/completions", json=body, headers=headers)
+                assert (answer.status_code, answer.headers.get("warning")) == (200, None)
+
+    with Fake() as runtime:
+        asyncio.run(run(runtime))
+        kinds = runtime.scheduler.sessions.kinds
+    assert kinds
+    assert all(kind.is_named for kind in kinds)

@@ -22,10 +22,10 @@ from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
-from lmprog.runtime.scheduling.policy import AdmissionOrder
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
+from lmprog.runtime.scheduling.waiting_queue import AdmissionOrder
 from lmprog.runtime.text.stream import TextStream
 from lmprog.simulation.world_runs import FULL_CHECK_EVERY, Violation, run_world
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.namespaces import BASE_ALONE, NamedAdapter
-from lmprog.runtime.scheduling.sequence import Client
+from lmprog.runtime.scheduling.sequence import Client, SessionTurn
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.quoting import Span, joined, split_spans
 from lmprog.runtime.text.special_tokens import Passage
@@ -145,6 +145,8 @@ class RuntimeBranch:
     """On whose account its work is, as `payer_of` says; forks inherit it."""
     program: int = 0
     """Number of its program, in the order of arrival; forks inherit it."""
+    turn: SessionTurn | None = None
+    """It is a request of a harness, whose session goes on elsewhere."""
     state: BranchState = BranchState.PENDING
     queue: deque[QueuedOp] = field(default_factory=deque)
     tokens: array[int] = field(default_factory=lambda: array("i"))

@@ -8,6 +8,7 @@ tokenizer, the constraint compiler and the context's length; knows no clients an
 from __future__ import annotations
 
 import random
+import re
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -192,6 +193,21 @@ class ServedModel:
     is_forcing: bool = True
     """Whether what a constraint leaves no choice about is not sampled."""
 
+    def called_tool(self, text: str) -> str:
+        """The name in the last call of an answer; empty: it calls nothing. Only the beginning of a
+        call is looked for: pauses are told apart by it, and nothing depends on it.
+        """
+        form = self.welcome.tools.form
+        if "name" not in form.slots:
+            return ""
+        before = form.literals[form.slots.index("name")]
+        _, found, name = text.rpartition(before) if before else ("", "", "")
+        written = _TOOL_NAME.match(name) if found else None
+        return written[0] if written is not None else ""
+
+
+_TOOL_NAME = re.compile(r"[\w.-]{1,64}")
+
 
 class CallBuilder:
     """Turns ops into runs. `rng` gives seeds to calls that name none."""
@@ -243,6 +259,7 @@ class CallBuilder:
             branch.weight,
             timing=GroupTiming(now),
             prompt_len=prompt_len,
+            turn=branch.turn,
         )
 
     # --- gen

@@ -99,6 +99,8 @@ class CallCompletion:
         more sequences follow by `Scheduler.add`. Raises `Overloaded`; then nothing was done.
         """
         displaced = self._scheduler.submit(run.group, num_more)
+        if run.group.turn is not None:
+            call.branch.program = run.group.turn.number
         self.begin(call, run)
         for group in displaced:
             self.fail(self.active[group], self._scheduler.waiting.full())
@@ -237,8 +239,12 @@ class CallCompletion:
             self._scheduler.unpin(node)
 
     def let_go(self, branch: RuntimeBranch, forget: bool) -> None:
-        """Gives up the branch's pin, and with `forget` what only it stood on."""
-        pin = branch.pin
+        """Gives up the branch's pin, and with `forget` what only it stood on. What a request of a
+        session stood on may stay pinned for the next one.
+        """
+        pin, turn = branch.pin, branch.turn
+        if turn is not None and turn.number:
+            self._scheduler.pause(turn, None if pin is None or forget else pin.node)
         self.move_pin(branch, None)
         if pin is not None and forget:
             self._scheduler.forget(pin.node, branch.fork_len)
@@ -304,6 +310,7 @@ class Delivery:
         self._scheduler = scheduler
         self._completion = completion
         self._calls = calls
+        self._model = model
         self._tokenizer = model.tokenizer
         self._namespaces = model.namespaces
         self._encoder = encoder
@@ -542,6 +549,8 @@ class Delivery:
         left_out = () if call.constraint is None else call.constraint.result().left_out
         done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following, left_out)
         texts = [outputs[0].text] if len(outputs) == 1 else [output.text for output in outputs]
+        if call.branch.turn is not None and texts:
+            call.branch.turn.tool = self._model.called_tool(texts[0])
         self._completion.finish(call, done, texts)
 
     # --- selects

@@ -6,8 +6,7 @@ that cannot be carried out fails its branch; the branch's later calls fail with 
 that vanishes leaves nothing behind.
 
 The interpreter takes ops in and hands replies out, and owns the queue of branches that may go on;
-the branch runner carries their ops out, each branch's in their order. Does not know who runs when,
-nor where bytes come from.
+the branch runner carries their ops out, each branch's in their order. Does not know who runs when.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.sequence import Client
+from lmprog.runtime.scheduling.sequence import Client, SessionTurn
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter
 from lmprog.transport import ClientId, Gone, Received, Unreadable
@@ -193,6 +192,7 @@ class Interpreter:
                 if branch is not None:
                     self._num_programs += 1
                     branch.program, branch.weight = self._num_programs, op.weight
+                    branch.turn = None if op.turn is None else SessionTurn(op.session, op.turn)
                     self._runner.open(branch, op.lora)
             case wire.Fork():
                 self._fork(client, op)
@@ -395,8 +395,8 @@ class Interpreter:
 
     def _expire(self, now: float) -> None:
         for call, seconds in self._deadlines.expired(now):
-            error = DeadlineExceeded(f"the call did not end within its timeout of {seconds:.3g} s.")
-            self._completion.fail(call, error)
+            message = f"the call did not end within its timeout of {seconds:.3g} s."
+            self._completion.fail(call, DeadlineExceeded(message))
 
     def _compile(self) -> None:
         """Workers go on, and branches whose constraints are there."""

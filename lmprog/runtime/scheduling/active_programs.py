@@ -219,6 +219,8 @@ class ProgramPlace:
     num_running: int = 0
     paused_at: float = 0.0
     """When its last open sequence ended."""
+    pause: float | None = None
+    """How long it is expected to pause then; None: as long as the mean."""
     is_active: bool = False
     is_kept: bool = False
     """It has lost its place, and what it stands on has not been needed yet."""
@@ -233,7 +235,7 @@ class ActivePrograms:
         self, longest: int, capacity: int, costs: StepCosts, tier: SecondTier | None = None
     ) -> None:
         self.sizes = ProgramSizes(longest)
-        self._capacity = capacity
+        self.capacity = capacity
         self._costs = costs
         self._cost_of_return = costs.token_cost if tier is None else tier.cost_of_return
         """Seconds for a token of a program that has lost its place and returns."""
@@ -312,6 +314,11 @@ class ActivePrograms:
         if not place.num_open:
             place.paused_at = now
             self._idle.append(place.number)
+
+    def expect(self, number: int, seconds: float) -> None:
+        """The program is expected to pause so long."""
+        if number in self._places:
+            self._places[number].pause = seconds
 
     def finish(self, pins: Pins) -> None:
         """Forgets programs that have neither sequences nor pins: their branches are closed."""
@@ -412,7 +419,7 @@ class ActivePrograms:
         holds. `force`: all paused programs.
         """
         paused = [place for place in self._active.values() if not place.num_open]
-        held = min(1.0, self._capacity / max(1, sum(place.size for place in paused)))
+        held = min(1.0, self.capacity / max(1, sum(place.size for place in paused)))
         costs, shared_by = self._costs, num_running + 1
         step = costs.fixed + costs.per_token * shared_by
         if num_running:
@@ -423,10 +430,13 @@ class ActivePrograms:
             place
             for place in paused
             if force
-            or gain * max(self._mean_pause, now - place.paused_at)
+            or gain * max(self._pause_of(place), now - place.paused_at)
             >= self._cost_of_return() * held * place.size
         ]
         return sorted(found, key=_number, reverse=True)
+
+    def _pause_of(self, place: ProgramPlace) -> float:
+        return self._mean_pause if place.pause is None else place.pause
 
     def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
         """The counts are those of the sequences; AssertionError otherwise."""

@@ -39,7 +39,6 @@ from lmprog.runtime.scheduling.active_programs import ActivePrograms, Growth, Pi
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
-from lmprog.runtime.scheduling.policy import preemption_order
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.waiting_queue import (
@@ -48,6 +47,7 @@ from lmprog.runtime.scheduling.waiting_queue import (
     OrderedSequences,
     WaitCause,
     WaitingQueue,
+    preemption_order,
 )
 
 if TYPE_CHECKING:

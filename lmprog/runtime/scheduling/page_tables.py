@@ -182,7 +182,7 @@ class PageTables:
         """Length of the sequence's prefix that is in the tree now."""
         if not self._share:
             return 0
-        return self._match(sequence).length
+        return self.match(sequence).length
 
     @staticmethod
     def prefix(sequence: Sequence) -> tuple[array[int], str, int]:
@@ -197,7 +197,7 @@ class PageTables:
         """
         if not self._share:
             return
-        match = self._match(sequence)
+        match = self.match(sequence)
         if match.length <= sequence.computed:
             return
         node = self._tree.lock(match.node, match.length)
@@ -460,7 +460,8 @@ class PageTables:
         sequence.node = inserted.node
         sequence.shared = num_pages
 
-    def _match(self, sequence: Sequence) -> Match:
+    def match(self, sequence: Sequence) -> Match:
+        """Its prefix that is in the tree now. Counts as a use."""
         if not sequence.task.is_plain:
             self.scored.extend(sequence)  # then less of its prefix has to be computed
         return self._tree.match(*self.prefix(sequence))

@@ -26,19 +26,31 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
-from lmprog.radix import Node, PageAllocator, RadixTree
+from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.radix.eviction import ExpectedReuse
 from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
 from lmprog.runtime.scheduling.admission import Memory, ProgramAdmission, RunningSequences
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, apply_results
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
-from lmprog.runtime.scheduling.policy import AdmissionOrder, preemption_order
 from lmprog.runtime.scheduling.sampling_requests import StepResults
-from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup, SequenceState
+from lmprog.runtime.scheduling.sequence import (
+    Client,
+    Sequence,
+    SequenceGroup,
+    SequenceState,
+    SessionTurn,
+)
+from lmprog.runtime.scheduling.sessions import Sessions
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import StepCosts
-from lmprog.runtime.scheduling.waiting_queue import ClientShares, StepBill, WaitingQueue
+from lmprog.runtime.scheduling.waiting_queue import (
+    AdmissionOrder,
+    ClientShares,
+    StepBill,
+    WaitingQueue,
+    preemption_order,
+)
 
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.drafting import Drafting
@@ -253,6 +265,7 @@ class Scheduler:
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
+        self.sessions = Sessions(self.pins, self.programs, self._found, self._lose_place)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)
@@ -352,6 +365,8 @@ class Scheduler:
         displaced = self.waiting.displaced_by(group, num_more)
         if group.program is None:
             group.program = self.programs.new_number()
+        if group.turn is not None and not group.turn.number:
+            self.sessions.join(group, group.turn, self._clock())
         self.add(group, group.sequences)
         return displaced
 
@@ -391,6 +406,16 @@ class Scheduler:
         sequence.state = SequenceState.ENDED
         return self.tables.release(sequence, pin=True)
 
+    def pause(self, turn: SessionTurn, node: Node | None) -> None:
+        """The request of `turn` has ended in `node`, as `end` says."""
+        self.sessions.pause(turn, node, self._clock())
+
+    def _found(self, group: SequenceGroup) -> Match:
+        return self.tables.match(group.sequences[0])
+
+    def _lose_place(self, program: int) -> None:
+        self._admission.lose_place(program, is_kept=True)
+
     def unpin(self, node: Node) -> None:
         """Undoes the pin of `end`."""
         self.tree.unpin(node)
@@ -411,6 +436,8 @@ class Scheduler:
         self.step += 1
         self._step_began = self._clock()
         self.tree.tick(self._step_began)
+        if self.sessions.limits:
+            self.sessions.tick(self._step_began)
         self.programs.finish(self.pins)
         self.tables.begin()
         if not (self._running.sequences or self.waiting.places):  # `idle`, once for each turn
@@ -509,6 +536,7 @@ class Scheduler:
         held = self.tree.pages_held()
         self.pages.check([*held, *self.tables.pages_loading(), *private])
         self.programs.check(self.running, self.waiting)
+        self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
 
 

@@ -47,6 +47,23 @@ class GroupTiming:
 
 
 @dataclass(eq=False, slots=True)
+class SessionTurn:
+    """One request of a session (`sessions`). Its harness says the first two, as far as it does."""
+
+    name: str = ""
+    """Of its session, for this client."""
+    label: str = ""
+    """Which its session has in common with few others of this client, at most."""
+    tool: str = ""
+    """Which tool the answer calls; known when it has ended."""
+    number: int = 0
+    """Of the program that it belongs to; 0 until it is submitted."""
+    prompt_end: int = 0
+    prompt: int = 0
+    """A hash of its tokens."""
+
+
+@dataclass(eq=False, slots=True)
 class SequenceGroup:
     """The sequences of one call, and the work that they have in common."""
 
@@ -71,6 +88,8 @@ class SequenceGroup:
     preemptions: int = 0
     goes_on: bool = False
     """Its sequences follow others of the same call, whose work they find in the tree."""
+    turn: SessionTurn | None = None
+    """Set where it is all that its program may do, unless a session goes on with it."""
 
     @property
     def cached(self) -> int:

@@ -9,7 +9,7 @@ so the `Host` header must be a name that we serve. Cross-site requests: a page o
 some requests anywhere, so `Origin` must be that of `Host`, or one that the operator allows. Both
 are checked for every request, with or without keys.
 
-Knows headers; knows neither bodies nor routes.
+Also which session a request says that it belongs to. Knows no routes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 from contextvars import ContextVar
+from typing import Any
 
 from starlette.types import Scope
 
@@ -37,6 +38,12 @@ calling_adapter: ContextVar[str] = ContextVar("calling_adapter", default="")
 """The adapter that the request of this context names as its model; empty: the base alone."""
 calling_session: ContextVar[str] = ContextVar("calling_session", default="")
 """The session of the request that this context serves; empty: none."""
+calling_label: ContextVar[str] = ContextVar("calling_label", default="")
+"""What its body says that it has in common with few others; empty: nothing."""
+SESSION_HEADERS = ("x-dynamo-session-id", "x-session-id", "x-claude-code-session-id", "session-id")
+"""Dynamo's, and those of coding agents."""
+LABELS = ("prompt_cache_key", "session_id", "user", "safety_identifier")
+"""Fields of bodies, of which the first one that is there counts."""
 ANY = "*"
 _HOST = re.compile(r"(?P<name>\[[^\]]*\]|[^:\[\]]*)(?P<port>:\d*)?")
 _SHOWN = 100
@@ -101,9 +108,20 @@ def given_key(headers: Mapping[str, str]) -> tuple[str | None, bool]:
 
 
 def session_of(headers: Mapping[str, str]) -> str:
-    """A digest of the header `x-session-id`; empty where there is none."""
-    session = headers.get("x-session-id", "")
-    return hashlib.blake2b(session.encode(), digest_size=16).hexdigest() if session else ""
+    """A digest of the first of `SESSION_HEADERS` that is there; empty where there is none."""
+    return _digest(next(filter(None, map(headers.get, SESSION_HEADERS)), ""))
+
+
+def label_of(body: Mapping[str, Any]) -> str:
+    """A digest of the first of `LABELS` that is a text, or of `metadata.user_id`."""
+    metadata = body.get("metadata")
+    given = [*map(body.get, LABELS), metadata.get("user_id") if isinstance(metadata, dict) else ""]
+    return _digest(next((one for one in given if one and isinstance(one, str)), ""))
+
+
+def _digest(text: str) -> str:
+    named = text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(named, digest_size=16).hexdigest() if text else ""
 
 
 class ServedSites:

@@ -24,6 +24,7 @@ from starlette.requests import Request
 
 from lmprog.errors import Overloaded
 from lmprog.server.fairness.accounts import HeldBytes
+from lmprog.server.http.auth import calling_label, label_of
 from lmprog.server.http.foreign_fields import check_foreign, unknown_field
 from lmprog.server.http.http_errors import (
     ClientGone,
@@ -85,10 +86,13 @@ _EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class RequestBody(Generic[Body]):
-    """A body that was understood. `warnings` are for the header of that name."""
+    """A body that was understood. `warnings` are for the header of that name; `label` is what
+    `label_of` finds.
+    """
 
     body: Body
     warnings: tuple[str, ...] = ()
+    label: str = ""
 
 
 async def read_body(
@@ -99,12 +103,15 @@ async def read_body(
     """
     raw = await raw_body(request, settings)
     if len(raw) <= SMALL:
-        return parse(raw, kind, settings.strict_api, silent)
-    _take(request, PARSED_BYTES * _count(raw, _BETWEEN))
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(
-        _parsing_thread, parse, raw, kind, settings.strict_api, silent
-    )
+        found = parse(raw, kind, settings.strict_api, silent)
+    else:
+        _take(request, PARSED_BYTES * _count(raw, _BETWEEN))
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            _parsing_thread, parse, raw, kind, settings.strict_api, silent
+        )
+    calling_label.set(found.label)
+    return found
 
 
 async def raw_body(request: Request, settings: ServerSettings) -> bytes:
@@ -195,7 +202,7 @@ def parse(
                 f"{message} This server was started with --strict-api.", field.path[:MAX_SHOWN]
             )
         ignored.append(_ignored(field.path))
-    return RequestBody(body, tuple(ignored[:8]))
+    return RequestBody(body, tuple(ignored[:8]), label_of(value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from starlette.responses import Response
 from lmprog import wire
 from lmprog.errors import ProtocolError
 from lmprog.server.gateway.gateway import Gateway, version
+from lmprog.server.http.auth import calling_label
 from lmprog.server.http.large_answers import (
     IDS_PER_ENTRY,
     asked_entries,
@@ -123,7 +124,8 @@ class RunningRequest:
         ops: list[wire.Op] = []
         for place, prompt in enumerate(prompts):
             branch = exchange.branch()
-            ops += [wire.Open(branch, salt), wire.Append(branch, prompt.pieces)]
+            opened = wire.Open(branch, salt, turn=calling_label.get())
+            ops += [opened, wire.Append(branch, prompt.pieces)]
             if prompt.reads:
                 ops.append(wire.Read(branch, self._call(place)))
             gen = wire.Generate(

@@ -27,6 +27,7 @@ from lmprog import wire
 from lmprog.errors import from_wire
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import GatewayRouter
+from lmprog.server.http.auth import calling_label
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.large_answers import (
@@ -90,7 +91,7 @@ class GenerateBatch:
             branch, call = exchange.branch(), exchange.call()
             self._calls[call] = place
             ops += [
-                wire.Open(branch, salt),
+                wire.Open(branch, salt, turn=calling_label.get()),
                 wire.Append(branch, (prompt.piece,)),
                 prompt.gen(
                     branch, call, body.stream, body.priority or 0, gateway.settings.request_timeout
