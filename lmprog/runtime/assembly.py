@@ -189,8 +189,10 @@ def _template_facts(
         return wire.ToolSupport(), ()
     ends = [tokenizer.token_text(token) for token in tokenizer.eos_ids]
     found = tool_support(template, ends)
-    tokenizer.show(shown_marks(found.form))
-    return found.with_tags(tokenizer.shown.values()), template.variables
+    marks = shown_marks(found.form)
+    tokenizer.show(marks + found.thought.begin + found.thought.end)
+    tags = [tag for tag in tokenizer.shown.values() if tag in marks]
+    return found.with_tags(tags), template.variables
 
 
 def suggested_sampling(folder: Path | None) -> wire.SuggestedSampling:
