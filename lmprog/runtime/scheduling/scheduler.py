@@ -97,15 +97,15 @@ class StepPlanner:
         budget, is_bounded = self.prefill_budget(len(rows))
         if prefills and self._shares.are_several:
             prefills.sort(key=lambda one: self._shares.served(one.group.client))  # stable
+        resets = {sequence: sequence.num_resets for sequence in prefills}
         for sequence in prefills:
             if self._waiting.has_beside(sequence.group.client):
                 limit = self._shares.served(sequence.group.client)
                 budget = self._admit(rows, budget, (step, now, limit))
             if not budget or len(rows) == self._config.max_rows:
                 break
-            if (
-                sequence.state is SequenceState.RUNNING
-            ):  # may have been preempted for an earlier one
+            # it may have been preempted for an earlier one, and even admitted again since
+            if sequence.state is SequenceState.RUNNING and sequence.num_resets == resets[sequence]:
                 budget -= self._extend(sequence, budget, rows)
         if self._waiting.places:
             self._waiting.refresh()
@@ -152,7 +152,8 @@ class StepPlanner:
         next_slot = self._tables.next_slot
         for sequence in self._running.sequences[:]:  # a preemption changes the list
             if len(sequence.tokens) - sequence.computed != 1:
-                prefills.append(sequence)
+                if sequence.state is SequenceState.RUNNING:
+                    prefills.append(sequence)
             elif left and sequence.state is SequenceState.RUNNING:
                 row = next_slot(sequence)
                 if row is not None:
