@@ -42,6 +42,7 @@ from lmprog.runtime.scheduling.waiting_queue import ClientShares, StepBill, Wait
 
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.drafting import Drafting
+    from lmprog.runtime.scheduling.recurrent import RecurrentStates, StatePool
     from lmprog.runtime.tier.page_store import PageStore
     from lmprog.runtime.tier.second_tier import SecondTier
 
@@ -192,6 +193,8 @@ class StepPlanner:
         if sequence.remaining > 1:
             tables.attach(sequence)  # others may have computed more of it since
         count = min(sequence.remaining, budget, self._config.max_chunk or budget)
+        if tables.states is not None:
+            count = tables.states.cut(sequence, count)
         needed = tables.pages_for(sequence, sequence.computed + count)
         if not self._running.make_room(needed, sequence, rows):
             return 0
@@ -235,9 +238,11 @@ class Scheduler:
         stats: Stats | None = None,
         clock: Callable[[], float] | None = None,
         store: PageStore | None = None,
+        states: StatePool | None = None,
     ) -> None:
         """Without a clock, time is counted in work: one second for a step and for each token. With
-        a store, evicted pages go to a second tier.
+        a store, evicted pages go to a second tier. `states` has those of a model with recurrent
+        layers, which has neither a second tier nor drafts.
         """
         assert config.num_pages > 0, "the engine says how many pages there are"
         self.config = config
@@ -250,7 +255,9 @@ class Scheduler:
         self._clock = clock or (lambda: self._work)
         self.hooks = StepHooks()
         self.tier = None if store is None else self._second_tier(store)
-        self.tables = PageTables(config, self.tree, self.pages, self.tier)
+        assert store is None or states is None, "the second tier does not keep recurrent states"
+        recurrent = None if states is None else self._recurrent(states)
+        self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent)
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
@@ -271,7 +278,8 @@ class Scheduler:
             self.costs,
             step_seconds if clock else None,
         )
-        self.drafting = self._drafting() if config.speculation != "off" else None
+        may_draft = config.speculation != "off" and states is None
+        self.drafting = self._drafting() if may_draft else None
         self.step = 0
         self._step_began = 0.0
 
@@ -293,6 +301,11 @@ class Scheduler:
         self.hooks.committed.append(lambda _plan, _right, began: storing.begin(clock() - began))
         self.hooks.idle.append(lambda _: storing.rest(self.stats.steps))
         return tier
+
+    def _recurrent(self, states: StatePool) -> RecurrentStates:
+        from lmprog.runtime.scheduling.recurrent import RecurrentStates
+
+        return RecurrentStates(states, self.tree, is_shared=self.config.share)
 
     def _drafting(self) -> Drafting | None:
         """None where the installation has been made without it."""
@@ -423,7 +436,8 @@ class Scheduler:
             drafts = extend_rows(rows, budget)
             for index, drafted in drafts.items():
                 bill.charge(rows[index].sequence.group.client, 0, len(drafted.tokens))
-        plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded, bill.parts())
+        states = self.tables.finish_states(rows)
+        plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded, bill.parts(), states)
         self._count(plan)
         for planned in self.hooks.planned:
             planned(plan, budget)
@@ -509,6 +523,8 @@ class Scheduler:
         self.tree.check()
         held = self.tree.pages_held()
         self.pages.check([*held, *self.tables.pages_loading(), *private])
+        if self.tables.states is not None:
+            self.tables.states.check(self.running)
         self.programs.check(self.running, self.waiting)
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
 
