@@ -183,6 +183,19 @@ RECURRENT = {
         | {"mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 32}
         | {"head_dim": 16},
     ),
+    "kimi_linear": Recipe(
+        "KimiLinear",
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "moe_intermediate_size": 32}
+        | {"linear_head_dim": 16, "linear_num_heads": 4, "num_key_value_heads": 4}
+        | {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "falcon_h1": Recipe("FalconH1", {"mamba_d_ssm": 128} | _MAMBA_2),
+    "jamba": Recipe(
+        "Jamba",
+        {"attn_layer_offset": 1, "attn_layer_period": 3, "num_experts": 4, "mamba_dt_rank": 8},
+    ),
 }
 """Architectures with recurrent layers, by their model type."""
 VARIANTS = {

@@ -166,10 +166,9 @@ def test_forks_answer_as_if_each_were_alone_and_compute_only_their_own(
 
 
 def test_a_kind_of_layer_that_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
-    Recipe("Jamba", {"mamba_dt_rank": 8, "attn_layer_period": 3, "attn_layer_offset": 1}).make(
-        tmp_path
-    )
-    with pytest.raises(ModelError, match=r"jamba keeps a state .* not .*computed yet"):
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    Recipe("MiniMax", {"layer_types": kinds, "num_local_experts": 4}).make(tmp_path)
+    with pytest.raises(ModelError, match=r"minimax keeps a state .* not .*computed yet"):
         load_engine(RuntimeConfig(model=str(tmp_path)))
 
 

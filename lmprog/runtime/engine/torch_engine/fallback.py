@@ -52,8 +52,10 @@ RECURRENT = frozenset(
     {
         *("lfm2", "lfm2_moe"),  # short convolutions
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),  # gated delta nets
+        "kimi_linear",  # a delta net with gates by channel, and latent attention
         *("qwen3_5", "qwen3_5_moe"),  # the same, beside a part for pictures, which is not loaded
-        *("granitemoehybrid", "bamba", "nemotron_h"),  # Mamba 2
+        *("granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),  # Mamba 2
+        "jamba",  # Mamba 1
     }
 )
 """Architectures whose recurrent layers are computed, each compared with transformers by tests."""
@@ -319,7 +321,7 @@ _IRRELEVANT = frozenset(
 """Options that say nothing about this layer's attention: positions are already in queries and
 keys.
 """
-_KINDS = frozenset({"full_attention", "sliding_attention", "attention"})
+_KINDS = frozenset({"full_attention", "sliding_attention", "attention", "hybrid"})
 
 
 @dataclass(frozen=True, slots=True)

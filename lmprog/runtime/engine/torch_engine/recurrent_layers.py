@@ -25,6 +25,10 @@ from lmprog.runtime.scheduling.batch import Batch
 NOTHING = -1
 """In place of a slot: the state before the first token."""
 
+_BY_TOKEN = frozenset({"JambaMambaMixer"})
+"""Modules whose code for several tokens at once begins from nothing, whatever state it is given:
+they go on a token at a time."""
+
 _Key = tuple[str, int]
 """Which state of a layer: "conv" or "recurrent", and its number."""
 
@@ -135,15 +139,23 @@ class _Layer:
     forward: Callable[..., Tensor]
     """The module's own."""
     cache_name: str
+    by_token: bool = False
     sizes: dict[_Key, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
     """Of its states for one sequence."""
     pool: dict[_Key, Tensor] = field(default_factory=dict)
     """[slots, ...] each."""
 
-    def run(self, x: Tensor, states: dict[_Key, Tensor]) -> tuple[Tensor, dict[_Key, Tensor]]:
-        """Tokens of several sequences, and their states behind them. # [B, T, hidden]"""
+    def run(
+        self, x: Tensor, states: dict[_Key, Tensor], is_first: bool = False
+    ) -> tuple[Tensor, dict[_Key, Tensor]]:
+        """Tokens of several sequences, and their states behind them. `is_first`: the states are
+        those before the first token. # [B, T, hidden]
+        """
         cache = LayerStates(states)
-        return self.forward(x, **{self.cache_name: cache}), cache.states
+        count = x.shape[1] if self.by_token and not is_first else 1
+        parts = x.tensor_split(count, 1) if count > 1 else (x,)
+        given = [self.forward(part, **{self.cache_name: cache}) for part in parts]
+        return given[0] if len(given) == 1 else torch.cat(given, 1), cache.states
 
     def read(self, slots: Tensor) -> dict[_Key, Tensor]:
         """Copies, which the layer may change."""
@@ -203,7 +215,7 @@ class RecurrentLayers:
             self._step, self._is_probing = None, False
 
     def _take(self, module: torch.nn.Module, cache_name: str) -> None:
-        layer = _Layer(module.forward, cache_name)
+        layer = _Layer(module.forward, cache_name, type(module).__name__ in _BY_TOKEN)
         self._layers.append(layer)
 
         def forward(hidden_states: Tensor, *rest: Any, **options: Any) -> Tensor:
@@ -244,7 +256,7 @@ def _computed(layer: _Layer, x: Tensor, step: _Step) -> Tensor:
     for begin, end, source, targets in step.stretches:
         if source is not None:
             states = layer.read(torch.tensor([source]))
-        given, states = layer.run(x[:, begin:end], states)
+        given, states = layer.run(x[:, begin:end], states, is_first=source == NOTHING)
         out[:, begin:end] = given
         for target in targets:
             layer.write(torch.tensor([target]), states)
