@@ -70,15 +70,15 @@ def test_what_lies_behind_the_last_state_is_computed_again_once_and_its_pages_ar
     rig.gen(PROMPT, 1)
     rig.run()
     held = rig.scheduler.tree.num_cached
-    parting = [rig.gen([*PROMPT[:21], token], 4) for token in (50, 51)]
+    parting = [rig.gen([*PROMPT[:21], token, 1, 2], 4) for token in (50, 51)]
     rig.run()
     assert right(rig, *parting)
-    assert computed(rig)[1] == [(0, 21), (21, 22)], "up to where the tree's tokens end"
-    again = rig.gen([*PROMPT[:21], 52], 1)
+    assert computed(rig)[1] == [(0, 21), (21, 24)], "up to where the tree's tokens end"
+    again = rig.gen([*PROMPT[:21], 52, 1, 2], 1)
     rig.run()
     assert right(rig, again)
-    assert computed(rig)[-1] == [(21, 22)]
-    assert rig.scheduler.tree.num_cached <= held + 3 * 2, "the prefix has its pages once"
+    assert computed(rig)[-1] == [(21, 24)]
+    assert rig.scheduler.tree.num_cached <= held + 3 * 3, "the prefix has its pages once"
 
 
 def test_snapshots_are_left_every_so_many_tokens_of_a_prompt() -> None:
