@@ -3,9 +3,10 @@ slot of the state pool.
 
 A model with recurrent layers goes on from a prefix only where the state behind it was kept: pages
 alone do not say what such layers have gathered. A snapshot belongs to the node in which its
-position lies, goes with that node's tokens (as a `TreeWatcher`), and is evicted by itself: the one
-used least recently first, those at which a live branch stands later. A tree of a model without
-states has none of this.
+position lies, goes with that node's tokens (as a `TreeWatcher`), and is evicted by itself. First go
+those that were left on the way, for whoever parts there, and that nobody has used yet; then the one
+used least recently, those at which a live branch stands later. A tree of a model without states has
+none of this.
 
 Knows nodes, positions and slot numbers; knows neither the contents of a slot nor sequences.
 """
@@ -44,14 +45,16 @@ class StateSnapshots:
         self._of: dict[Node, list[StateSnapshot]] = {}
         """By node, in the order of positions."""
         self._order: OrderedDict[StateSnapshot, None] = OrderedDict()
-        """Those that are kept, the one used least recently first."""
+        """Those that are kept, the one used least recently first ..."""
+        self._unused: OrderedDict[StateSnapshot, None] = OrderedDict()
+        """... but for these, which were left on the way: the oldest first."""
         self._dropped: set[StateSnapshot] = set()
         """Those that are only locked."""
         self.num_evicted = 0
 
     @property
     def num_kept(self) -> int:
-        return len(self._order)
+        return len(self._order) + len(self._unused)
 
     def last(self, node: Node, length: int) -> StateSnapshot | None:
         """The last snapshot of the path to `node` at or before position `length`."""
@@ -63,9 +66,9 @@ class StateSnapshots:
             walk = walk.parent
         return None
 
-    def put(self, node: Node, position: int, slot: int) -> StateSnapshot:
+    def put(self, node: Node, position: int, slot: int, on_the_way: bool = False) -> StateSnapshot:
         """A snapshot at `position` of the path to `node`, which has none there. `slot` is the
-        tree's from now on.
+        tree's from now on. `on_the_way`: nobody is known to part or to have ended there.
         """
         while position <= node.begin and node.parent is not None:
             node = node.parent
@@ -75,11 +78,13 @@ class StateSnapshots:
         beside = self._of.setdefault(node, [])
         beside.append(made)
         beside.sort(key=lambda one: one.position)
-        self._order[made] = None
+        (self._unused if on_the_way else self._order)[made] = None
         return made
 
     def use(self, snapshot: StateSnapshot) -> None:
         """It was used just now."""
+        self._unused.pop(snapshot, None)
+        self._order[snapshot] = None
         self._order.move_to_end(snapshot)
 
     def lock(self, snapshot: StateSnapshot) -> None:
@@ -109,6 +114,9 @@ class StateSnapshots:
         return taken[0]
 
     def _victim(self) -> StateSnapshot | None:
+        for one in self._unused:
+            if not one.locks:
+                return one
         spared: list[StateSnapshot] = []
         victim = None
         for one in self._order:
@@ -132,7 +140,8 @@ class StateSnapshots:
         beside.remove(snapshot)
         if not beside:
             del self._of[snapshot.node]
-        del self._order[snapshot]
+        self._order.pop(snapshot, None)
+        self._unused.pop(snapshot, None)
         snapshot.is_kept = False
         if snapshot.locks:
             self._dropped.add(snapshot)
@@ -178,6 +187,7 @@ class StateSnapshots:
             assert positions[-1] <= node.end, f"a snapshot lies behind {node}"
             assert all(one.node is node and one.is_kept for one in beside), "it knows its node"
             kept += beside
-        assert set(kept) == set(self._order), "the order has the kept ones"
+        assert set(kept) == {*self._order, *self._unused}, "the order has the kept ones"
+        assert len(kept) == self.num_kept, "each has one place in the order"
         assert all(one.locks and not one.is_kept for one in self._dropped), "dropped and locked"
         self.slots.check([*(one.slot for one in [*kept, *self._dropped]), *taken])

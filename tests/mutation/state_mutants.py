@@ -28,7 +28,7 @@ STATE_MUTANTS = [
         "a prefix is used without its state",
         "states",
         _SEQUENCES,
-        "if writer is not None and self._leave(match.node, match.length, *writer):",
+        "if writer is not None and self._leave(match.node, match.length, writer):",
         "if match.length:",
     ),
     # --- fork
@@ -43,7 +43,7 @@ STATE_MUTANTS = [
         "rows of one step do not share what it computes",
         "states",
         _SEQUENCES,
-        "if writer is not None and self._leave(match.node, match.length, *writer):",
+        "if writer is not None and self._leave(match.node, match.length, writer):",
         "if False:",
     ),
     Mutant(
@@ -101,8 +101,8 @@ STATE_MUTANTS = [
         "a use of a snapshot does not count",
         "states",
         _TREE,
-        "        self._order.move_to_end(snapshot)\n",
-        "        pass\n",
+        "        self._order.move_to_end(snapshot)\n\n    def lock",
+        "\n    def lock",
     ),
     Mutant(
         "snapshots stay when a node is shortened",

@@ -106,6 +106,22 @@ def test_the_snapshot_used_least_recently_is_evicted_first_and_a_live_branchs_la
     assert kept.snapshots.num_evicted == 3
 
 
+def test_what_was_left_on_the_way_and_never_used_goes_first() -> None:
+    kept = Kept(num_slots=3)
+    node = kept.insert(*range(12))
+    slots = [kept.put(node, 2)]
+    for position in (4, 6):
+        slot = kept.snapshots.take_slot()
+        assert slot is not None
+        kept.snapshots.put(node, position, slot, on_the_way=True)
+        slots.append(slot)
+    found = kept.snapshots.last(node, 4)
+    assert found is not None
+    kept.snapshots.use(found)
+    kept.check()
+    assert [kept.snapshots.take_slot() for _ in range(3)] == [slots[2], slots[0], slots[1]]
+
+
 def test_the_audit_finds_a_snapshot_that_lost_its_place() -> None:
     kept = Kept()
     node = kept.insert(1, 2, 3, 4, 5)

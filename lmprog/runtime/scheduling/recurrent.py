@@ -100,7 +100,7 @@ class RecurrentStates:
         found = self.snapshots.last(match.node, match.length)
         if found is not None and found.position == match.length:
             return match
-        if writer is not None and self._leave(match.node, match.length, *writer):
+        if writer is not None and self._leave(match.node, match.length, writer):
             return match
         node, length = match.node, 0 if found is None else found.position
         while length <= node.begin and node.parent is not None:
@@ -161,21 +161,24 @@ class RecurrentStates:
         regular = range(start - start % self._every + self._every, end + 1, self._every)
         for position in sorted({*regular, own.fork, sequence.logits_from}):
             if start < position <= known.length:
-                self._leave(known.node, position, row, position - start)
+                on_the_way = position != own.fork
+                self._leave(known.node, position, (row, position - start), on_the_way)
         own.fork = NOTHING
 
-    def _leave(self, node: Node, position: int, row: int, offset: int) -> bool:
-        """Row `row` leaves a snapshot after its first `offset` tokens; False: there is no slot."""
+    def _leave(
+        self, node: Node, position: int, writer: tuple[int, int], on_the_way: bool = False
+    ) -> bool:
+        """A row leaves a snapshot after so many of its tokens; False: there is no slot."""
         found = self.snapshots.last(node, position)
         if found is not None and found.position == position:
             return True
         slot = self.snapshots.take_slot()
         if slot is None:
             return False
-        made = self.snapshots.put(node, position, slot)
+        made = self.snapshots.put(node, position, slot, on_the_way)
         self.snapshots.lock(made)
         self._held.append(made)
-        self._left.append((row, offset, slot))
+        self._left.append((*writer, slot))
         return True
 
     def release(self, sequence: Sequence, node: Node | None = None) -> None:
