@@ -287,6 +287,14 @@ def _line(attack: Attack, harm: Harm) -> str:
     return f"{harm.seconds:8.3f} s  {size:>9,} bytes  {harm.status}  {attack.path} {shown[:300]}"
 
 
+async def _run(target: LiveTarget, seed: int, until: float, keep: int) -> None:
+    search = Search(await target.document(), seed)
+    await searched(target, search, lambda: time.monotonic() < until)
+    print(f"\n{search.tried:,} bodies tried, {len(search.reached):,} kinds of field reached")
+    for _, attack, harm in search.worst[:keep]:
+        print(_line(attack, harm))
+
+
 @runner.command
 def main(*, seconds: float = 3600.0, model: str = "nano", seed: int = 1, keep: int = 20) -> None:
     """Searches for `seconds`; then prints the `keep` worst bodies, by the harm of each byte."""
@@ -295,11 +303,3 @@ def main(*, seconds: float = 3600.0, model: str = "nano", seed: int = 1, keep: i
     with runner.started([*command, "--settings", json.dumps(settings)]) as said:
         target = LiveTarget(said["url"], (said["pid"], *runner.children_of(said["pid"])))
         asyncio.run(_run(target, seed, time.monotonic() + seconds, keep))
-
-
-async def _run(target: LiveTarget, seed: int, until: float, keep: int) -> None:
-    search = Search(await target.document(), seed)
-    await searched(target, search, lambda: time.monotonic() < until)
-    print(f"\n{search.tried:,} bodies tried, {len(search.reached):,} kinds of field reached")
-    for _, attack, harm in search.worst[:keep]:
-        print(_line(attack, harm))

@@ -41,6 +41,8 @@ from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_token
 # -- one workload on a fresh runtime
 
 _PROBE_MB = 16
+COMPUTED, WRONG = "needed_tokens", "wrong_draft_tokens"
+"""Of the tokens that went through the model, those that texts needed, and those of wrong drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Bench:
             name: value - (0.0 if name in kept else before.get(name, 0.0))
             for name, value in after.items()
         }
+        work[COMPUTED] = work["computed_tokens"] - work[WRONG]
         return Measured(wall, cpu, outputs, work, booked)
 
     def _megabytes(self, tokens: int) -> int:
@@ -180,13 +183,14 @@ def work_table(lines: Sequence[Line]) -> list[dict[str, str]]:
             "calls": f"{booked.calls:,}",
             "tokens unshared": f"{booked.prompt + booked.decoded:,}",
             "lower bound": f"{booked.unique:,}",
-            "computed": _count(on, "computed_tokens"),
-            "computed (off)": _count(off, "computed_tokens"),
+            "computed": _count(on, COMPUTED),
+            "computed (off)": _count(off, COMPUTED),
+            "wrong drafts": _count(on, WRONG),
             **counts(WORK),
             "steps": _count(on, "steps"),
             "steps (off)": _count(off, "steps"),
             **counts(PRESSURE),
-            "hit rate": line.hit_rate(work["computed_tokens"]),
+            "hit rate": line.hit_rate(work[COMPUTED]),
             "optimal": line.hit_rate(booked.unique),
         }
         rows.append(cells)

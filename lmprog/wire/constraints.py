@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, ClassVar, Self, TypeAlias
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -174,3 +175,14 @@ Constraint: TypeAlias = (
 def compared(text: str, constraint: Constraint | None) -> str:
     """What a text has in common with others of its constraint that say the same."""
     return text.strip() if constraint is None else constraint.compared(text)
+
+
+def exact_json(text: str) -> Any:
+    """JSON whose fractions keep their digits."""
+    return json.loads(text, parse_float=Decimal)
+
+
+def exact_text(value: Any) -> str:
+    """The text that `exact_json` reads as `value`."""
+    made = json.dumps(value, ensure_ascii=False, default=lambda number: f"\0{number}\0")
+    return re.sub(r'"\\u0000([-+.0-9E]+)\\u0000"', r"\1", made)

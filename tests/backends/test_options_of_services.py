@@ -18,7 +18,7 @@ from lmprog.backends.blackbox.dialects import DIALECTS
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
-from lmprog.backends.blackbox.sglang_api import NativeApi
+from lmprog.backends.blackbox.server_backend import NativeApi
 from lmprog.backends.blackbox.transcript import (
     ChatPrompt,
     PiecesPrompt,

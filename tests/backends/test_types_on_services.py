@@ -119,6 +119,11 @@ MORE: dict[str, tuple[Any, object, object]] = {
         '{"value": 123456789012.123450}',
         decimal.Decimal("123456789012.123450"),
     ),
+    "dict of Decimals": (
+        dict[str, decimal.Decimal],
+        '{"value": [{"key": "a", "value": 0.1234567890123456789}]}',
+        {"a": decimal.Decimal("0.1234567890123456789")},
+    ),
     "dict of options": (dict[Literal["a", "b"], int], {"a": 1, "b": 2}, {"a": 1, "b": 2}),
     "dict of lists of dicts": (
         dict[str, list[dict[str, int]]],

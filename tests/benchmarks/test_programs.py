@@ -4,16 +4,18 @@ with each other.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.ledger import account
 from benchmarks.models import checkpoint
+from benchmarks.pictures import PAGE
 from benchmarks.programs import Bench, Line, time_table, work_table
 from benchmarks.workloads import ALL
 from benchmarks.workloads.agents import React
-from benchmarks.workloads.questions import Hellaswag, InBatch
+from benchmarks.workloads.questions import Hellaswag, InBatch, Mmlu, Rag
 from benchmarks.workloads.shape import Workload
 from benchmarks.workloads.text import Pieces, Writer
 from lmprog import wire
@@ -116,3 +118,27 @@ def test_a_random_checkpoint_is_made_once(tmp_path: Path) -> None:
     }
     with pytest.raises(ValueError, match="random:<hidden>x<layers>"):
         checkpoint("random:65x1", tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Mmlu, React, InBatch, Rag])
+def test_the_page_has_the_counts_that_its_command_gives(kind: type[Workload]) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    scale, count = map(float, re.findall(r"programs --scale (\S+) --count (\S+) --peer", page)[0])
+    table = page[page.index("| workload | calls | tokens unshared") :].splitlines()
+    head = [cell.strip() for cell in table[0].strip("|").split("|")]
+    [said] = [line for line in table if line.startswith(f"| {kind.name} |")]
+    tokenizer = load_tokenizer(NANO)
+    workload = kind(Writer(Pieces(tokenizer), f"1 {kind.name}", scale, count))
+    on = Bench("nano", 1, tokenizer).on_lmprog(workload, share=True)
+    [row] = work_table([Line(workload.name, workload.about, on, None, None)])
+    found = dict(zip(head, (cell.strip() for cell in said.strip("|").split("|")), strict=True))
+    assert list(row) == head
+    for name in SETTLED:
+        assert row[name] == found[name], name
+
+
+SETTLED = (
+    "calls", "tokens unshared", "lower bound", "computed", "found", "forced", "generated",
+    "hit rate", "optimal",
+)  # fmt: skip
+"""Columns that no machine and no load changes, unlike steps and drafts."""

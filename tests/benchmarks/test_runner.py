@@ -4,6 +4,7 @@ command that is named somewhere is there.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import math
@@ -155,6 +156,19 @@ def test_every_command_takes_the_options_that_are_named(name: str, words: str) -
     command, options = runner.chosen(named, shlex.split(words))
     if options or len(named) > 1:
         runner.parser_of(command).parse_args(options)
+
+
+def test_nothing_stands_behind_a_command_which_would_run_before_that_is_there() -> None:
+    found, count = [], 0
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        body = ast.parse(path.read_text("utf-8")).body
+        for number, node in enumerate(body):
+            marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+            if "runner.command" in map(ast.unparse, marks):
+                count += 1
+                found += [path.name] * (number < len(body) - 1)
+    assert count > 15
+    assert found == []
 
 
 def test_the_benchmarks_do_not_grow() -> None:

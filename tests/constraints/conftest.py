@@ -74,8 +74,6 @@ def real() -> Vocabulary:
 
 
 @pytest.fixture
-def rng(request: pytest.FixtureRequest) -> random.Random:
-    """Seeded by chance and printed, so that a failure can be repeated."""
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    return random.Random(seed)
+def rng(request: pytest.FixtureRequest, seed: int) -> random.Random:
+    """Of each test its own; LMPROG_SEED gives others."""
+    return random.Random(f"{seed} {request.node.name}")

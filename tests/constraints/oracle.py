@@ -68,6 +68,12 @@ Places: TypeAlias = frozenset[Place | None]
 _START = {ONCE: (1,), TABLE: (0, 0)}
 _AGAIN = -1
 """The member that may come again."""
+MANY = 20_000
+"""Of a random net's places at once, each counter by itself: more would take minutes."""
+
+
+class TooMany(Exception):
+    """Places: the judge gives no answer."""
 
 
 class Oracle:
@@ -110,6 +116,8 @@ class Oracle:
                 to = self._leaves[place.leaf][place.state][1].get(byte)
                 if to is not None:
                     moved |= self._arrived(place.leaf, to, place.behind)
+                    if len(moved) > MANY:
+                        raise TooMany
             found = self._equal.setdefault(frozenset(moved), frozenset(moved))
             self._after[places, byte] = found
         return found
@@ -151,6 +159,8 @@ class Oracle:
             if (name, frame) in seen or (name is not None and name not in self._lives):
                 continue
             seen.add((name, frame))
+            if len(seen) > MANY:
+                raise TooMany
             if name in self._leaves:
                 final, edges = self._leaves[name][0]
                 found |= {Place(name, 0, frame)} if edges else set()

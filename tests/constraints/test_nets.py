@@ -8,6 +8,7 @@ import json
 import random
 import weakref
 from array import array
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from lmprog.constraints.schema.frequent import SharedParts
 from lmprog.constraints.schema.schema_document import Document
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import UnsatisfiableConstraint
-from tests.constraints.oracle import Judged, Oracle
+from tests.constraints.oracle import Judged, Oracle, TooMany
 
 LIMITS = CompileLimits()
 
@@ -91,7 +92,9 @@ def random_table(rng: random.Random, net: NetBuilder) -> UnfinishedTable:
 
 
 def walk(net: NetBuilder, root: Node, vocabulary: Vocabulary, rng: random.Random) -> int:
-    """Walks it along some texts, byte by byte and by tokens; returns how far in all."""
+    """Walks it along some texts, byte by byte and by tokens, as far as the oracle can follow;
+    returns how far in all.
+    """
     try:
         judged = Judged(net, root, vocabulary)
     except UnsatisfiableConstraint:
@@ -101,15 +104,16 @@ def walk(net: NetBuilder, root: Node, vocabulary: Vocabulary, rng: random.Random
     steps = 0
     for _ in range(3):
         judged.here, judged.places = begin
-        for _ in range(12):
-            moves = judged.moves()
-            tokens = judged.tokens(judged.engine.cost(judged.here) + rng.randint(0, 3))
-            if not moves:
-                break
-            some = tokens and rng.random() < 0.4
-            text = vocabulary.bytes_of(rng.choice(tokens)) if some else bytes([rng.choice(moves)])
-            judged.advance(text or b"")
-            steps += 1
+        with suppress(TooMany):
+            for _ in range(12):
+                moves = judged.moves()
+                tokens = judged.tokens(judged.engine.cost(judged.here) + rng.randint(0, 3))
+                if not moves:
+                    break
+                some = tokens and rng.random() < 0.4
+                chosen = vocabulary.bytes_of(rng.choice(tokens)) if some else None
+                judged.advance(chosen or bytes([rng.choice(moves)]))
+                steps += 1
     return steps
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -216,6 +217,33 @@ def test_runs_come_in_the_order_of_their_ends_where_that_is_asked_for(
 
     assert in_turn(["slow", "a", "b"], ordered=False)[:2] == ["a", "b"]
     assert in_turn(["a", "b", "c"], ordered=True) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("program", [plain, awaiting])
+@pytest.mark.parametrize("way", ["for", "async for"])
+def test_a_first_run_that_takes_long_keeps_no_other_from_beginning(
+    program: lmprog.Program[[str], str], way: str
+) -> None:
+    """Six are kept, twice as many as go on at once."""
+    items = ["slow", *"abcdefgh"]
+
+    def script(prompt: str) -> Scripting:
+        return Hold() if prompt == "slow" else prompt
+
+    async def read() -> list[str]:
+        runs = program.imap(items, backend=scripted, concurrency=3)
+        return [item async for item, _ in runs]
+
+    def read_here() -> list[str]:
+        return [item for item, _ in program.imap(items, backend=scripted, concurrency=3)]
+
+    with Scripted(script) as scripted, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_here if way == "for" else lambda: asyncio.run(read()))
+        try:
+            until(lambda: len(scripted.asked) == 6)
+        finally:
+            scripted.release("at last")
+        assert reading.result() == items
 
 
 @pytest.mark.parametrize("program", [plain, awaiting])

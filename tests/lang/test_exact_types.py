@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import enum
 import ipaddress
 import json
 import uuid
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -107,6 +109,29 @@ def test_a_set_of_strings_that_must_have_two_has_two_that_differ() -> None:
         assert not made.accepts(around.format('["a"]'))
 
 
+DIGITS = "0.12345678901234567890123"
+"""More than a float has."""
+
+
+@dataclasses.dataclass
+class Price:
+    amount: decimal.Decimal
+
+
+class Rates(pydantic.BaseModel):
+    of: dict[str, decimal.Decimal]
+    other: Any = None
+
+
+DECIMALS: list[tuple[Any, str, Callable[[decimal.Decimal], Any]]] = [
+    (dict[str, decimal.Decimal], '{"a": ?}', lambda exact: {"a": exact}),
+    (list[decimal.Decimal | None], "[?, null]", lambda exact: [exact, None]),
+    (tuple[decimal.Decimal, float], "[?, ?]", lambda exact: (exact, float(exact))),
+    (Price, '{"amount": ?}', Price),
+    (Rates, '{"of": {"a": ?}}', lambda exact: Rates(of={"a": exact})),
+    (list[Rates], '[{"of": {}, "other": ?}]', lambda exact: [Rates(of={}, other=float(exact))]),
+    (dict[str, Any], '{"a": [?]}', lambda exact: {"a": [float(exact)]}),
+]
 STANDARD: list[tuple[Any, str, Any]] = [
     (set[int], "[1, 2, 1]", {1, 2}),
     (frozenset[str], '["a"]', frozenset("a")),
@@ -117,6 +142,10 @@ STANDARD: list[tuple[Any, str, Any]] = [
     (ipaddress.IPv6Address, '"::1"', ipaddress.IPv6Address("::1")),
     (datetime.timedelta, '"P1DT2H"', Seconds(days=1, hours=2)),
     (Annotated[Seconds, Le(Seconds(minutes=2))], "90", Seconds(seconds=90)),
+    *(
+        (tp, text.replace("?", DIGITS), value(decimal.Decimal(DIGITS)))
+        for tp, text, value in DECIMALS
+    ),
     (
         Annotated[decimal.Decimal, pydantic.Field(max_digits=3)],
         "1.25",

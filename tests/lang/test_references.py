@@ -19,6 +19,7 @@ from lmprog import wire
 from lmprog.errors import ProgramError
 from lmprog.lang.branches.marks import Mark, split
 from lmprog.testing import Hold, Scripted
+from tests.backends.scripted_api import until
 
 
 def test_a_string_without_marks_is_one_piece() -> None:
@@ -135,14 +136,18 @@ def test_a_pending_generation_in_an_f_string_is_sent_as_a_reference_without_wait
         s.append("Write.")
         draft = s.gen()
         s.append(f"Grade: {draft}!")
+        answer = s.gen()
+        until(lambda: len(appended()) == 2)  # what has come by then would be sent as a text
         assert not draft.done()
         scripted.release("a poem")
-        return s.gen().value
+        return answer.value
+
+    def appended() -> list[wire.Append]:
+        return [op for frame in scripted.frames for op in frame if isinstance(op, wire.Append)]
 
     with Scripted(lambda prompt: Hold() if prompt == "Write." else "good") as scripted:
         assert grade.using(backend=scripted).run().value == "good"
-    appended = [op for frame in scripted.frames for op in frame if isinstance(op, wire.Append)]
-    assert [type(piece) for piece in appended[1].pieces] == [
+    assert [type(piece) for piece in appended()[1].pieces] == [
         wire.TextPiece,
         wire.Ref,
         wire.TextPiece,

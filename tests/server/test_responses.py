@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import sqlite3
 import time
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from lmprog.errors import InvalidParameter
 from lmprog.server.fairness.accounts import MemoryPool
 from lmprog.server.openai.messages import ChatMessage
-from lmprog.server.responses.responses_routes import Kept, Store
+from lmprog.server.responses.stored_responses import Kept, ResponseFile, SavedResponse, Store
 from tests.server.fake_runtime import Fake, asking
 from tests.server.live import Live
 
@@ -231,6 +234,26 @@ def test_a_response_in_the_background_is_asked_for_later_or_cancelled(
         client.responses.cancel(client.responses.create(model="nano", input="x", **GREEDY).id)
 
 
+def test_events_in_the_background_are_told_to_who_comes_back(client: openai.OpenAI) -> None:
+    asked = {"model": "nano", "input": "Hello", "background": True, "stream": True}
+    with client.responses.create(
+        **asked, extra_body={"ignore_eos": True, "max_output_tokens": 60}
+    ) as gone:
+        first = [next(gone) for _ in range(2)]
+    name = first[0].response.id
+    later = list(client.responses.retrieve(name, stream=True, starting_after=1))
+    assert [event.sequence_number for event in later] == list(range(2, 2 + len(later)))
+    assert later[-1].type == "response.incomplete"
+    again = list(client.responses.retrieve(name, stream=True))
+    assert again == [*first, *later]
+    text = "".join(event.delta for event in again if event.type == "response.output_text.delta")
+    assert text == client.responses.retrieve(name).output_text
+    assert list(client.responses.retrieve(name, stream=True, starting_after=len(again))) == []
+    plain = client.responses.create(model="nano", input="Hello", **GREEDY)
+    with pytest.raises(openai.BadRequestError, match="begun with background=true and stream=true"):
+        client.responses.retrieve(plain.id, stream=True)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -247,7 +270,6 @@ def test_a_response_in_the_background_is_asked_for_later_or_cancelled(
         ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].name"),
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"input": "x", "background": True, "store": False}, "background"),
-        ({"input": "x", "background": True, "stream": True}, "background"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
         ({"input": "x", "text": {"format": {"type": "yaml"}}}, "text.format"),
@@ -274,25 +296,132 @@ def kept(name: str, size: int = 10, caller: str = "") -> Kept:
 
 
 def test_the_store_is_bounded_in_number_and_in_size_and_forgets_what_was_used_longest_ago() -> None:
-    store = Store(20_000, MemoryPool(10**6), most=3)
-    for name in "abc":
-        store.put(kept(name))
-    assert store.get("", "a")
-    store.put(kept("d"))
-    assert [name for name in "abcd" if store.get("", name)] == ["a", "c", "d"]
-    store.put(kept("big", 18_000))
-    assert len(store) == 1
-    store.put(kept("bigger", 30_000))
-    assert (len(store), store.num_bytes) == (0, 0)
+    async def main() -> None:
+        store = Store(20_000, MemoryPool(10**6), most=3)
+        for name in "abc":
+            store.put(kept(name))
+        assert await store.get("", "a")
+        store.put(kept("d"))
+        assert [name for name in "abcd" if await store.get("", name)] == ["a", "c", "d"]
+        store.put(kept("big", 18_000))
+        assert len(store) == 1
+        store.put(kept("bigger", 30_000))
+        assert (len(store), store.num_bytes) == (0, 0)
+
+    asyncio.run(main())
 
 
-def test_nobody_sees_anothers_response() -> None:
-    store = Store(10**6, MemoryPool(10**6))
-    store.put(kept("a", caller="alice"))
-    assert store.get("bob", "a") is None
-    assert not store.drop("bob", "a")
-    assert store.drop("alice", "a")
-    assert store.num_bytes == 0
+@pytest.mark.parametrize("in_file", [False, True])
+def test_nobody_sees_anothers_response(in_file: bool, tmp_path: Path) -> None:
+    async def main() -> None:
+        file = ResponseFile(str(tmp_path / "responses"), 10**6) if in_file else None
+        store = Store(10**6, MemoryPool(10**6), file=file)
+        one = kept("a", caller="alice")
+        store.put(one)
+        await store.written(one)
+        assert await store.get("bob", "a") is None
+        assert not await store.drop("bob", "a")
+        found = await store.get("alice", "a")
+        assert found is not None
+        assert found.json == one.json
+        assert await store.drop("alice", "a")
+        assert store.num_bytes == 0
+        assert await store.get("alice", "a") is None
+
+    asyncio.run(main())
+
+
+def row(name: str, size: int = 1000) -> SavedResponse:
+    return SavedResponse(name, "", "", b"{}", b"", None, size)
+
+
+def test_a_file_of_responses_is_bounded_and_forgets_what_was_used_longest_ago(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "responses")
+    first, second = ResponseFile(path, 30_000), ResponseFile(path, 30_000)  # of two processes
+    for number in range(30):
+        (first, second)[number % 2].write(row(str(number)))
+    assert first.read("", "0") is not None
+    second.write(row("more"))
+    assert first.num_bytes == second.num_bytes <= 30_000
+    assert second.read("", "0") is not None, "it was used just now"
+    assert first.read("", "1") is None
+    first.write(row("0", 2000))
+    assert second.num_bytes <= 30_000
+    second.write(row("larger than all may be", 30_001))
+    assert second.read("", "larger than all may be") is None
+    assert (tmp_path / "responses").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("what", ["text", "another database", "a folder"])
+def test_what_is_no_file_of_responses_is_refused_and_left_as_it_is(
+    what: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "responses"
+    if what == "text":
+        path.write_text("my notes, which nobody should lose " * 50)
+    elif what == "another database":
+        with sqlite3.connect(path) as other:
+            other.execute("CREATE TABLE mine (a)")
+        other.close()
+    else:
+        path.mkdir()
+    before = None if what == "a folder" else path.read_bytes()
+    with pytest.raises(InvalidParameter, match="Responses cannot be kept") as caught:
+        ResponseFile(str(path), 1000)
+    assert caught.value.name == "responses_file"
+    if before is not None and what == "text":
+        assert path.read_bytes() == before
+
+
+def test_gateways_that_share_a_file_continue_each_others_responses(tmp_path: Path) -> None:
+    """Also one that was started after the other had ended; others' remain others'."""
+    path = str(tmp_path / "responses")
+    body: dict[str, Any] = {"input": "Hello", "max_output_tokens": 3, "ignore_eos": True}
+
+    async def main() -> None:
+        async with (
+            asking(one, responses_file=path) as (first, _),
+            asking(other, responses_file=path) as (second, _),
+        ):
+            whole = (await first.post("/v1/responses", json=body)).json()
+            streamed = await first.post("/v1/responses", json=body | {"stream": True})
+            last = json.loads(streamed.text.rpartition("data: ")[2])["response"]
+            for made in (whole, last):
+                place = f"/v1/responses/{made['id']}"
+                found = (await second.get(place)).json()
+                assert found == (await first.get(place)).json()
+                assert found["output"] == made["output"]
+                more = body | {"previous_response_id": made["id"]}
+                assert (await second.post("/v1/responses", json=more)).status_code == 200
+                assert (await second.get(f"{place}/input_items")).json()["data"]
+            assert (await second.delete(place)).status_code == 200
+            assert (await first.get(place)).status_code == 404
+        async with asking(one, responses_file=path) as (third, _):
+            more = body | {"previous_response_id": whole["id"]}
+            assert (await third.post("/v1/responses", json=more)).status_code == 200
+
+    with Fake() as one, Fake() as other:
+        asyncio.run(main())
+
+
+def test_a_response_that_cannot_be_written_stays_in_memory_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(self: ResponseFile, row: SavedResponse) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def main() -> None:
+        file = ResponseFile(str(tmp_path / "responses"), 10**6)
+        store = Store(10**6, MemoryPool(10**6), file=file)
+        store.put(one := kept("a"))
+        await store.written(one)
+        assert await store.get("", "a") is one
+
+    monkeypatch.setattr(ResponseFile, "write", full)
+    asyncio.run(main())
+    assert "disk is full" in caplog.text
 
 
 def tools(count: int) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from lmprog import wire
 from lmprog.errors import Cancelled, ModelError
 from lmprog.server.app import build_app
 from lmprog.server.gateway.gateway import Gateway
-from lmprog.server.http.http_errors import HttpError
-from lmprog.server.http.sse import KEEP_ALIVE, EventStream, event
+from lmprog.server.http.http_errors import ClientGone, HttpError
+from lmprog.server.http.sse import KEEP_ALIVE, EventStream, event, until_gone
 from lmprog.server.link import exchange as exchanges
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
@@ -331,3 +331,65 @@ def test_what_is_written_for_a_reader_at_once_has_few_log_probabilities(fake: Fa
             assert "".join(one.text for one in found) == "a" * 500
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("turns", range(-3, 4))
+def test_a_client_that_leaves_cancels_what_is_done_for_it_and_nothing_later(
+    turns: int, fails: bool
+) -> None:
+    """It leaves so many turns of the loop after the work could end."""
+
+    async def main() -> str:
+        gone, done = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> Any:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def work() -> str:
+            await done.wait()
+            if fails:
+                raise ValueError
+            return "all of it"
+
+        async def end() -> None:
+            order = [done, gone] if turns >= 0 else [gone, done]
+            order[0].set()
+            for _ in range(abs(turns)):
+                await asyncio.sleep(0)
+            order[1].set()
+
+        ending = asyncio.ensure_future(end())
+        try:
+            found = await until_gone(Request({"type": "http"}, receive), work())
+        except (ClientGone, ValueError) as error:
+            found = type(error).__name__
+        await ending
+        for _ in range(5):  # raises where something comes late
+            await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+        return found
+
+    found = asyncio.run(main())
+    whole = "ValueError" if fails else "all of it"
+    assert found in ("ClientGone", whole)
+    if abs(turns) == 3:
+        assert found == (whole if turns > 0 else "ClientGone")
+
+
+def test_whoever_cancels_the_work_is_not_taken_for_the_client() -> None:
+    async def main() -> None:
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        work = until_gone(Request({"type": "http"}, receive), asyncio.Event().wait())
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())

@@ -18,10 +18,10 @@ from typing import Self, TypeAlias, TypedDict
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, TextListener
 from lmprog.backends.blackbox.call_answers import CallAnswers, Constraints
 from lmprog.backends.blackbox.retry_policy import RetryCounters, RetryPolicy
+from lmprog.backends.blackbox.speculation import AnswerState
 from lmprog.backends.blackbox.transcript import Transcript
 from lmprog.backends.branch_machine import BranchCall, BranchMachine, ReplyQueue, TextBranch
 from lmprog.backends.branch_text import BranchPiece, shown

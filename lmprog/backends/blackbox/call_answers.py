@@ -18,11 +18,11 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.blackbox.answer_state import AnswerState
 from lmprog.backends.blackbox.api import Api, ApiAnswer, ApiRequest, TextListener
 from lmprog.backends.blackbox.response_schema import is_valid, unfenced
 from lmprog.backends.blackbox.retry_policy import RetryCounters
 from lmprog.backends.blackbox.speculation import (
+    AnswerState,
     ReadyAnswer,
     Speculated,
     extended_sampling,

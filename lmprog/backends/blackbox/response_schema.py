@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from lmprog import wire
 from lmprog.backends.blackbox.api import JsonBody
 from lmprog.errors import NotSupported, UnsupportedSchema, ValidationFailed
+from lmprog.wire.constraints import exact_json, exact_text
 
 Reader: TypeAlias = Callable[[Any], Any]
 """Makes what was asked for of what was answered. Raises `ValueError` and the like."""
@@ -117,7 +118,7 @@ class ResponseSchema:
         ):
             return text  # of a value that was cut, the program is told that it was
         try:
-            answered = _parsed(text)
+            answered = exact_json(text)
             value = self.reader(answered[_WRAPPED] if self.is_wrapped else answered)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise ValidationFailed(
@@ -125,7 +126,7 @@ class ResponseSchema:
             ) from None
         if self.is_bare and isinstance(value, str):
             return value
-        made = text if value == answered else _spelled(value)
+        made = text if value == answered else exact_text(value)
         if self.asked is not None and not is_valid(self.asked, made):
             raise ValidationFailed(
                 f"the model wrote {made}, which the schema does not allow, and of which the "
@@ -133,16 +134,6 @@ class ResponseSchema:
                 text=made,
             )
         return made
-
-
-def _parsed(text: str) -> Any:
-    """JSON whose fractions keep their digits."""
-    return json.loads(text, parse_float=decimal.Decimal)
-
-
-def _spelled(value: Any) -> str:
-    made = json.dumps(value, ensure_ascii=False, default=lambda number: f"\0{number}\0")
-    return re.sub(r'"\\u0000([-+.0-9E]+)\\u0000"', r"\1", made)
 
 
 _FENCED = re.compile(r"\s*```[\w-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
@@ -448,7 +439,7 @@ class _Writer:
         self.is_coded = True
         self._drops(schema, set())
         sent = {"type": "string", "description": "The value, written as JSON."}
-        return sent, lambda value: _parsed(value) if isinstance(value, str) else value
+        return sent, lambda value: exact_json(value) if isinstance(value, str) else value
 
     # --- keywords
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lmprog import wire
-from lmprog.backends.blackbox.answer_state import AnswerState
+from lmprog.backends.blackbox.speculation import AnswerState
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
 from lmprog.errors import NotSupported
 from lmprog.tool_calls.describing import function_shape

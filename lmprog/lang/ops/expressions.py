@@ -481,4 +481,7 @@ def leading(what: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int | 
             f"gen takes a name or type and max_tokens without a keyword, not {len(what)} arguments"
         )
     first = what[0] if what else None
+    if isinstance(first, str) and isinstance(what[-1], type):
+        kind = what[-1].__name__
+        raise TypeError(f"a type stands first: gen({kind}, name={first!r})")
     return first, what[1] if len(what) == 2 else options.pop("max_tokens", None)

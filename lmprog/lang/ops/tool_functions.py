@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import re
 import textwrap
 import typing
@@ -24,6 +23,7 @@ from lmprog.lang.ops.type_schemas import value_of as value_of_json
 from lmprog.lang.ops.type_values import as_json_data
 from lmprog.tool_calls.constraining import ToolShape
 from lmprog.tool_calls.describing import function_shape
+from lmprog.wire.constraints import exact_json, exact_text
 
 ToolFunction: TypeAlias = Callable[..., Any]
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
@@ -106,7 +106,7 @@ class Tool:
         `ValidationFailed`.
         """
         try:
-            given = json.loads(text or "{}")
+            given = exact_json(text or "{}")
         except (ValueError, RecursionError) as error:
             raise ValidationFailed(f"the arguments are not JSON: {error}", text=text) from error
         if not isinstance(given, dict):
@@ -122,7 +122,7 @@ class Tool:
 
     def _value(self, name: str, value: Any) -> Any:
         try:
-            return value_of_json(self.types[name], json.dumps(value))
+            return value_of_json(self.types[name], exact_text(value))
         except ValidationFailed as error:
             raise ValidationFailed(f"argument {name!r}: {error.message}", text=error.text) from None
 

@@ -17,7 +17,6 @@ import datetime
 import decimal
 import enum
 import ipaddress
-import json
 import types
 import typing
 import uuid
@@ -46,6 +45,7 @@ from lmprog.lang.ops.type_values import (
     record_fields,
     unwrapped,
 )
+from lmprog.wire.constraints import exact_json
 
 _PLAIN: dict[object, JsonObject] = {
     int: {"type": "integer"},
@@ -100,9 +100,7 @@ def value_of(tp: object, text: str) -> object:
     the type.
     """
     try:
-        return convert(
-            tp, json.loads(text, parse_float=decimal.Decimal if tp is decimal.Decimal else None)
-        )
+        return convert(tp, exact_json(text))
     except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise ValidationFailed(f"the text is no {name_of(tp)}: {error}", text=text) from error
 

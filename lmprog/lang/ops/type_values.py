@@ -154,7 +154,9 @@ def unwrapped(tp: object) -> object:
 
 
 def convert(tp: Any, data: Any) -> Any:
-    """JSON data as a value of `tp`. Raises ValueError or TypeError if it does not fit."""
+    """JSON data, whose fractions may be decimals, as a value of `tp`. Raises ValueError or
+    TypeError if it does not fit.
+    """
     tp = unwrapped(tp)
     origin, args = typing.get_origin(tp), typing.get_args(tp)
     if origin is typing.Annotated:
@@ -164,7 +166,7 @@ def convert(tp: Any, data: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _first_that_fits(args, data)
     if is_pydantic(tp):
-        return tp.model_validate(data)
+        return tp.model_validate(_with_floats(data, _ExactFloat))
     if isinstance(tp, type) and issubclass(tp, enum.Enum):
         return _member(list(tp), data)
     if is_record(tp):
@@ -194,7 +196,7 @@ def convert(tp: Any, data: Any) -> Any:
 
 def _scalar(tp: Any, data: Any) -> Any:
     if tp in (Any, object):
-        return data
+        return _with_floats(data)
     if tp is None or tp is type(None):
         return _expect(type(None), data)
     if tp is datetime.timedelta and isinstance(data, int):
@@ -218,6 +220,31 @@ def _scalar(tp: Any, data: Any) -> Any:
     raise ValueError(f"values of {name_of(tp)} are not supported")
 
 
+def _with_floats(data: Any, kind: type[float] = float) -> Any:
+    """The data with a float in place of each decimal."""
+    if isinstance(data, dict):
+        return {key: _with_floats(item, kind) for key, item in data.items()}
+    if isinstance(data, list):
+        return [_with_floats(item, kind) for item in data]
+    return kind(data) if isinstance(data, decimal.Decimal) else data
+
+
+class _ExactFloat(float):
+    """For pydantic, which makes a decimal of how a float is written, and takes it for a float
+    everywhere else.
+    """
+
+    __slots__ = ("_digits",)
+
+    def __new__(cls, value: decimal.Decimal) -> _ExactFloat:
+        made = super().__new__(cls, value)
+        made._digits = str(value)
+        return made
+
+    def __str__(self) -> str:
+        return self._digits
+
+
 def _expect(kind: Any, data: Any) -> Any:
     if not isinstance(data, kind):
         raise ValueError(f"{data!r} is no {kind.__name__}")
@@ -228,6 +255,7 @@ def _member(values: Sequence[Any], data: Any) -> Any:
     """The member that is equal and of the same type: 1 is not True. A member of an enum is meant by
     its value.
     """
+    data = _with_floats(data)
     for value in values:
         plain = value.value if isinstance(value, enum.Enum) else value
         if plain == data and isinstance(plain, bool) == isinstance(data, bool):
@@ -253,7 +281,8 @@ def _takes_all(tp: Any, data: Any) -> bool:
     if not is_pydantic(tp) or not isinstance(data, dict):
         return True
     try:
-        tp.model_validate(data, extra="forbid")  # also in nested models
+        found = _with_floats(data, _ExactFloat)
+        tp.model_validate(found, extra="forbid")  # also in nested models
     except ValueError:
         return False
     except TypeError:  # pydantic before 2.12 has no such argument

@@ -222,6 +222,7 @@ class RunsAsTheyCome(Generic[T, R]):
                 while self._kept:
                     while (given := self._next()) is None:
                         self._note(threads.take(self._ended), step)
+                        self._fill()  # the one that is read next may take long
                     self._fill()  # the reader may need some time
                     yield given
                     del given
@@ -249,6 +250,7 @@ class RunsAsTheyCome(Generic[T, R]):
                         index = await ended.get()
                         del tasks[index]
                         self._note(index, step)
+                        self._draw(begin)
                     self._draw(begin)
                     yield given
                     del given

@@ -18,12 +18,12 @@ the final one will be. From one piece of text to the next a partial object only 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 from lmprog.lang.ops.type_values import (
@@ -40,6 +40,7 @@ from lmprog.lang.ops.type_values import (
     unwrapped,
 )
 from lmprog.lang.streaming import branch_name
+from lmprog.wire.constraints import exact_json
 
 _SPECIAL = re.compile(r'["\\]')
 _END_OF_WORD = re.compile(r"[\s,\]}]")
@@ -93,7 +94,7 @@ class Record:
 
 
 Container: TypeAlias = Array | Record
-Node: TypeAlias = "Container | String | int | float | bool | None"
+Node: TypeAlias = "Container | String | int | Decimal | bool | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class GrowingJson:
         self._word += text[at:end]
         if found is not None:
             try:
-                value: Node = json.loads(self._word)
+                value: Node = exact_json(self._word)
             except ValueError:
                 self._next = None
                 return end
@@ -312,7 +313,7 @@ def _unit(escape: str) -> str:
 
 
 def plain(node: Node, seen: SeenJson | None = None) -> object:
-    """The node as `json.loads` would give it, as far as it had come in `seen`; all of it without
+    """The node as `exact_json` would give it, as far as it had come in `seen`; all of it without
     one.
     """
     count = None if seen is None else seen.open.get(id(node))
@@ -404,7 +405,7 @@ def _fitted(tp: Any, node: Node, seen: SeenJson) -> Any:
         fitting = [arg for arg in typing.get_args(tp) if _may_be(_bare(arg), node)]
         return _fitted(fitting[0], node, seen) if len(fitting) == 1 else _MISSING
     if tp in _ANYTHING:
-        return plain(node, seen)
+        return convert(tp, plain(node, seen))
     if isinstance(node, String):
         return node.text(seen.open[id(node)]) if tp is str else _MISSING
     if isinstance(node, Array):

@@ -494,6 +494,7 @@ class Drafting:
             group.accepted += num_right
             stats.drafted_tokens += num_drafted
             stats.accepted_tokens += num_right
+            stats.wrong_draft_tokens += num_wrong
 
     def _may_follow(self, row: Row, task: Generation) -> bool:
         """Whether `row` samples what need not end the text, in pages of the sequence's own."""

@@ -58,6 +58,8 @@ class Stats:
     """Guessed, computed in one step with the token before them, and sampled."""
     accepted_tokens: int = 0
     """Of these, what was sampled too."""
+    wrong_draft_tokens: int = 0
+    """Computed in vain: guesses that were wrong, with the text that they would have forced."""
     calls: int = 0
     calls_done: int = 0
     calls_failed: int = 0

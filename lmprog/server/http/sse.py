@@ -71,17 +71,30 @@ async def until_gone(request: Request, work: Awaitable[T]) -> T:
 
     The body must have been read: what comes after it can only be the client's leaving.
     """
-    task = asyncio.ensure_future(work)
+    task, is_gone, is_over = asyncio.current_task(), False, False
+    assert task is not None
     leaving = asyncio.ensure_future(_gone(request.receive))
+
+    def leave(_: object) -> None:
+        nonlocal is_gone
+        if not is_over:
+            is_gone = True
+            task.cancel()
+
+    leaving.add_done_callback(leave)
     try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        try:
+            return await work
+        finally:
+            if is_gone:  # perhaps just now: then what cancels this comes with the next pause
+                await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        if is_gone and not task.uncancel():
+            raise ClientGone from None
+        raise
     finally:
-        for one in (task, leaving):
-            one.cancel()
-        await asyncio.gather(task, leaving, return_exceptions=True)
+        is_over = True  # a callback that is due already cannot be taken back
+        leaving.cancel()
 
 
 class EventStream(Response):

@@ -10,6 +10,7 @@ exchanges and ops; knows no formats.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -89,10 +90,15 @@ def answering(gateway: Gateway, model: str | None, prefix: str) -> RunningAnswer
     name = gateway.check_model(model)
     info = gateway.info
     known = f"{info.model} {info.vocab_size} {info.context_len} {info.digest} {version()}"
-    fingerprint = "fp_" + hashlib.sha256(known.encode()).hexdigest()[:12]
     return RunningAnswers(
-        f"{prefix}-{secrets.token_hex(12)}", int(gateway.wall()), name, fingerprint
+        f"{prefix}-{secrets.token_hex(12)}", int(gateway.wall()), name, _fingerprint(known)
     )
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint(known: str) -> str:
+    """A name for the model and the software, as OpenAI's answers have it."""
+    return "fp_" + hashlib.sha256(known.encode()).hexdigest()[:12]
 
 
 class RunningRequest:

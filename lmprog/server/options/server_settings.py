@@ -93,6 +93,8 @@ class ServerSettings:
     """
     max_stored_bytes: int = 64 * 1024 * 1024
     """Of all stored responses; the oldest are forgotten first."""
+    responses_file: str | None = None
+    """Where they are kept, for all gateways that have the same file; None: in this one's memory."""
 
     start_wait: float = 30.0
     """A request that comes while the runtime starts waits for it this long; 0: it is refused."""

@@ -30,10 +30,11 @@ _CALLS = {
 
 
 class Writer:
-    """One response. `state` is its JSON so far."""
+    """One response. `state` is its JSON so far, `told` every event so far where these are kept."""
 
     def __init__(self, body: ResponsesBody, model: str, created: int, tools: ServedTools) -> None:
         self.state = opened(body, model, created)
+        self.told: list[bytes] | None = [] if body.background and body.stream else None
         self._tools = tools
         self._sequence = 0
         self._output: list[Json] = self.state["output"]
@@ -195,6 +196,8 @@ class Writer:
         """One event, encoded at once: what it shows goes on changing."""
         made = event({"type": kind, "sequence_number": self._sequence, **fields}, kind)
         self._sequence += 1
+        if self.told is not None:
+            self.told.append(made)
         return made
 
 

@@ -1,19 +1,14 @@
 """`/v1/responses`, and what can be asked of a response afterwards.
 
-Responses that may be asked for again are kept by whom they belong to: in memory, bounded by their
-bytes, the oldest forgotten first. One is kept as bytes once it is written, its JSON and the
-conversation that it ends: parsed values would take many times that, and nobody could say how much.
-
-Knows how chats reach the runtime. Fields are in `responses_body`, shapes in `response_events`.
+Knows how chats reach the runtime. Fields are in `responses_body`, shapes in `response_events`, and
+`stored_responses` keeps them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -21,7 +16,6 @@ from starlette.responses import Response
 
 from lmprog import wire
 from lmprog.errors import LmprogError
-from lmprog.server.fairness.accounts import MemoryPool
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import GatewayRouter
 from lmprog.server.http.http_errors import HttpError, Problem, problem_of, refused
@@ -38,143 +32,10 @@ from lmprog.server.responses.responses_body import (
     ResponsesBody,
     ServedTools,
     chat_of,
-    items_of,
     messages_of,
     renamed,
 )
-
-MOST_KEPT = 4096
-"""Responses."""
-ENTRY_BYTES = 1024
-"""What one takes beside its bytes, at most: the objects that hold them, and their places."""
-_conversation = msgspec.msgpack.Decoder(list[ChatMessage])
-
-
-class Kept:
-    """A response and the conversation that it ends, without instructions."""
-
-    def __init__(
-        self, caller: str, account: str, state: dict[str, Any], messages: list[ChatMessage]
-    ) -> None:
-        """Of one that is being written: what is asked of it is seen in `state` until `seal`. The
-        `account` is charged for its bytes.
-        """
-        self.caller = caller
-        self.account = account
-        self.name: str = state["id"]
-        self.is_background: bool = state["background"]
-        self.task: asyncio.Task[None] | None = None
-        """What still writes it in the background."""
-        self.size = ENTRY_BYTES
-        """Bytes, as of when it was last written down."""
-        self._live: tuple[dict[str, Any], list[ChatMessage]] | None = (state, messages)
-        self._status = ""
-        self._json = b""
-        self._messages = b""
-
-    @property
-    def status(self) -> str:
-        return self._status if self._live is None else str(self._live[0]["status"])
-
-    @property
-    def json(self) -> bytes:
-        """What is known of it now."""
-        return self._json if self._live is None else msgspec.json.encode(self._live[0])
-
-    @property
-    def messages(self) -> list[ChatMessage]:
-        """The conversation so far; of one that is written its answer is the last message."""
-        return _conversation.decode(self._messages) if self._live is None else self._live[1]
-
-    def input_items(self) -> list[dict[str, Any]]:
-        """What it answers, with the conversation before."""
-        asked = self.messages[:-1] if self.status in ("completed", "incomplete") else self.messages
-        found = [item for message in asked for item in items_of(message)]
-        return [{"id": f"item_{self.name}_{at}", **item} for at, item in enumerate(found)]
-
-    def seal(self, state: dict[str, Any], messages: list[ChatMessage]) -> None:
-        """It is written, and changes no more; the values that made it are held no longer."""
-        self._write(state, messages)
-        self._live = None
-
-    def begin(self) -> None:
-        """It is kept from now on: of one that is being written, its size is what it is now."""
-        if self._live is not None:
-            self._write(*self._live)
-            self._json = self._messages = b""
-
-    def _write(self, state: dict[str, Any], messages: list[ChatMessage]) -> None:
-        self._status = state["status"]
-        self._json = msgspec.json.encode(state)
-        self._messages = msgspec.msgpack.encode(messages)
-        self.size = ENTRY_BYTES + len(self._json) + len(self._messages)
-
-
-class Store:
-    """Forgets what was not used for longest when there is too much, of all, or in the memory that
-    one client may have.
-    """
-
-    def __init__(self, most_bytes: int, memory: MemoryPool, most: int = MOST_KEPT) -> None:
-        self._most = most
-        self._memory = memory
-        memory.reclaims.append(self._reclaim)
-        self._most_bytes = most_bytes
-        self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._counted: dict[str, int] = {}
-        self.num_bytes = 0
-        """Of all that are kept."""
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def put(self, kept: Kept) -> None:
-        """Keeps one more, if it is not larger than all may be. One that still runs is forgotten
-        like any other; it runs on.
-        """
-        kept.begin()
-        self._kept[kept.name] = kept
-        self.recount(kept)
-
-    def recount(self, kept: Kept) -> None:
-        """Its size has changed. Nothing happens where it is not kept."""
-        if self._kept.get(kept.name) is not kept:
-            return
-        more = kept.size - self._counted.get(kept.name, 0)
-        self.num_bytes += more
-        self._counted[kept.name] = kept.size
-        self._memory.add(kept.account, more)
-        self._memory.makes_room(kept.account, 0)
-        while len(self._kept) > self._most or self.num_bytes > self._most_bytes:
-            self._forget(next(iter(self._kept)))
-
-    def get(self, caller: str, name: str) -> Kept | None:
-        """None where there is none of that caller's."""
-        kept = self._kept.get(name)
-        if kept is None or kept.caller != caller:
-            return None
-        self._kept.move_to_end(name)
-        return kept
-
-    def drop(self, caller: str, name: str) -> bool:
-        """Whether it was there."""
-        kept = self.get(caller, name)
-        if kept is not None:
-            self._forget(name)
-        return kept is not None
-
-    def _reclaim(self, account: str, count: int) -> None:
-        """See `MemoryPool.reclaims`."""
-        for name in [one.name for one in self._kept.values() if one.account == account]:
-            if self._memory.has_room(account, count):
-                return
-            self._forget(name)
-
-    def _forget(self, name: str) -> None:
-        size = self._counted.pop(name)
-        self.num_bytes -= size
-        self._memory.add(self._kept.pop(name).account, -size)
-
+from lmprog.server.responses.stored_responses import Kept, ResponseFile, Store
 
 log = logging.getLogger("lmprog.server")
 
@@ -186,15 +47,21 @@ class Responding:
     """One response on its way: the chat that makes it, the writer, the place where it is kept."""
 
     def __init__(
-        self, gateway: Gateway, request: Request, body: ResponsesBody, store: Store
+        self,
+        gateway: Gateway,
+        request: Request,
+        body: ResponsesBody,
+        store: Store,
+        history: Sequence[ChatMessage],
     ) -> None:
-        """Raises HttpError for what cannot be answered."""
+        """`history` is the conversation that it continues. Raises HttpError for what cannot be
+        answered.
+        """
         self._gateway = gateway
         self._request = request
         self._store = store
         self._salt = body.cache_salt
         caller = request.state.caller
-        history = _history(store, caller, body.previous_response_id)
         self._messages = [*history, *messages_of(body.input)]
         try:
             tools = ServedTools(body.tools)
@@ -214,7 +81,8 @@ class Responding:
         self.kept: Kept | None = None
         if body.keeps:
             account = request.state.held.account
-            self.kept = Kept(caller, account, self.writer.state, self._messages)
+            writer = self.writer
+            self.kept = Kept(caller, account, writer.state, self._messages, writer.told)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -235,6 +103,11 @@ class Responding:
             self.kept.task = task
             self._store.put(self.kept)
 
+    async def written(self) -> None:
+        """Waits until other gateways find it, where they share a file."""
+        if self.kept is not None:
+            await self._store.written(self.kept)
+
     async def events(self, stream: bool = True) -> AsyncGenerator[bytes, None]:
         """Writes the response, and tells of it."""
         try:
@@ -245,7 +118,8 @@ class Responding:
                 self.writer.fail(_INTERRUPTED)
             raise
         finally:
-            self._seal()
+            if self.kept is None or not self.kept.is_background:  # else `end_background` does
+                self._seal()
 
     def failed(self, problem: Problem) -> bytes:
         """The last events of a stream that fails."""
@@ -277,7 +151,10 @@ class Responding:
                 self._begun = b""
                 self._remember(piece.done)
                 logprobs = await self._logprobs(piece.done)
-                yield told + writer.end(piece.done, logprobs)
+                told += writer.end(piece.done, logprobs)
+                self._seal()
+                await self.written()
+                yield told
 
     async def _logprobs(self, done: wire.CallDone) -> bytes | None:
         """As JSON, where they were asked for."""
@@ -289,8 +166,10 @@ class Responding:
         )
 
     async def whole(self) -> None:
-        async for _ in self.events(stream=False):
-            pass
+        """Written without one who reads along; events that are kept come piece by piece."""
+        async for _ in self.events(stream=self.writer.told is not None):
+            if self.kept is not None:
+                self.kept.grow()
 
     async def in_background(self) -> None:
         """The same without a waiting client: failures are recorded in the response."""
@@ -330,7 +209,9 @@ class Responding:
 
 def router(gateway: Gateway) -> GatewayRouter:
     router = GatewayRouter(gateway, "OpenAI")
-    store = Store(gateway.settings.max_stored_bytes, gateway.memory)
+    most, path = gateway.settings.max_stored_bytes, gateway.settings.responses_file
+    file = None if path is None else ResponseFile(path, most)
+    store = Store(most, gateway.memory, file=file)
     background: set[asyncio.Task[None]] = set()
 
     @router.post(
@@ -343,7 +224,8 @@ def router(gateway: Gateway) -> GatewayRouter:
         read = await given.read(gateway.settings, SILENT)
         body = read.body
         _check(body)
-        made = Responding(gateway, request, body, store)
+        history = await _history(store, request.state.caller, body.previous_response_id)
+        made = Responding(gateway, request, body, store, history)
         headers = warned((*read.warnings, *made.warnings))
         if body.background:
             task = asyncio.create_task(made.in_background())
@@ -353,6 +235,10 @@ def router(gateway: Gateway) -> GatewayRouter:
             task.add_done_callback(made.end_background)
             task.add_done_callback(lambda _: held.leave())
             made.keep(task)
+            if made.kept is not None and body.stream:
+                return await EventStream.begin(
+                    request, made.kept.events(), gateway.settings, headers
+                )
             return _json(made.json, headers)
         if body.stream:
             stream = await EventStream.begin(
@@ -362,15 +248,42 @@ def router(gateway: Gateway) -> GatewayRouter:
             return stream
         await until_gone(request, made.whole())
         made.keep()
+        await made.written()
         return _json(made.json, headers)
+
+    _add_stored(router, gateway, store)
+    _add_inputs(router, gateway, store)
+    return router
+
+
+def _add_stored(router: GatewayRouter, gateway: Gateway, store: Store) -> None:
+    """What can be asked of a response that is kept."""
 
     @router.get(
         "/v1/responses/{response}",
         dependencies=[router.guards.user],
-        summary="A response that was stored.",
+        summary="A response that was stored, or its events.",
     )
     async def stored_response(request: Request, response: str) -> Response:
-        return _json(_found(store, request.state.caller, response, "response_id", 404).json)
+        kept = await _found(store, request.state.caller, response, "response_id", 404)
+        asked = request.query_params
+        streams = _one_of(
+            ("true", "false"), asked.get("stream", "false"), "stream", "true or false"
+        )
+        if streams == "false":
+            return _json(kept.json)
+        if kept.told is None:
+            raise refused(
+                "Only a response that was begun with background=true and stream=true keeps its "
+                "events.",
+                "stream",
+            )
+        after = asked.get("starting_after", "-1")
+        if after != "-1" and not (after.isascii() and after.isdigit() and len(after) < 10):
+            raise refused(
+                "starting_after must be the number of an event.", "starting_after", "invalid_value"
+            )
+        return await EventStream.begin(request, kept.events(int(after)), gateway.settings)
 
     @router.delete(
         "/v1/responses/{response}",
@@ -378,7 +291,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         summary="Forgets a response that was stored.",
     )
     async def drop_response(request: Request, response: str) -> Response:
-        if not store.drop(request.state.caller, response):
+        if not await store.drop(request.state.caller, response):
             raise _unknown(response, "response_id", 404)
         deleted = {"id": response, "object": "response", "deleted": True}
         return _json(msgspec.json.encode(deleted))
@@ -389,7 +302,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         summary="Ends a response that is written in the background.",
     )
     async def cancel_response(request: Request, response: str) -> Response:
-        kept = _found(store, request.state.caller, response, "response_id", 404)
+        kept = await _found(store, request.state.caller, response, "response_id", 404)
         if not kept.is_background:
             raise refused(
                 "Only a response that was begun with background=true can be cancelled.",
@@ -399,9 +312,6 @@ def router(gateway: Gateway) -> GatewayRouter:
             kept.task.cancel()
             await asyncio.wait({kept.task})
         return _json(kept.json)
-
-    _add_inputs(router, gateway, store)
-    return router
 
 
 def _add_inputs(router: GatewayRouter, gateway: Gateway, store: Store) -> None:
@@ -413,7 +323,7 @@ def _add_inputs(router: GatewayRouter, gateway: Gateway, store: Store) -> None:
         summary="What a stored response answers, as items.",
     )
     async def input_items(request: Request, response: str) -> Response:
-        kept = _found(store, request.state.caller, response, "response_id", 404)
+        kept = await _found(store, request.state.caller, response, "response_id", 404)
         asked = request.query_params
         sizes, ways = map(str, range(1, 101)), {"asc": 1, "desc": -1}
         limit = int(_one_of(sizes, asked.get("limit", "20"), "limit", "a number from 1 to 100"))
@@ -434,7 +344,8 @@ def _add_inputs(router: GatewayRouter, gateway: Gateway, store: Store) -> None:
     )
     async def input_tokens(request: Request, given: Given[ResponsesBody]) -> Response:
         read = await given.read(gateway.settings, SILENT)
-        asked = Responding(gateway, request, read.body, store)
+        history = await _history(store, request.state.caller, read.body.previous_response_id)
+        asked = Responding(gateway, request, read.body, store, history)
         found = await until_gone(request, counted(gateway, asked.prompt))
         said = {"object": "response.input_tokens", "input_tokens": found}
         return _json(msgspec.json.encode(said))
@@ -452,18 +363,13 @@ def _check(body: ResponsesBody) -> None:
         raise refused(
             "background needs store=true; else the response could not be fetched.", "background"
         )
-    if body.background and body.stream:
-        raise refused(
-            "background and stream do not go together here; ask for the response later.",
-            "background",
-        )
 
 
-def _history(store: Store, caller: str, name: str | None) -> list[ChatMessage]:
+async def _history(store: Store, caller: str, name: str | None) -> list[ChatMessage]:
     """The conversation that ended with response `name`."""
     if name is None:
         return []
-    kept = _found(store, caller, name, "previous_response_id", 400)
+    kept = await _found(store, caller, name, "previous_response_id", 400)
     if kept.status not in ("completed", "incomplete"):
         raise refused(
             f"Response {name[:60]!r} is {kept.status}; only complete ones can be continued.",
@@ -472,8 +378,8 @@ def _history(store: Store, caller: str, name: str | None) -> list[ChatMessage]:
     return kept.messages
 
 
-def _found(store: Store, caller: str, name: str, param: str, status: int) -> Kept:
-    kept = store.get(caller, name)
+async def _found(store: Store, caller: str, name: str, param: str, status: int) -> Kept:
+    kept = await store.get(caller, name)
     if kept is None:
         raise _unknown(name, param, status)
     return kept
