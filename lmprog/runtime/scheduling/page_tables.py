@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.config import SchedulerConfig
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
-from lmprog.runtime.scheduling.plan import Copy, Mirror, PlanStates, Row
+from lmprog.runtime.scheduling.plan import Copy, Mirror, Row
 from lmprog.runtime.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -182,10 +181,6 @@ class PageTables:
     def finish(self) -> tuple[tuple[Copy, ...], tuple[Mirror, ...]]:
         """The copies and mirrors of the plan."""
         return self._copies.finish()
-
-    def finish_states(self, rows: Iterable[Row]) -> PlanStates | None:
-        """The recurrent states of the plan's rows; None where the model has none."""
-        return None if self.states is None else self.states.finish(rows)
 
     # --- one sequence -----------------------------------------------------------------------------
 

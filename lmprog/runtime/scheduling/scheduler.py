@@ -436,7 +436,8 @@ class Scheduler:
             drafts = extend_rows(rows, budget)
             for index, drafted in drafts.items():
                 bill.charge(rows[index].sequence.group.client, 0, len(drafted.tokens))
-        states = self.tables.finish_states(rows)
+        recurrent = self.tables.states
+        states = None if recurrent is None else recurrent.finish(rows)
         plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded, bill.parts(), states)
         self._count(plan)
         for planned in self.hooks.planned:
