@@ -20,6 +20,7 @@ from lmprog.runtime.engine.kept_pages import open_store
 from lmprog.runtime.engine.torch_engine.engine import TorchEngine
 from lmprog.runtime.engine.torch_engine.fallback import RECURRENT as KNOWN
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+from lmprog.runtime.model_report import model_report
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.sequence import Sequence
@@ -191,6 +192,14 @@ def test_what_states_do_not_allow_is_refused(
     config = RuntimeConfig(model=str(made.folder), dtype="float32", **options)
     with pytest.raises(InvalidParameter, match=reason):
         open_store(config, load_engine(config), None)  # type: ignore[arg-type]
+
+
+def test_the_report_on_a_model_says_that_it_has_recurrent_layers(judged: Judge) -> None:
+    made = judged("lfm2-states", RECURRENT["lfm2"], judge=False)
+    config = RuntimeConfig(model=str(made.folder))
+    engine = next(one for one in model_report(config) if one.name == "engine")
+    assert engine.state == "warn"
+    assert "transformers, with recurrent layers (without drafts" in engine.what
 
 
 def test_a_model_with_states_drafts_for_nobody(judged: Judge) -> None:
