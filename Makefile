@@ -9,11 +9,12 @@ READY := $(VENV)/.lmprog-ready
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-ray test-harness check audit fuzz bench bench-peers wheel docs format clean distclean
+.PHONY: help setup demo test test-portable test-ray test-harness check audit fuzz bench bench-peers wheel docs format clean distclean
 
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
 	@echo "make test       runs the whole test suite (JOBS=$(JOBS) processes)"
+	@echo "make test-portable  runs a part of the suite without what only Linux has, as on macOS"
 	@echo "make test-ray   installs Ray and sglang-router too, and tries both on this machine"
 	@echo "make test-harness  installs EleutherAI's evaluation harness too, and runs it on a server"
 	@echo "make check      format, lint, types, and the rules of the architecture"
@@ -59,6 +60,10 @@ demo: $(LIGHT)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-portable: $(READY)
+	LMPROG_PORTABLE=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/launch tests/wire tests/lang/test_with_runtime.py \
+		tests/lang/test_embedded.py tests/model/test_weight_cache.py tests/runtime/test_linux.py tests/text
 
 test-ray: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray,router]'

@@ -30,9 +30,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from benchmarks import runner
-from benchmarks.batches import PAGE, batch
 from benchmarks.gateway import CLIENTS, LONG_PROMPT, bare_wire
-from benchmarks.models import prepared
+from benchmarks.models import PAGE, batch, prepared
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.launch import RuntimeProcess
 from lmprog.native import cache_folder
@@ -310,7 +309,7 @@ from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native import interface
 from lmprog.weight_cache import user_cache
-from benchmarks.batches import batch
+from benchmarks.models import batch
 interface.opened()
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, wall, cpu = peak(), time.perf_counter(), time.process_time()

@@ -23,7 +23,7 @@ import transformers
 from numpy.typing import NDArray
 
 from benchmarks import runner
-from benchmarks.batches import PAGE, batch, num_pages
+from benchmarks.models import PAGE, batch, num_pages
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.model.locate import NANO

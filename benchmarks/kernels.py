@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks import batches, runner
-from benchmarks.batches import PAGE
-from benchmarks.models import HEAD, SIZES
+from benchmarks import models, runner
+from benchmarks.models import HEAD, PAGE, SIZES
 from lmprog.runtime.engine.attention import (
     AttentionBackend,
     AttentionShape,
@@ -85,8 +84,8 @@ CASES = [
 
 def batch_of(case: Case) -> tuple[Batch, int]:
     """The batch and the number of pages its rows stand on, which lie anywhere."""
-    made = batches.batch(case.rows, case.count, case.length - case.count, case.prefix)
-    order = np.random.default_rng(0).permutation(batches.num_pages(made)).astype(np.int32)
+    made = models.batch(case.rows, case.count, case.length - case.count, case.prefix)
+    order = np.random.default_rng(0).permutation(models.num_pages(made)).astype(np.int32)
     slots = order[made.write_slots // PAGE] * PAGE + made.write_slots % PAGE
     return replace(made, pages=order[made.pages], write_slots=slots), len(order)
 

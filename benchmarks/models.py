@@ -1,6 +1,9 @@
 """The checkpoints that benchmarks run on: a folder, `nano`, lmprog's dummies, `random:S` (a size of
 `SIZES`), or `random:<hidden>x<layers>`.
 
+And batches of a step, made by hand: rows of the same length, on pages of their own behind a prefix
+that they share.
+
 Random ones are Llamas in float32 from one seed, so that lmprog and a peer can load the same files.
 Knows how they are made; runs the peers' Python for what peers read.
 """
@@ -12,14 +15,18 @@ import re
 import shutil
 import subprocess
 import tempfile
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from lmprog.runtime.engine.model.locate import NANO, locate
+from lmprog.runtime.scheduling.batch import Batch, build_batch
+from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
 RANDOM = "random:"
@@ -157,3 +164,31 @@ def make_gguf(folder: Path, python: str, types: dict[str, int]) -> None:
     for name, number in types.items():
         command = [python, "-c", code, str(whole), str(folder / f"{name}.gguf"), str(number)]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+# -- batches
+
+PAGE = 16
+
+
+def batch(rows: int, tokens: int, start: int, shared: int = 0, vocab: int = 2000) -> Batch:
+    """`rows` sequences of `tokens` random tokens from position `start`, on the same first pages of
+    `shared` positions; the last ones' logits are wanted."""
+    same, rng = shared // PAGE, np.random.default_rng(rows)
+    each = -(-(start + tokens) // PAGE) - same
+    made = [
+        Row(
+            cast(Any, None),
+            array("i", rng.integers(0, vocab, tokens).tolist()),
+            start,
+            start + tokens,
+            array("i", [*range(same), *range(same + row * each, same + (row + 1) * each)]),
+            start + tokens - 1,
+        )
+        for row in range(rows)
+    ]
+    return build_batch(Plan(tuple(made)), PAGE)
+
+
+def num_pages(step: Batch) -> int:
+    return int(step.pages.max()) + 1

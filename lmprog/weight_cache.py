@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmprog import linux
 from lmprog.native import cache_folder
 
 log = logging.getLogger("lmprog")
@@ -164,7 +165,8 @@ class PackedFiles:
                 opened.seek(0)
                 if hashlib.file_digest(opened, "sha256").hexdigest() == known["digest"]:
                     with contextlib.suppress(OSError):
-                        write_note(seal, known | {"identity": file_identity(stat), "boot": _boot()})
+                        now = {"identity": file_identity(stat), "boot": linux.boot_name()}
+                        write_note(seal, known | now)
                     return memory
                 wrong = "its content is not what was written"
         log.warning("%s is dropped: %s", path, wrong)
@@ -217,7 +219,7 @@ class PackedFiles:
         note: dict[str, Any] = {"digest": digest, "label": label}
         write_note(self._seal(name), note)
         os.replace(draft, self._data(name))
-        seen = {"identity": file_identity(self._data(name).stat()), "boot": _boot()}
+        seen = {"identity": file_identity(self._data(name).stat()), "boot": linux.boot_name()}
         write_note(self._seal(name), note | seen)
 
     def _data(self, name: str) -> Path:
@@ -272,11 +274,9 @@ class Draft:
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             # Room is taken now: a disk that fills up later would kill whoever writes to memory.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._handle, 0, num_bytes)
-            else:
-                os.ftruncate(self._handle, num_bytes)
-            self.memory = _in_huge_pages(mmap.mmap(self._handle, num_bytes))
+            linux.take_room(self._handle, num_bytes)
+            self.memory = mmap.mmap(self._handle, num_bytes)
+            linux.use_huge_pages(self.memory)
         except BaseException:
             self.discard()
             raise
@@ -288,7 +288,7 @@ class Draft:
         digest = hashlib.sha256(self.memory).hexdigest()
         memory = _whole(self._handle, self.num_bytes)
         try:
-            if not _boot():
+            if not linux.boot_name():
                 os.fsync(self._handle)  # this system does not tell whether it was started again
             self._files.take(self._name, self._path, digest, self._label)
         except OSError as error:
@@ -328,34 +328,17 @@ def _refusal(known: dict[str, Any], stat: os.stat_result, num_bytes: int) -> str
 
 def _seen(known: dict[str, Any], stat: os.stat_result) -> bool:
     """Whether the digest was seen to be true of this very state of the file."""
-    return known.get("identity") == file_identity(stat) and known.get("boot") == _boot()
+    return known.get("identity") == file_identity(stat) and known.get("boot") == linux.boot_name()
 
 
 def _whole(handle: int, num_bytes: int) -> mmap.mmap:
     """A read-only mapping, shared with all processes that have it; the system begins to read."""
-    memory = _in_huge_pages(mmap.mmap(handle, num_bytes, access=mmap.ACCESS_READ))
-    if hasattr(mmap, "MADV_WILLNEED"):
-        memory.madvise(mmap.MADV_WILLNEED)
-    return memory
-
-
-def _in_huge_pages(memory: mmap.mmap) -> mmap.mmap:
-    """Asks for the system's huge pages, which it has for files too where the file system has: fewer
-    address translations."""
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # of a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = mmap.mmap(handle, num_bytes, access=mmap.ACCESS_READ)
+    linux.use_huge_pages(memory)
+    linux.begin_to_read(memory)
     return memory
 
 
 def _touch(seal: Path) -> None:
     with contextlib.suppress(OSError):
         os.utime(seal)
-
-
-def _boot() -> str:
-    """Names the time since the machine was started; "" where the system does not say."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -23,10 +23,10 @@ UNITS = {
     "wire": Unit("lmprog.wire"),
     "journal": Unit("lmprog.journal", "errors wire"),
     "native": Unit("lmprog.native"),
-    "cgroup": Unit("lmprog.cgroup"),
-    "weight_cache": Unit("lmprog.weight_cache", "native"),
+    "linux": Unit("lmprog.linux"),
+    "weight_cache": Unit("lmprog.weight_cache", "native linux"),
     "transport": Unit("lmprog.transport", "errors wire"),
-    "launch": Unit("lmprog.launch", "errors config wire transport"),
+    "launch": Unit("lmprog.launch", "errors config wire linux transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire journal transport launch"),
     "ray": Unit("lmprog.ray", "errors transport launch fleet options supervision server"),
     "tool_calls": Unit("lmprog.tool_calls", "errors wire"),
@@ -61,7 +61,7 @@ UNITS = {
     ),
     # integers and strings: everything here is tested without torch
     "radix": Unit("lmprog.radix", "errors"),
-    "constraints": Unit("lmprog.constraints", "errors native wire"),
+    "constraints": Unit("lmprog.constraints", "errors native linux wire"),
     "documents": Unit("lmprog.runtime.documents", "errors"),
     "text": Unit("lmprog.runtime.text", "errors wire documents tool_calls constraints"),
     "tier": Unit("lmprog.runtime.tier", "radix"),
@@ -74,7 +74,7 @@ UNITS = {
     # tensors: they see batches, never requests
     "engine": Unit(
         "lmprog.runtime.engine",
-        "errors config cgroup native weight_cache wire documents tier scheduling",
+        "errors config linux native weight_cache wire documents tier scheduling",
     ),
     "loop": Unit(
         "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",
@@ -86,7 +86,7 @@ UNITS = {
         "errors config wire transport radix constraints text tier scheduling programs loop",
     ),
     "kv_events": Unit("lmprog.runtime.kv_events", "errors config wire transport radix"),
-    "ranks": Unit("lmprog.runtime.ranks", "errors config launch engine"),
+    "ranks": Unit("lmprog.runtime.ranks", "errors config linux launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
         "errors config wire native tool_calls transport launch documents text scheduling programs loop "
@@ -126,7 +126,7 @@ UNITS = {
     "gpu_report": Unit("lmprog.runtime.engine.gpu_report", "errors config wire scheduling engine"),
     "cli": Unit(
         "lmprog.cli",
-        "errors config wire cgroup native weight_cache transport launch gpu_report quality "
+        "errors config wire linux native weight_cache transport launch gpu_report quality "
         "model_report backends ops branches runs threads lang evaluation facade constraint "
         "simulation server options http gateway supervision ray",
     ),

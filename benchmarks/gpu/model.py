@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks import runner
-from benchmarks.batches import batch
+from benchmarks.models import batch
 from lmprog.runtime.engine.device.items import AttentionItems, Tiling, plan_items
 from lmprog.runtime.scheduling.batch import Batch
 

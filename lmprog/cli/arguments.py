@@ -119,6 +119,9 @@ def _add_serve(commands: _Commands) -> None:
     serve.add_argument(
         "--print-config", action="store_true", help="say what is chosen, and by whom; start nothing"
     )
+    serve.add_argument(
+        "--programs", metavar="DIR", help="serve the programs of its .py files at /v1/programs/NAME"
+    )
     serve.add_argument("--verbose", action="store_true", help="log every request (never its text)")
     serve.add_argument(
         "--no-http", action="store_true", help="the runtime alone, for lmprog.connect(ADDRESS)"

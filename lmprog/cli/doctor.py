@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Literal
 
 from lmprog import native
-from lmprog.cgroup import processors
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.linux import memory_available, memory_left, processor_flags, processors
 from lmprog.runtime.quality import quality_report, text_of
 
 _MODEL_FILES = ("config.json", "tokenizer.json")
@@ -144,12 +144,9 @@ def python() -> Finding:
 
 def processor() -> Finding:
     what = f"{platform.machine()}, {processors()} cores"
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
+    flags = processor_flags()
+    if flags is None:
         return Finding("ok", what)
-    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
-    flags = set(line.partition(":")[2].split())
     has = [flag for flag in _PROCESSOR_FLAGS if flag in flags]
     what = f"{what}, {' '.join(has) or 'no vector extensions known here'}"
     if platform.machine() == "x86_64" and "avx2" not in flags:
@@ -298,21 +295,8 @@ def _has_torch() -> bool:
 
 
 def _free_gb() -> float | None:
-    """Memory that this process may still allocate: the machine's available memory, or less if a
-    control group limits it.
+    """Memory that this process may still allocate: what the machine has, or less if a control group
+    limits it.
     """
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (
-            (group / name).read_text().strip() for name in ("memory.max", "memory.current")
-        )
-        if limit != "max":
-            free = min(free, int(limit) - int(used))
-    except OSError:
-        pass  # no control group, or version 1: the machine's value holds
-    return free / 1e9
+    told = [one for one in (memory_available(), memory_left()) if one is not None]
+    return min(told) / 1e9 if told else None

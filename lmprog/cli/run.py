@@ -12,6 +12,8 @@ import json
 import shlex
 import sys
 import typing
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +25,8 @@ from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
 from lmprog.backends.client import RuntimeBackend
 from lmprog.backends.connecting.embedded import Runtime, connect
 from lmprog.errors import InvalidParameter, Paused, UnknownName
+from lmprog.evaluation.rows import as_json
+from lmprog.lang.ops import threads
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.program import Program
 from lmprog.lang.resuming import resume
@@ -121,6 +125,51 @@ def load(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent.resolve()))
     spec.loader.exec_module(module)
     return module
+
+
+class ServedFolder:
+    """The programs of all files of a folder, for `lmprog serve --programs`. Where the folder has
+    `NAME.json`, which `program.tune(...)` has saved, it fills the slots of that program.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `UnknownName` and `InvalidParameter` where there is none, or two of one name."""
+        if not folder.is_dir():
+            raise UnknownName(f"There is no folder {str(folder)!r}.", name=str(folder))
+        self._programs: dict[str, Program[Any, Any]] = {}
+        for file in sorted(folder.glob("*.py")):
+            for name, one in vars(load(file)).items():
+                if not isinstance(one, Program) or one.function.__module__ != file.stem:
+                    continue
+                if name in self._programs:
+                    raise InvalidParameter(f"Two files of {str(folder)!r} have a program {name!r}.")
+                tuned = folder / f"{name}.json"
+                self._programs[name] = one.using(tuned=tuned) if tuned.is_file() else one
+        if not self._programs:
+            raise UnknownName(f"No file of {str(folder)!r} has a program.", name=str(folder))
+        self.parameters = {
+            name: list(inspect.signature(one.function).parameters)[1:]
+            for name, one in self._programs.items()
+        }
+        self._backends: dict[tuple[str, str | None], RuntimeEndpoint] = {}
+
+    async def run(
+        self, name: str, arguments: Mapping[str, Any], url: str, key: str | None
+    ) -> tuple[Any, wire.Usage]:
+        """Raises what the program raises, and `InvalidParameter` for wrong arguments."""
+        program = self._programs[name]
+        try:
+            inspect.signature(program.function).bind(None, **arguments)
+        except TypeError as error:
+            takes = ", ".join(self.parameters[name])
+            message = f"The program {name!r} takes ({takes}): {error}."
+            raise InvalidParameter(message, name="arguments") from None
+        backend = self._backends.get((url, key))
+        if backend is None:
+            backend = await threads.call("lmprog-start", partial(RuntimeEndpoint, url, key))
+            self._backends[url, key] = backend
+        done = await program.using(backend=backend).arun(**arguments)
+        return as_json(done.value), done.usage
 
 
 def _arguments(program: Program[Any, Any], given: list[str]) -> dict[str, Any]:

@@ -18,17 +18,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from lmprog.cgroup import processors
 from lmprog.cli.arguments import given_options
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
 from lmprog.launch.runtime_process import configured, replica_options
+from lmprog.linux import processors
 from lmprog.server.options.option_table import options
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.transport import client_keys
 
 if TYPE_CHECKING:
+    from lmprog.cli.run import ServedFolder
     from lmprog.server.options.configuration import Configuration
     from lmprog.server.service import Supervise
 
@@ -55,7 +56,14 @@ def run(given: argparse.Namespace) -> int:
     settings = chosen.settings()
     _check_one_runtime(settings, chosen)
     _log(given.verbose)
-    return _serve(chosen.model, settings, _supervise(settings, chosen, given.address))
+    programs = None if given.programs is None else _programs(Path(given.programs))
+    return _serve(chosen.model, settings, _supervise(settings, chosen, given.address), programs)
+
+
+def _programs(folder: Path) -> ServedFolder:
+    from lmprog.cli.run import ServedFolder
+
+    return ServedFolder(folder)
 
 
 def _without_http(given: argparse.Namespace) -> int:
@@ -68,9 +76,10 @@ def _without_http(given: argparse.Namespace) -> int:
                 f"{option.flag} is for HTTP, which --no-http and --address leave out.",
                 name=option.name,
             )
-    if given.print_config or given.config is not None:
+    if given.print_config or given.config is not None or given.programs is not None:
         raise InvalidParameter(
-            "--config and --print-config are for HTTP; leave out --no-http and --address."
+            "--config, --print-config and --programs are for HTTP; leave out --no-http and "
+            "--address."
         )
     from lmprog.cli import bare
 
@@ -151,12 +160,14 @@ def _on_ray(
     return supervised(lambda: started_members(RAY_APPLICATION, model, arguments, leave))
 
 
-def _serve(model: str, settings: ServerSettings, supervise: Supervise) -> int:
+def _serve(
+    model: str, settings: ServerSettings, supervise: Supervise, programs: ServedFolder | None
+) -> int:
     from lmprog.server.http import http_server as http
     from lmprog.server.service import ServerService
 
     bound = http.bind(settings)
-    service = ServerService(settings, supervise)
+    service = ServerService(settings, supervise, programs)
     asked = 0
 
     def stop(number: int, frame: FrameType | None) -> None:

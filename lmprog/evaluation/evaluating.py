@@ -460,6 +460,8 @@ class _Ended:
     def row_with(self, plan: EvaluationPlan) -> EvaluatedRow:
         work, branches, transcript = work_of(self.run, plan.prices, shown=plan.transcripts)
         failed = self.failed
+        while isinstance(failed, BaseExceptionGroup):  # its kind is that of the first
+            failed = failed.exceptions[0]
         return EvaluatedRow(
             self.index,
             self.row,

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 LEVEL = 0.95
 RESAMPLES = 2_000
 FLIPS = 20_000
+LEAST_ERROR = 0.1  # of a resample, in errors of the sample
 AT_ONCE = 1_000_000  # numbers drawn at once: bounds memory
 
 
@@ -89,7 +90,8 @@ def _bootstrap(scores: Sequence[float], level: float) -> Interval:
         means = drawn @ values / num
         squares = drawn @ values**2 / num
         errors = np.sqrt(np.maximum(squares - means**2, 0) / (num - 1))
-        found.append((means - average) / np.maximum(errors, spread * 1e-3))
+        # a resample of equal numbers says little of its error
+        found.append((means - average) / np.maximum(errors, spread * LEAST_ERROR))
     low, high = np.quantile(np.concatenate(found), [(1 - level) / 2, (1 + level) / 2])
     return Interval(average - float(high) * spread, average - float(low) * spread)
 

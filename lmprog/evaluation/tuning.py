@@ -22,11 +22,12 @@ from lmprog import wire
 from lmprog.errors import ProgramError, UnknownName, hint, not_allowed
 from lmprog.evaluation.comparing import Comparison
 from lmprog.evaluation.evaluated import Evaluation
+from lmprog.evaluation.evaluated_row import Prices, RowWork, priced, said_of, summed
 from lmprog.evaluation.evaluating import EvaluationLoop, EvaluationPlan, seed_of_row
 from lmprog.evaluation.rows import MeasuredProgram, Metric, Row, as_json, rows_of
 from lmprog.evaluation.statistics import difference_interval, mean
 from lmprog.lang.branches.branch import Branch
-from lmprog.lang.branches.scope import RunSettings, total
+from lmprog.lang.branches.scope import RunSettings
 from lmprog.lang.branches.slots import Filling, MetSlots, Slot, Tuned
 from lmprog.lang.ops.sampling import Sampling
 from lmprog.lang.runs.executor import Job, backend_of, blocking, open_run
@@ -38,6 +39,7 @@ Unit: TypeAlias = Literal["calls", "tokens"]
 Budget: TypeAlias = int | Mapping[Unit, int]
 FIRST_ROWS = 8  # that every candidate is run on
 HELD_OUT, SHOWN = 0.3, 0.3  # shares of the rows
+FOR_THE_END = 0.5  # share of what is left of the budget, at most, for the rows held out
 
 
 class TuneOptions(TypedDict, total=False):
@@ -51,6 +53,7 @@ class TuneOptions(TypedDict, total=False):
     seed: int
     concurrency: int
     checkpoint: str | Path | None
+    prices: Mapping[str, tuple[float, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,10 @@ class Tuning:
     comparison: Comparison
     """The winner against the program as it was, on the rows held out."""
     candidates: tuple[Candidate, ...]
-    """All that were tried, the best first; the first rounds' rows only for those dropped."""
+    """All that the budget had runs for, the best first; those dropped early have fewer rows."""
     num_calls: int
-    usage: wire.Usage
-    """Of all trials."""
+    work: RowWork
+    """Of all trials: tokens, and what they cost where `prices` were given."""
 
     @property
     def is_better(self) -> bool:
@@ -93,6 +96,15 @@ class Tuning:
     @property
     def num_comparisons(self) -> int:
         return len(self.candidates) - 1
+
+    @property
+    def usage(self) -> wire.Usage:
+        return self.work.usage
+
+    @property
+    def cost(self) -> float | None:
+        """None where no prices were given."""
+        return self.work.cost
 
     @property
     def score(self) -> float:
@@ -129,8 +141,7 @@ class Tuning:
             f"difference {found.difference:+.3f} {found.interval}, p = {found.probability:.3g}: "
             f"{verdict}\n"
             f"{self.num_comparisons} candidates were compared with it in {self.num_calls:,} calls: "
-            f"{self.usage.prompt:,} prompt tokens, {self.usage.computed:,} computed, "
-            f"{self.usage.generated:,} generated\n"
+            f"{said_of(self.work)}\n"
             f"{best}"
         )
 
@@ -144,7 +155,7 @@ def tune(
     `shots` ((4, 8)): how many demonstrations. `candidates` (16): how many fillings are tried.
     `instructions`: for an instruction's slot, texts to try; `propose`: so many more are asked of
     the model. `seed` (0), `concurrency` (64). `checkpoint`: files of that name keep what is done,
-    and the same call goes on.
+    and the same call goes on. `prices`: as for `evaluate`.
     """
     unknown = sorted(set(given) - set(TuneOptions.__annotations__))
     if unknown:
@@ -158,6 +169,7 @@ def tune(
         given.get("seed", 0),
         given.get("concurrency", 64),
         given.get("checkpoint"),
+        dict(given.get("prices", {})),
     )
     options = _Fillings(
         tuple(given.get("shots", (4, 8))),
@@ -186,9 +198,10 @@ class _Trials:
     seed: int
     concurrency: int
     checkpoint: str | Path | None
+    prices: dict[str, tuple[float, float, float]]
     num_calls: int = 0
     num_runs: int = 0
-    usage: wire.Usage = field(default_factory=wire.Usage)
+    works: list[RowWork] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         limits = self.budget if isinstance(self.budget, Mapping) else {"calls": self.budget}
@@ -196,16 +209,20 @@ class _Trials:
             allowed = 'a number of calls, or {"tokens": n}, or both'
             raise not_allowed("budget", self.budget, allowed)
 
-    def ran(self, num_runs: int, num_calls: int, usage: wire.Usage) -> None:
+    def ran(self, num_runs: int, num_calls: int, work: RowWork) -> None:
         self.num_calls += num_calls
         self.num_runs += num_runs
-        self.usage = total((self.usage, usage))
+        self.works.append(work)
+
+    @property
+    def work(self) -> RowWork:
+        return summed(self.works)
 
     @property
     def runs_left(self) -> int:
         """As runs took so far."""
         limits = self.budget if isinstance(self.budget, Mapping) else {"calls": self.budget}
-        usage, num = self.usage, max(self.num_runs, 1)
+        usage, num = self.work.usage, max(self.num_runs, 1)
         spent = {"calls": self.num_calls, "tokens": usage.computed + usage.generated}
         each = {unit: max(one / num, 1e-9) for unit, one in spent.items()}
         return max(0, min(int((most - spent[unit]) / each[unit]) for unit, most in limits.items()))
@@ -325,10 +342,12 @@ class _Search:
 
     def _proposed(self, slot: Slot, num: int) -> list[str]:
         sampling = Sampling(temperature=0.9, seed=self._trials.seed)
-        asked = open_run(RunSettings(self._program.settings.backend, sampling))
+        settings = RunSettings(self._program.settings.backend, sampling)
+        asked = open_run(replace(settings, checkpoint=self._trials.file(f"proposed-{slot.name}")))
         rows = [self._rows[place] for place in self._to_show[:3]]
         blocking(Job(_proposal, (slot.default, rows, num), {}), asked)
-        self._trials.ran(1, 1, asked.usage)
+        prices = {model: Prices(*one) for model, one in self._trials.prices.items()}
+        self._trials.ran(1, 1, priced(asked.usage_by_model, prices))
         found = (text.strip() for text in asked.value)
         return [text for text in dict.fromkeys(found) if text and text != slot.default]
 
@@ -380,7 +399,11 @@ class _Search:
         self, tuned: Sequence[Tuned], places: Sequence[int], name: str
     ) -> list[Evaluation]:
         """Each on the rows of these places."""
-        options = {"transcripts": False, "checkpoint": self._trials.file(name)}
+        options = {
+            "transcripts": False,
+            "checkpoint": self._trials.file(name),
+            "prices": self._trials.prices,
+        }
         rows = [self._rows[place] for place in places for _ in tuned]
         plan = EvaluationPlan.of(self._program, rows, self._metric, options)
         settings = replace(plan.settings, met=self._met)
@@ -388,7 +411,7 @@ class _Search:
         loop = _Round(plan, tuned, places, self._trials.concurrency)
         loop.ran = self._noted
         found = loop.perform().rows
-        work = total(row.usage for row in found)
+        work = summed(row.work for row in found)
         self._trials.ran(len(found), sum(row.num_calls for row in found), work)
         program, metric = self._program.function.__name__, loop.result().metric
         return [
@@ -408,9 +431,11 @@ class _Search:
         """All of them, the best first. In each round those that are left are run on as many rows
         as before, together.
         """
-        left, done, nth = list(candidates), 0, 0
+        runs = self._trials.runs_left
+        reserved = min(2 * len(self._held_out), math.ceil(FOR_THE_END * runs))
+        left = candidates[: max(2, (runs - reserved) // FIRST_ROWS)]  # the first is the default
+        done, nth = 0, 0
         dropped: list[Candidate] = []
-        reserved = 2 * len(self._held_out)
         while len(left) > 1 and done < len(self._to_compare):
             size = min(max(done, FIRST_ROWS), len(self._to_compare) - done)
             size = min(size, max(self._trials.runs_left - reserved, 0) // len(left))
@@ -452,7 +477,7 @@ class _Search:
             compared,
             tuple(ranked),
             self._trials.num_calls,
-            self._trials.usage,
+            self._trials.work,
         )
 
 

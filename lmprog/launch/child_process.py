@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import select
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 from lmprog.config import RuntimeConfig
 from lmprog.errors import Detail, LmprogError, RuntimeGone, from_wire
 from lmprog.launch.parent_pipe import FOLDER_VARIABLE, config_to_json
+from lmprog.linux import SignalWatch, await_end, cpu_seconds
 
 _WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 """Environment variables that set how OpenMP threads wait for each other."""
@@ -32,7 +32,6 @@ STACK_SIGNAL = signal.SIGUSR1
 """Upon this a runtime writes the stacks of its threads to its log."""
 _STACK_SECONDS = 5.0  # for writing that, at most
 _BLIND_STACK_SECONDS = 0.4  # where the system does not tell when it is written
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _NUM_LAST_LINES = 12
 _LOG_TAIL_BYTES = 8192
 
@@ -111,7 +110,7 @@ class Child:
         """The exit code, or None after `timeout` seconds."""
         began = time.monotonic()
         if timeout is not None and self.exit_code is None:
-            _await_end(self.pid, timeout)
+            await_end(self.pid, timeout)
             timeout = max(0.0, began + timeout - time.monotonic())
         try:
             return self._process.wait(timeout)
@@ -124,11 +123,7 @@ class Child:
         """
         if self.exit_code is not None:
             return None
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+        return cpu_seconds(self.pid)
 
     def write_stacks(self) -> None:
         """Has the child write the stacks of its threads to its log, and waits until it has."""
@@ -212,24 +207,6 @@ class Child:
         )
 
 
-def _await_end(pid: int, timeout: float) -> None:
-    """Waits for a child, at most so long, and returns at its end. Where the system cannot tell of
-    that, does nothing: `subprocess`, which looks every 50 ms, waits then."""
-    open_descriptor = getattr(os, "pidfd_open", None)  # Linux
-    if open_descriptor is None:
-        return
-    try:
-        descriptor = open_descriptor(pid)
-    except OSError:  # an old kernel, or one that does not allow it
-        return
-    try:
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        poller.poll(math.ceil(timeout * 1000))
-    finally:
-        os.close(descriptor)
-
-
 def _how(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
@@ -263,38 +240,6 @@ def python(module: str) -> list[str]:
     module.
     """
     return [sys.executable, "-P", "-m", module]
-
-
-class SignalWatch:
-    """Made before the signal is sent. Threads that blocked it before (those of ZeroMQ do) tell
-    nothing.
-    """
-
-    def __init__(self, pid: int, number: int) -> None:
-        self._folder = Path(f"/proc/{pid}")
-        self._bit = 1 << (number - 1)
-        self.can_tell = (self._folder / "status").exists()
-        self._blocked_before = self._blocked()
-
-    def is_handled(self) -> bool:
-        """Also where the process has ended."""
-        return not self._is_in(self._folder, "ShdPnd") and self._blocked() <= self._blocked_before
-
-    def _blocked(self) -> set[str]:
-        """Threads that block the signal."""
-        try:
-            threads = list((self._folder / "task").iterdir())
-        except OSError:
-            return set()
-        return {thread.name for thread in threads if self._is_in(thread, "SigBlk")}
-
-    def _is_in(self, folder: Path, name: str) -> bool:
-        try:
-            lines = (folder / "status").read_text().splitlines()
-        except OSError:  # it has ended
-            return False
-        masks = [line.split()[1] for line in lines if line.startswith(f"{name}:")]
-        return any(int(mask, 16) & self._bit for mask in masks)
 
 
 _MODULE = "lmprog.runtime.ranks.rank_main"

@@ -29,6 +29,7 @@ from lmprog.server.local import llama_cpp, ollama
 from lmprog.server.openai import chat_completions, completions, models
 from lmprog.server.operations import api_docs, operator_routes
 from lmprog.server.programs import running_program
+from lmprog.server.programs.running_program import FolderRoutes, ProgramFolder
 from lmprog.server.responses import responses_routes
 from lmprog.server.sglang import generate, server_info
 
@@ -55,8 +56,14 @@ def route_modules() -> tuple[RouteModule, ...]:
     return (*dialects, running_program, operator_routes, api_docs, page)
 
 
-def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    """The application on `gateway`. `lifespan` runs its runtime, where nobody else does."""
+def build_app(
+    gateway: Gateway,
+    lifespan: Lifespan[FastAPI] | None = None,
+    programs: ProgramFolder | None = None,
+) -> FastAPI:
+    """The application on `gateway`. `lifespan` runs its runtime, where nobody else does; `programs`
+    are in Python, and have routes of their own.
+    """
     origins = gateway.settings.cors_origins
     app = FastAPI(
         title="lmprog",
@@ -72,7 +79,8 @@ def build_app(gateway: Gateway, lifespan: Lifespan[FastAPI] | None = None) -> Fa
         ],
         exception_handlers={HTTPException: _NoRoute(gateway), Exception: _broke},
     )
-    for module in route_modules():
+    own = () if programs is None else (FolderRoutes(programs),)
+    for module in (*route_modules(), *own):
         app.router.routes += module.router(gateway).routes
     app.router.routes.sort(key=_is_for_head)  # routes are tried one after the other
     return app

@@ -31,6 +31,7 @@ from lmprog.server.http.http_server import EarlyRefusal, HttpServer, bind
 from lmprog.server.link.runtime_link import RuntimeLink, RuntimeSource
 from lmprog.server.observability.spans import traces
 from lmprog.server.options.server_settings import ServerSettings
+from lmprog.server.programs.running_program import ProgramFolder
 from lmprog.server.supervision.supervised_runtime import SupervisedRuntime
 from lmprog.server.supervision.supervisor import RestartTimeouts
 
@@ -66,8 +67,11 @@ Supervise: TypeAlias = Callable[[Gateway, HangTimeouts], Supervision]
 class ServerService:
     """One server's life."""
 
-    def __init__(self, settings: ServerSettings, supervise: Supervise) -> None:
+    def __init__(
+        self, settings: ServerSettings, supervise: Supervise, programs: ProgramFolder | None = None
+    ) -> None:
         """`supervise` makes what looks after the gateway's runtimes; see `one_runtime`."""
+        self._programs = programs
         self.gateway = Gateway(settings, RuntimeLink())
         self.gateway.trace(traces(os.environ, self.gateway.model_label))
         hang = HangTimeouts(
@@ -112,7 +116,7 @@ class ServerService:
         first start failed.
         """
         self._loop = asyncio.get_running_loop()
-        server = http_server(self.gateway)
+        server = http_server(self.gateway, self._programs)
         http = asyncio.create_task(server.serve([bound]))
         supervising = asyncio.create_task(self.supervised.run())
         asked = asyncio.create_task(self._soft.wait())
@@ -190,9 +194,9 @@ async def _within(seconds: float, task: asyncio.Task[None]) -> bool:
     return bool(done)
 
 
-def http_server(gateway: Gateway) -> HttpServer:
+def http_server(gateway: Gateway, programs: ProgramFolder | None = None) -> HttpServer:
     """The server of `gateway`; not running yet."""
-    app = build_app(gateway)
+    app = build_app(gateway, programs=programs)
     early = early_refusal(gateway, app.routes)
     return HttpServer(app, gateway.settings, gateway.drain, early, gateway.refuse_connection)
 

@@ -9,8 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+import lmprog
+from benchmarks import harness, runner
 from benchmarks.peers.compare import ABOUT, Cases, Side, can_answer, chart, note, table
 from benchmarks.peers.whole_prompts import answered
+from lmprog.lang.branches.slots import Filling, Tuned
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
@@ -126,3 +129,21 @@ def test_whole_prompts_stand_on_what_was_computed_before() -> None:
     asked.clear()
     assert answered(forked | {"own": [[]]}, generate) == [[101, 101]]
     assert asked == [([[5]], 2)], "what nobody shares is computed once"
+
+
+@pytest.mark.parametrize("name", harness.TASKS)
+def test_the_double_of_a_service_knows_more_where_it_is_shown_more(name: str) -> None:
+    """And DSPy's prompts are the texts of our programs."""
+    program, _, metric = harness.OURS[name]
+    rows = harness.rows_for(name, "held_out")[:40]
+    shown = Filling(rows=tuple(harness.rows_for(name, "train")[:4]))
+    with harness.scripted(name) as place, place.connect() as backend:
+        plain = program.using(backend=backend)
+        tuned = plain.using(tuned=Tuned(name, {"shots": shown}))
+        less, more = (lmprog.evaluate(one, rows, metric).score for one in (plain, tuned))
+    assert less < 0.5 < 0.6 < more
+
+
+def test_without_dspy_the_comparison_says_so() -> None:
+    with pytest.raises(runner.WrongOptions, match="cannot import dspy"):
+        harness.tuning(dspy="no-such-python")

@@ -15,9 +15,10 @@ from benchmarks.pictures import PAGE
 from benchmarks.programs import Bench, Line, time_table, work_table
 from benchmarks.workloads import ALL
 from benchmarks.workloads.agents import React
-from benchmarks.workloads.questions import Hellaswag, InBatch, Mmlu, Rag
+from benchmarks.workloads.questions import Hellaswag, InBatch, Mmlu
 from benchmarks.workloads.shape import Workload
 from benchmarks.workloads.text import Pieces, Writer
+from benchmarks.workloads.thinking import Judge
 from lmprog import wire
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.text.tokenizer import ByteTokenizer, HfTokenizer, load_tokenizer
@@ -120,7 +121,7 @@ def test_a_random_checkpoint_is_made_once(tmp_path: Path) -> None:
         checkpoint("random:65x1", tmp_path)
 
 
-@pytest.mark.parametrize("kind", [Mmlu, React, InBatch, Rag])
+@pytest.mark.parametrize("kind", [Mmlu, React, InBatch, Judge])
 def test_the_page_has_the_counts_that_its_command_gives(kind: type[Workload]) -> None:
     page = PAGE.read_text(encoding="utf-8")
     scale, count = map(float, re.findall(r"programs --scale (\S+) --count (\S+) --peer", page)[0])

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,52 @@ def test_the_unit_starts_what_we_have_and_ends_it_later_than_it_drains() -> None
     assert settings.cache_key_file is not None
     assert Path(settings.cache_key_file).parent.name == unit["StateDirectory"]
     assert (unit["Restart"], unit["KillMode"]) == ("on-failure", "mixed")
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def steps_of(path: Path) -> list[dict[str, Any]]:
+    jobs = yaml.safe_load(path.read_text("utf-8"))["jobs"].values()
+    return [step for job in jobs for step in job["steps"]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_names_targets_commands_and_files_that_are_there(path: Path) -> None:
+    """`check-jsonschema` has GitHub's own schema."""
+    check = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+    ]
+    subprocess.run([*check, path], check=True)
+    text = "\n".join(step.get("run", "") for step in steps_of(path))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake ([\w-]+)", text)) <= targets
+    for command in re.findall(r"\blmprog ([a-z]+)", text):
+        assert (ROOT / "lmprog" / "cli" / f"{command}.py").is_file(), command
+
+
+def test_wheels_are_made_for_each_platform_and_tried_by_commands_that_are_there() -> None:
+    [path] = [one for one in WORKFLOWS if one.stem == "wheels"]
+    jobs = yaml.safe_load(path.read_text("utf-8"))["jobs"]
+    built = {one["archs"]: one["runner"] for one in jobs["build"]["strategy"]["matrix"]["include"]}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["cibuildwheel"]
+    assert sorted(built) == sorted({*settings["linux"]["archs"], *settings["macos"]["archs"]})
+    images = ("manylinux", "musllinux")
+    for arch in settings["linux"]["archs"]:
+        assert all(f"{image}-{arch}-image" in settings["linux"] for image in images)
+    assert "skip" not in settings
+    first, second = settings["test-command"]
+    assert (ROOT / first.removeprefix("python {project}/")).is_file()
+    assert second == "lmprog --version"
+
+
+def test_what_runs_without_linux_is_there() -> None:
+    rule = (ROOT / "Makefile").read_text().partition("\ntest-portable:")[2].partition("\n\n")[0]
+    named = re.findall(r"tests/\S+", rule)
+    assert len(named) >= 6
+    assert "LMPROG_PORTABLE=1" in rule
+    assert [name for name in named if not (ROOT / name).exists()] == []

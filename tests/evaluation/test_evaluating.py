@@ -183,6 +183,22 @@ def test_rows_come_as_they_end_and_who_stops_reading_ends_all() -> None:
             pass
 
 
+def test_a_run_that_fails_in_its_forks_or_by_its_budget_fails_its_row_alone() -> None:
+    @lmprog.function
+    def forked(s: lmprog.Branch, word: str) -> str:
+        s += f"Say {word}:"
+        with s.fork(2) as branches:
+            branches.map(lambda branch: branch.gen(max_tokens=4))
+        return s.gen(max_tokens=8).value
+
+    with Scripted(say) as model:
+        found = lmprog.evaluate(forked.using(backend=model), ROWS, is_right)
+        assert {row.index: row.failure for row in found if row.failure} == {2: "ContextOverflow"}
+        short = lmprog.evaluate(forked.using(backend=model, max_total_tokens=2), ROWS, is_right)
+    assert {row.failure for row in short} == {"TokenBudgetExceeded", "ContextOverflow"}
+    assert short[0].transcript["root"]
+
+
 def test_rows_are_drawn_as_there_is_room_for_them() -> None:
     drawn: list[int] = []
     most: list[int] = []
@@ -278,6 +294,23 @@ def _values(found: lmprog.Evaluation) -> list[tuple[Any, ...]]:
     return [(row.index, row.value, row.scores, row.seed) for row in found]
 
 
+@lmprog.function
+def slotted(s: lmprog.Branch, word: str) -> str:
+    s.examples("shots", format="{word}\n")
+    s += f"Say {word}:"
+    return s.gen(max_tokens=4, temperature=1.0).value
+
+
+def _tuned(program: Any, concurrency: int) -> tuple[Any, ...]:
+    rows = [{"word": f"w{index}"} for index in range(24)]
+    options: dict[str, Any] = {"budget": 90, "candidates": 3, "shots": [1]}
+    found = program.tune(
+        rows, lambda value, row: len(value.encode()) % 7 / 7, concurrency=concurrency, **options
+    )
+    scores = [one.scores for one in found.candidates]
+    return found.winner.as_json(), scores, found.num_calls, found.comparison.differences
+
+
 def test_one_seed_gives_one_result_at_any_concurrency_and_on_a_fleet(small: Small) -> None:
     sampled = echo.using(temperature=1.0, seed=5)
     others = [Small() for _ in range(3)]
@@ -286,13 +319,17 @@ def test_one_seed_gives_one_result_at_any_concurrency_and_on_a_fleet(small: Smal
             one = lmprog.evaluate(sampled.using(backend=backend), ROWS, is_right, concurrency=1)
             many = lmprog.evaluate(sampled.using(backend=backend), ROWS, is_right, concurrency=64)
             other = lmprog.evaluate(sampled.using(backend=backend, seed=6), ROWS, is_right)
+            tuned = [_tuned(slotted.using(backend=backend), at_once) for at_once in (1, 64)]
         with RuntimeBackend(FleetChannel(Places(others))) as fleet:
             spread = lmprog.evaluate(sampled.using(backend=fleet), ROWS, is_right)
+            tuned.append(_tuned(slotted.using(backend=fleet), 64))
     finally:
         for each in others:
             each.end()
     assert _values(one) == _values(many) == _values(spread) != _values(other)
     assert len({row.seed for row in one}) == len(ROWS), "rows have seeds of their own"
+    assert tuned[0] == tuned[1] == tuned[2]
+    assert len(tuned[0][1]) > 1, "candidates were compared"
 
 
 KILLED = """

@@ -36,6 +36,11 @@ def test_right_or_wrong_is_sure_of_nothing_where_all_are_right() -> None:
     assert -0.2 < low < 0 < high < 0.2
 
 
+def test_a_resample_of_equal_numbers_does_not_widen_an_interval_of_few() -> None:
+    low, high = mean_interval([28.0, *[30.0] * 5])
+    assert 20 < low < 29.67 < high < 32
+
+
 def test_one_row_says_nothing() -> None:
     assert mean_interval([1.0]) == (-math.inf, math.inf)
 

@@ -14,7 +14,7 @@ import pytest
 import lmprog
 from lmprog.errors import InvalidParameter, ProgramError, UnknownName
 from lmprog.lang.branches.slots import Filling, Tuned, nearest
-from lmprog.testing import Scripted
+from lmprog.testing import Scripted, StrictOpenAI
 from tests.house import ROOT
 
 ROWS = [{"word": f"w{index}", "answer": f"W{index}"} for index in range(120)]
@@ -147,6 +147,48 @@ def test_one_seed_gives_one_result_at_any_concurrency() -> None:
     ]
 
 
+def test_it_tunes_on_a_service_with_its_prices_its_cache_and_speculation(tmp_path: Path) -> None:
+    @lmprog.function
+    def spelled(s: lmprog.Branch, word: str) -> str:
+        s.examples("shots", format="{word} -> {said}\nDone: yes\n", answer="said")
+        s += f"{word} ->"
+        said = s.gen("said", max_tokens=8, stop="\n", temperature=0)
+        s += "\nDone:"
+        s.gen("done", max_tokens=8, stop="\n", temperature=0)
+        return said.value.strip()
+
+    def service(body: dict[str, Any]) -> str:
+        asked = body["prompt"].rpartition("\nDone:")
+        if asked[1] and asked[2] == "":
+            return " yes"
+        line = body["prompt"].rpartition("\n")[2]
+        said = helped(body["prompt"])
+        return f" {said}\nDone: yes\n" if line.endswith("->") else " yes"
+
+    rows = [{"word": row["word"], "said": row["answer"]} for row in ROWS[:20]]
+    options: dict[str, Any] = {"budget": 60, "candidates": 1, "shots": [2]}
+    options |= {"prices": {"strict": (2.0, 1.0, 8.0)}}
+    found, num_requests = [], []
+    with StrictOpenAI(service) as api, api.connect(is_chat_model=False) as backend:
+        for extra in ({}, {"num_api_spec_tokens": 32}, {"cache": tmp_path}, {"cache": tmp_path}):
+            before = len(api.requests)
+            program = spelled.using(backend=backend, **extra)
+            found.append(program.tune(rows, "said", **options))
+            num_requests.append(len(api.requests) - before)
+    plain, guessed, _, again = found
+    assert plain.winner.fillings
+    assert all(one.winner.as_json() == plain.winner.as_json() for one in found)
+    usage = plain.usage
+    assert plain.cost == pytest.approx((2 * usage.prompt + 8 * usage.generated) / 1e6)
+    assert "; cost 0." in str(plain)
+    assert num_requests[0] == plain.num_calls
+    assert num_requests[1] <= num_requests[0] / 2 + 1, "one request says both"
+    assert guessed.cost is not None
+    assert guessed.cost < (plain.cost or 0)
+    assert num_requests[3] == 0, "all answers are in the folder"
+    assert again.cost == 0
+
+
 def test_a_tuned_program_is_refused_where_its_slots_changed(tmp_path: Path) -> None:
     @lmprog.function
     def renamed(s: lmprog.Branch, word: str) -> str:
@@ -224,12 +266,17 @@ def test_demonstrations_may_be_turns_and_show_what_the_program_named() -> None:
     assert [one["content"] for one in run.messages()][:3] == ["a", "b", "w"]
 
 
+def proposing(prompt: str) -> Any:
+    is_asked = "Write a better instruction" in prompt
+    return ["Shout.\n", "Whisper.\n"] if is_asked else helped(prompt)
+
+
 KILLED = """
 import os, sys
 sys.path.insert(0, {root!r})
 import lmprog
-from lmprog.testing import Scripted
-from tests.evaluation.test_tuning import ROWS, helped, shout
+from lmprog.testing import Scripted, StrictOpenAI
+from tests.evaluation.test_tuning import ROWS, proposing, shout
 
 log, num = open({log!r}, "a", buffering=1), 0
 def model(prompt):
@@ -238,11 +285,11 @@ def model(prompt):
     if num == {after}:
         os.kill(os.getpid(), 9)
     log.write(repr(prompt) + "\\n")
-    return helped(prompt)
+    return proposing(prompt)
 
 with Scripted(model) as backend:
     found = shout.using(backend=backend).tune(
-        ROWS, "answer", budget=300, concurrency=1, checkpoint={file!r})
+        ROWS, "answer", budget=300, propose=2, concurrency=1, checkpoint={file!r})
 print(found.comparison.difference)
 """
 
@@ -250,7 +297,7 @@ print(found.comparison.difference)
 def test_after_a_kill_tuning_goes_on_and_asks_nothing_twice(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ended = []
-    for after in (30, 60, 0):
+    for after in (40, 60, 0):
         code = KILLED.format(
             root=str(ROOT), log=str(log), after=after, file=str(tmp_path / "tune.jsonl")
         )
@@ -264,7 +311,7 @@ def test_after_a_kill_tuning_goes_on_and_asks_nothing_twice(tmp_path: Path) -> N
             )
         )
     assert [one.returncode for one in ended] == [-9, -9, 0], ended[-1].stderr
-    with Scripted(helped) as model:
-        whole = shout.using(backend=model).tune(ROWS, "answer", budget=300)
+    with Scripted(proposing) as model:
+        whole = shout.using(backend=model).tune(ROWS, "answer", budget=300, propose=2)
     assert ended[-1].stdout == f"{whole.comparison.difference}\n"
     assert sorted(log.read_text().splitlines()) == sorted(map(repr, model.prompts))

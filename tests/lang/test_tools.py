@@ -483,3 +483,19 @@ def test_every_call_that_is_none_is_answered_and_the_run_goes_on() -> None:
     assert run.value.text == "Done."
     assert len(run.value.results) == 100
     assert all(result.text.startswith("Error: ") for result in run.value.results)
+
+
+def test_what_came_of_an_act_is_read_from_its_value() -> None:
+    def look(at: str) -> str:
+        return at
+
+    @lmprog.function
+    def asks(s: lmprog.Branch) -> str:
+        s.user("Hello")
+        return s.act([look]).text  # type: ignore[attr-defined,no-any-return]
+
+    with (
+        Scripted(["Hi"], strict=False) as model,
+        pytest.raises(AttributeError, match=r"\.value\.text"),
+    ):
+        asks.run(backend=model)

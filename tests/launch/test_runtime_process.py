@@ -23,6 +23,7 @@ from lmprog.launch import RuntimeProcess, connect, greet
 from lmprog.launch.child_process import Child
 from lmprog.launch.parent_pipe import config_from_json, config_to_json
 from lmprog.launch.runtime_process import configured
+from lmprog.linux import is_linux
 from lmprog.transport import LocalRuntimeChannel
 
 HERE = Path(__file__).parent
@@ -171,7 +172,7 @@ def test_a_runtime_that_ignores_its_end_is_killed_after_the_grace() -> None:
     assert runtime.exit_code == -signal.SIGKILL
 
 
-@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system does not tell of ends")
+@pytest.mark.skipif(not is_linux(), reason="the system does not tell of ends")
 def test_the_end_of_a_runtime_is_waited_for_without_looking_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

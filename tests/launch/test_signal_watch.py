@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lmprog.launch.child_process import SignalWatch
+from lmprog.linux import SignalWatch, is_linux
 
 NUMBER = signal.SIGUSR1
 CHILD = """
@@ -36,7 +36,7 @@ while True:
 """
 """One thread blocks the signal, as those of ZeroMQ do. Stderr is filled before."""
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc")
+pytestmark = pytest.mark.skipif(not is_linux(), reason="other systems do not tell")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from benchmarks import engine, models
-from lmprog import native, weight_cache
+from lmprog import linux, native, weight_cache
 from lmprog.cli import main
 from lmprog.config import RuntimeConfig
 from lmprog.native import compiler
@@ -262,7 +262,7 @@ def test_after_a_restart_of_the_machine_the_content_is_compared_once(
     monkeypatch.setattr(weight_cache.hashlib, "file_digest", counted)
     scored(folder)
     assert compared == []
-    monkeypatch.setattr(weight_cache, "_boot", lambda: "another")
+    monkeypatch.setattr(linux, "boot_name", lambda: "another")
     scored(folder)
     scored(folder)
     assert len(compared) == 1
@@ -316,7 +316,7 @@ def test_a_full_disk_is_no_error(files: PackedFiles, monkeypatch: pytest.MonkeyP
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(linux, "take_room", full)
     assert files.draft("a", 300, "model a") is None
     assert list(files.folder.iterdir()) == []
 

@@ -295,6 +295,51 @@ LLAMA_CPP: Json = {
     "stream": True,
 }
 
+_DRAFT_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
+_CITY: Json = {**_DRAFT_7, **schema(city={"type": "string", "enum": ["Oslo", "Lima"]})}
+_SAFE = 2**53 - 1
+_PERSON: Json = {
+    **_DRAFT_7, **schema(name={"type": "string"},
+    age={"type": "integer", "minimum": -_SAFE, "maximum": _SAFE}),
+}  # fmt: skip
+_WEATHER: Json = {"name": "weather", "description": "The weather of a city.", "parameters": _CITY}
+AI_ASKED: list[Json] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "input_text", "text": "Weather in Oslo?"}]},
+]
+AI_RESPONSES: Json = {
+    "model": "nano", "stream": True, "input": AI_ASKED, "max_output_tokens": 60, "tool_choice": "auto",
+    "tools": [{"type": "function", **_WEATHER}],
+}  # fmt: skip
+AI_RESULT: Json = {
+    **AI_RESPONSES,
+    "input": [
+        *AI_ASKED,
+        {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": '{"degrees":3}'},
+    ],
+}
+AI_OBJECT: Json = {
+    "model": "nano", "stream": True, "input": AI_ASKED[1:], "max_output_tokens": 60,
+    "text": {"format": {"type": "json_schema", "strict": True, "name": "r", "schema": _PERSON}},
+}  # fmt: skip
+AI_COMPATIBLE: Json = {
+    "model": "nano", "stream": True, "stream_options": {"include_usage": True},
+    "max_tokens": 60, "messages": HELLO, "tool_choice": "auto",
+    "tools": [{"type": "function", "function": _WEATHER}],
+}  # fmt: skip
+_LANGCHAIN_SETTINGS: Json = {"model": "nano", "max_completion_tokens": 60, "temperature": 0.0}
+LANGCHAIN_TOOL: Json = {
+    **_LANGCHAIN_SETTINGS, "stream": True, "messages": HELLO, "tool_choice": "required",
+    "tools": [{"type": "function", "function": {**_WEATHER, "strict": True}}],
+}  # fmt: skip
+LANGCHAIN_RESPONSE: Json = {
+    "model": "nano", "stream": True, "max_output_tokens": 60, "temperature": 0.0,
+    "input": [{"content": "Hello!", "role": "user", "type": "message"}],
+}  # fmt: skip
+
+_AI = "recorded: ai 6.0.326, @ai-sdk/openai 3.0.141, @ai-sdk/openai-compatible 2.0.92"
+_LANGCHAIN_PYTHON = "recorded: langchain-openai 1.7.4"
 _ZED = "zed-industries/zed, crates/ollama and crates/open_ai"
 _WEBUI = "open-webui/open-webui, backend/open_webui/routers"
 _CONTINUE = "continuedev/continue, core/llm/llms/Ollama.ts and packages/openai-adapters"
@@ -303,6 +348,12 @@ _LANGCHAIN = "n8n-io/n8n, by langchain-ai/langchainjs"
 CHAT, OLLAMA_CHAT = "/v1/chat/completions", "/api/chat"
 
 REQUESTS = (
+    Recorded("Vercel AI", _AI, "/v1/responses", AI_RESPONSES),
+    Recorded("Vercel AI, a result", _AI, "/v1/responses", AI_RESULT),
+    Recorded("Vercel AI, an object", _AI, "/v1/responses", AI_OBJECT),
+    Recorded("Vercel AI, compatible", _AI, "/v1/chat/completions", AI_COMPATIBLE),
+    Recorded("LangChain, a tool", _LANGCHAIN_PYTHON, "/v1/chat/completions", LANGCHAIN_TOOL),
+    Recorded("LangChain, a stream", _LANGCHAIN_PYTHON, "/v1/responses", LANGCHAIN_RESPONSE),
     Recorded("open webui models", _WEBUI, "/v1/models"),
     Recorded("open webui", _WEBUI, CHAT, OPEN_WEBUI),
     Recorded("open webui title", _WEBUI, CHAT, OPEN_WEBUI_TITLE),

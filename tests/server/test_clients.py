@@ -27,7 +27,7 @@ def short(asked: Recorded) -> Json:
     body = dict(asked.body or {})
     if path.startswith("/api/"):
         return {**body, "options": {**body.get("options", {}), "num_predict": 6}}
-    limits = {"max_tokens", "max_completion_tokens", "n_predict"}
+    limits = {"max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"}
     if limits & set(body):
         return body
     return {**body, "max_output_tokens" if path == "/v1/responses" else "max_tokens": 6}

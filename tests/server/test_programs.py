@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
 from lmprog import wire
+from lmprog.cli.run import ServedFolder
+from lmprog.errors import InvalidParameter, ProgramError, UnknownName
+from lmprog.lang.branches.slots import Filling, Slot, Tuned
+from lmprog.server.app import build_app
+from lmprog.server.gateway.gateway import Gateway
+from lmprog.server.link.runtime_link import RuntimeLink
+from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.programs.program_body import ProgramBody, Translator
+from tests.server.fake_runtime import Fake
 from tests.server.live import Live
 
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
@@ -267,3 +277,79 @@ def test_a_quoted_text_is_letters_whatever_it_spells(live: Live) -> None:
         {"op": "read", "branch": "s", "call": "all"},
     ]
     assert "quoted belongs to a piece with text" in live.refused("/v1/programs", ops=ops)["message"]
+
+
+# --- programs of a folder
+
+
+class Noted:
+    """A folder that notes what it is asked to run."""
+
+    def __init__(self) -> None:
+        self.parameters = {"greet": ["name"]}
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def run(self, *asked: Any) -> tuple[Any, wire.Usage]:
+        self.asked.append(asked)
+        return {"said": "hello"}, wire.Usage(prompt=3)
+
+
+def test_programs_of_a_folder_have_routes_and_run_as_who_asks(fake: Fake) -> None:
+    folder = Noted()
+
+    async def run() -> None:
+        gateway = Gateway(ServerSettings(api_keys=("key",)), RuntimeLink())
+        gateway.link.replace(fake.connect("test"))
+        app = build_app(gateway, programs=folder)
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost:1") as client:
+            body = {"arguments": {"name": "Ann"}}
+            assert (await client.post("/v1/programs/greet", json=body)).status_code == 401
+            client.headers["authorization"] = "Bearer key"
+            listed = (await client.get("/v1/programs")).json()["data"]
+            assert listed == [{"id": "greet", "takes": ["name"]}]
+            ran = (await client.post("/v1/programs/greet", json=body)).json()
+            assert ran["value"] == {"said": "hello"}
+            assert ran["usage"]["prompt_tokens"] == 3
+            unknown = await client.post("/v1/programs/other", json=body)
+            assert unknown.status_code == 404
+            assert "no program 'other': greet" in unknown.text
+        gateway.link.close()
+
+    asyncio.run(run())
+    assert folder.asked == [("greet", {"name": "Ann"}, "http://localhost:1", "key")]
+
+
+GREET = """
+import lmprog
+
+@lmprog.function
+def greet(s: lmprog.Branch, name: str) -> dict:
+    s.instruction("task", "Greet.")
+    s += f" {name}:"
+    return {"named": name, "said": s.gen(max_tokens=2, temperature=0).value}
+"""
+
+
+def test_a_program_of_a_folder_takes_its_tuned_file(live: Live, tmp_path: Path) -> None:
+    def ran(**arguments: Any) -> tuple[Any, wire.Usage]:
+        return asyncio.run(ServedFolder(tmp_path).run("greet", arguments, live.url, None))
+
+    with pytest.raises(UnknownName, match="No file of"):
+        ServedFolder(tmp_path)
+    (tmp_path / "greeting.py").write_text(GREET)
+    value, usage = ran(name="Ann")
+    assert value["named"] == "Ann"
+    fillings = {"task": Filling(text="Greet whoever comes in, at any time of day.")}
+    slots = {"task": Slot("task", "instruction", "Greet.")}
+    Tuned("greet", fillings, slots).save(tmp_path / "greet.json")
+    assert ran(name="Ann")[1].prompt > usage.prompt + 5
+    with pytest.raises(InvalidParameter, match="takes \\(name\\)"):
+        ran(nmae="Ann")
+    slots = {"task": Slot("task", "instruction", "Say hello")}
+    Tuned("greet", fillings, slots).save(tmp_path / "greet.json")
+    with pytest.raises(ProgramError, match="default was 'Say hello'"):
+        ran(name="Ann")
+    (tmp_path / "again.py").write_text(GREET)
+    with pytest.raises(InvalidParameter, match="Two files"):
+        ServedFolder(tmp_path)

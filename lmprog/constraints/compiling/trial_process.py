@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from lmprog.linux import limit_own
 
 _STEPS, _BYTES = 16, 256
 _EOS = _BYTES
@@ -67,9 +68,7 @@ def _take_steps(matcher: Any) -> None:
 def main() -> None:
     job = json.load(sys.stdin)
     seconds, memory = job["seconds"], job["memory"]
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    limit_own(seconds, memory)
     try:
         grammar, matcher = _on_stack(job["stack"], lambda: _compiled(job))
     except IndexError:  # the thread has said why on the standard error

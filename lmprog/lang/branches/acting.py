@@ -126,6 +126,11 @@ class Acting:
         yield from self.wait_async().__await__()
         return self._read()
 
+    def __getattr__(self, name: str) -> Any:
+        if name in Acted.__slots__:
+            raise AttributeError(f"what came of it is there once it is over: act(...).value.{name}")
+        raise AttributeError(f"what `act` gives has no attribute {name!r}")
+
     def done(self) -> bool:
         return self._done is not None or self._failed is not None
 

@@ -235,6 +235,7 @@ class _ExactFloat(float):
     """
 
     __slots__ = ("_digits",)
+    _digits: str
 
     def __new__(cls, value: decimal.Decimal) -> _ExactFloat:
         made = super().__new__(cls, value)

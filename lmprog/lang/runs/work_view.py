@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TextIO, TypeAlias
 
 from lmprog import wire
+from lmprog.errors import LmprogError
 from lmprog.lang.branches.branch import Branch
 from lmprog.lang.branches.cursor import Cursor
 from lmprog.lang.branches.gen import Gen
@@ -108,10 +109,8 @@ def _parts(log: Iterable[Item], gens: Iterable[Gen[Any]]) -> list[ShownPart]:
             pending = []
             # of reasoning that was told apart, nothing stands in the text that the next call goes
             # on from
-            kept = (
-                usage.generated if usage is not None and item.meta.reasoning_tokens is None else 0
-            )
-            end = end if usage is None else usage.prompt + kept
+            if usage is not None:
+                end = usage.prompt + (0 if _is_apart(item) else usage.generated)
         elif isinstance(item, RoleBeginExpr | RoleEndExpr):
             pending += (
                 [ShownPart("role", f"[{item.role}] ")]
@@ -122,6 +121,13 @@ def _parts(log: Iterable[Item], gens: Iterable[Gen[Any]]) -> list[ShownPart]:
             failed = isinstance(item, Gen) and item.failure() is not None
             pending.append(ShownPart("unused", "" if failed else plain_text([item])))
     return [part for part in found + pending if part.text]
+
+
+def _is_apart(gen: Gen[Any]) -> bool:
+    try:
+        return gen.meta.reasoning_tokens is not None
+    except LmprogError:  # its call was done, and the run's budget with it
+        return False
 
 
 def _literal(

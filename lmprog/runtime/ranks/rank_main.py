@@ -8,14 +8,12 @@ for rank 0, which has programs to finish: here they are ignored.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import faulthandler
 import gc
 import logging
 import os
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +21,7 @@ from typing import NoReturn
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError
 from lmprog.launch.parent_pipe import config_from_json
+from lmprog.linux import end_with_parent
 from lmprog.runtime.engine.sharded.rank_group import (
     Place,
     RankGroup,
@@ -35,7 +34,6 @@ from lmprog.runtime.ranks.lifelines import meet, watch
 
 log = logging.getLogger("lmprog")
 
-_PR_SET_PDEATHSIG = 1
 _VERDICT_SECONDS = 1.0
 """A group breaks when rank 0 ends; its lifeline says a moment later how it ended."""
 
@@ -56,7 +54,7 @@ def main() -> NoReturn:
         if arguments.rank is None:
             group = _found(config)
         else:
-            _end_with_parent()
+            end_with_parent()
             lifeline = socket.socket(fileno=arguments.lifeline_fd)
             watch({0: lifeline}, _on_end)
             rank = arguments.rank
@@ -83,14 +81,6 @@ def _found(config: RuntimeConfig) -> RankGroup:
     lifeline = meet(os.environ["MASTER_ADDR"], said["port"], said["token"], place.rank)
     watch({0: lifeline}, _on_end)
     return group
-
-
-def _end_with_parent() -> None:
-    """Has the system end this process with rank 0's, for a rank that hangs and cannot notice it
-    (Linux).
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _on_end(_rank: int, is_orderly: bool) -> None:

@@ -27,7 +27,7 @@ from lmprog.server.options.server_settings import ServerSettings
 
 FILES = ("lmprog.toml", "lmprog.yaml")
 DEFAULT = "default"
-OTHER_VARIABLES = ("LMPROG_NATIVE", "LMPROG_CACHE")
+OTHER_VARIABLES = ("LMPROG_NATIVE", "LMPROG_CACHE", "LMPROG_PORTABLE")
 """Variables of the package that are not options of the server."""
 
 log = logging.getLogger("lmprog.server")

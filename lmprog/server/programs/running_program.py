@@ -1,17 +1,19 @@
 """Runs programs for HTTP clients: one frame to the runtime, one JSON or a stream of events back.
 
 A program's calls come to values under the client's names; one that failed is a value, too. Knows
-exchanges and replies. Names are translated in `program_body`.
+exchanges and replies. Names are translated in `program_body`. Programs in Python, from a folder of
+the server's owner, are run by somebody else: here are their routes.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +21,7 @@ from lmprog import wire
 from lmprog.errors import RuntimeGone, from_wire
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import GatewayRouter
+from lmprog.server.http.auth import given_key, headers_of
 from lmprog.server.http.http_errors import problem_of, refused
 from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.large_answers import Encode, check_entries, entries_in, made_aside
@@ -152,6 +155,68 @@ def router(gateway: Gateway) -> GatewayRouter:
         return Response(answer, headers=headers, media_type="application/json")
 
     return made
+
+
+class ProgramFolder(Protocol):
+    """Programs in Python, which are run on the server at `url`, as the client with that key."""
+
+    @property
+    def parameters(self) -> Mapping[str, Sequence[str]]:
+        """Of each program, by its name."""
+        ...
+
+    async def run(
+        self, name: str, arguments: Mapping[str, Any], url: str, key: str | None
+    ) -> tuple[Any, wire.Usage]:
+        """What came of it, as JSON has it, and what it took."""
+        ...
+
+
+class ProgramArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a program of the folder is run with."""
+
+    arguments: dict[str, Any] = {}
+
+
+class FolderRoutes:
+    """The programs of a folder, each by its name."""
+
+    def __init__(self, folder: ProgramFolder) -> None:
+        self._folder = folder
+
+    def router(self, gateway: Gateway) -> GatewayRouter:
+        made, folder = GatewayRouter(gateway, "Programs"), self._folder
+
+        @made.get("/v1/programs", dependencies=[made.guards.local], summary="The server's own.")
+        async def listed(request: Request) -> Response:
+            told = [{"id": name, "takes": takes} for name, takes in folder.parameters.items()]
+            return _json({"object": "list", "data": told})
+
+        @made.post(
+            "/v1/programs/{name}",
+            dependencies=[made.guards.generating],
+            summary="Runs a program of the server's folder.",
+            responses=described(),
+        )
+        async def run(request: Request, given: Given[ProgramArguments]) -> Response:
+            body = (await given.read(gateway.settings)).body
+            name = request.path_params["name"]
+            if name not in folder.parameters:
+                known = ", ".join(folder.parameters) or "none"
+                raise refused(f"There is no program {name!r}: {known}.", "name", "not_found", 404)
+            key = None if gateway.keyring.is_open else given_key(headers_of(request.scope))[0]
+            host, port = request.scope["server"]
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            running = folder.run(name, body.arguments, url, key)
+            value, usage = await until_gone(request, running)
+            told = {"object": "program.run", "program": name, "value": value}
+            return _json({**told, "usage": total([usage])})
+
+        return made
+
+
+def _json(told: Mapping[str, Any]) -> Response:
+    return Response(msgspec.json.encode(told), media_type="application/json")
 
 
 def result_of(asked: NamedCall, reply: wire.Reply) -> dict[str, Any]:

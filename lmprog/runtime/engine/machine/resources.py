@@ -8,18 +8,14 @@ for.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import mmap
 import os
-import sys
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.cgroup import memory_left, processors
+from lmprog import linux
 from lmprog.errors import InvalidParameter, NotSupported
 
 _GIB = 1 << 30
@@ -44,52 +40,22 @@ def default_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
-    allowed = (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
-    siblings = {_siblings(cpu) for cpu in allowed}
-    return min(max(1, len(siblings)), processors())
-
-
-def _siblings(cpu: int) -> str:
-    """Names the core of a hardware thread: equal for the threads of one core."""
-    try:
-        return (
-            Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-            .read_text()
-            .strip()
-        )
-    except OSError:  # not Linux, or a sandbox that hides it: every thread counts as a core
-        return str(cpu)
+    cores = {linux.core_of(one) for one in linux.allowed_processors()}
+    return min(max(1, len(cores)), linux.processors())
 
 
 def free_memory() -> int:
     """Bytes that can be taken without swapping, and within the limit of a container; 4 GiB where
     the system does not say.
     """
-    left = memory_left()
-    return _free_of_machine() if left is None else min(left, _free_of_machine())
-
-
-def _free_of_machine() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 4 * _GIB
-    return next(
-        (int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 4 * _GIB
-    )
+    free, left = linux.memory_available() or 4 * _GIB, linux.memory_left()
+    return free if left is None else min(left, free)
 
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register. Everything that `Region.take` returns starts
 on a multiple.
 """
-
-_POPULATE_WRITE = 23
-"""Linux 5.14 and later; Python's `mmap` has no name for it."""
 
 Bytes = NDArray[np.uint8]
 
@@ -119,19 +85,8 @@ def aligned(num_bytes: int) -> int:
 def allocate(num_bytes: int) -> mmap.mmap:
     """Zeros, until they are written."""
     region = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(
-        mmap, "MADV_HUGEPAGE"
-    ):  # Linux: fewer address translations for a memory of gigabytes
-        region.madvise(mmap.MADV_HUGEPAGE)
+    linux.use_huge_pages(region)
     return region
-
-
-@cache
-def _madvise() -> ctypes._CFuncPtr:  # type: ignore[name-defined]
-    """The system's; that of Python's `mmap` keeps other threads waiting."""
-    found = ctypes.CDLL(None).madvise
-    found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    return found
 
 
 class Region:
@@ -163,9 +118,7 @@ class Region:
         begin = part.ctypes.data - self._memory.ctypes.data
         first = (begin + start) // mmap.PAGESIZE * mmap.PAGESIZE
         last = -(-(begin + end) // mmap.PAGESIZE) * mmap.PAGESIZE
-        return sys.platform == "linux" and not _madvise()(
-            self._memory.ctypes.data + first, last - first, _POPULATE_WRITE
-        )
+        return linux.populate_pages(self._memory.ctypes.data + first, last - first)
 
     def give_back(self, part: Bytes, start: int, end: int) -> None:
         """Returns the system's pages inside bytes `start .. end` of `part`, which was taken from
@@ -174,5 +127,5 @@ class Region:
         begin = part.ctypes.data - self._memory.ctypes.data
         first = -(-(begin + start) // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (begin + end) // mmap.PAGESIZE * mmap.PAGESIZE
-        if last > first and hasattr(mmap, "MADV_DONTNEED"):
-            self._whole.madvise(mmap.MADV_DONTNEED, first, last - first)
+        if last > first:
+            linux.give_back_pages(self._whole, first, last - first)

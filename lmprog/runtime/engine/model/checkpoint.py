@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog import linux
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.gguf_file import gguf_parts
 
@@ -103,8 +104,8 @@ class Checkpoint:
         # which costs one more fault; none is left over.
         start, stop = (-(-(stored.start + row * at) // page) * page for at in (first, end))
         stop = min(stop, len(stored.memory) // page * page)
-        if stop > start and hasattr(mmap, "MADV_DONTNEED"):
-            stored.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        if stop > start:
+            linux.forget_pages(stored.memory, start, stop - start)
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], tied_head: bool) -> None:
         """Raises ModelError unless exactly `wanted` is there; one error tells all that is wrong."""

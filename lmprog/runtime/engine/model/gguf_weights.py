@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog import linux
 from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import config_of, usual_type
 from lmprog.runtime.documents.gguf_file import BLOCKS, GgufFile, GgufTensor, gguf_file
@@ -146,8 +147,8 @@ class GgufCheckpoint:
         row, page = (tensor.end - tensor.start) // tensor.shape[0], mmap.PAGESIZE
         start, stop = (-(-(tensor.start + row * at) // page) * page for at in (first, end))
         stop = min(stop, len(tensor.memory) // page * page)
-        if stop > start and hasattr(mmap, "MADV_DONTNEED"):
-            tensor.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+        if stop > start:
+            linux.forget_pages(tensor.memory, start, stop - start)
 
     def _stored(self, name: str, first: int, end: int) -> NDArray[Any]:
         """Rows as the file has them; a vector is one row."""

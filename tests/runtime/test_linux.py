@@ -1,8 +1,13 @@
-"""Memory and processors of a container: its limits and not the machine's."""
+"""Memory and processors of a container: its limits and not the machine's. And what is done where
+the system is not Linux: the portable twins, forced, also under a whole runtime.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from lmprog import cgroup
-from lmprog.runtime.engine.machine import resources
-from lmprog.runtime.engine.machine.resources import default_threads, free_memory
+import lmprog
+from lmprog import linux
+from lmprog.backends.client import RuntimeBackend
+from lmprog.launch import RuntimeProcess
+from lmprog.runtime.engine.machine.resources import Region, default_threads, free_memory
 
 MIB = 1 << 20
 Tree = Callable[[str, dict[str, str]], None]
@@ -21,11 +28,12 @@ Tree = Callable[[str, dict[str, str]], None]
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
     """Makes the groups of this process: what /proc says of them, and their files."""
-    monkeypatch.setattr(cgroup, "_GROUPS", tmp_path)
-    monkeypatch.setattr(cgroup, "_OWN", tmp_path / "own")
+    monkeypatch.delenv(linux.PORTABLE_VARIABLE, raising=False)
+    monkeypatch.setattr(linux, "_GROUPS", tmp_path)
+    monkeypatch.setattr(linux, "_OWN", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    monkeypatch.setattr(resources, "_siblings", str)
-    monkeypatch.setattr(resources, "_free_of_machine", lambda: 64_000 * MIB)
+    monkeypatch.setattr(linux, "core_of", str)
+    monkeypatch.setattr(linux, "memory_available", lambda: 64_000 * MIB)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def make(own: str, files: dict[str, str]) -> None:
@@ -49,8 +57,8 @@ def test_version_2_limits_memory_and_processors(tree: Tree) -> None:
             "cpu.max": "250000 100000",
         },
     )
-    assert cgroup.memory_left() == free_memory() == (4096 - 1000 + 200) * MIB
-    assert cgroup.processors() == default_threads() == 2
+    assert linux.memory_left() == free_memory() == (4096 - 1000 + 200) * MIB
+    assert linux.processors() == default_threads() == 2
 
 
 def test_version_1_limits_memory_and_processors(tree: Tree) -> None:
@@ -93,7 +101,7 @@ def test_without_limits_the_machine_counts(tree: Tree) -> None:
     tree(
         "0::/\n3:memory:/", {"memory.max": "max", "memory/memory.limit_in_bytes": str(2**63 - 4096)}
     )
-    assert cgroup.memory_left() is None
+    assert linux.memory_left() is None
     assert free_memory() == 64_000 * MIB
     assert default_threads() == 16
     tree("4:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"})
@@ -104,7 +112,7 @@ def test_without_limits_the_machine_counts(tree: Tree) -> None:
 
 def test_a_memory_that_is_used_up_leaves_nothing_and_no_error(tree: Tree) -> None:
     tree("0::/", {"memory.max": str(MIB), "memory.current": str(2 * MIB)})
-    assert cgroup.memory_left() == 0
+    assert linux.memory_left() == 0
 
 
 @pytest.fixture
@@ -133,13 +141,91 @@ def group() -> Iterator[Path]:
 def test_a_real_limit_of_processors_is_found(group: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "before = __import__('lmprog.cgroup').cgroup.processors()\n"
+        "before = __import__('lmprog.linux').linux.processors()\n"
         "Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
         "from lmprog.runtime.engine.machine.resources import default_threads\n"
         "print(before, default_threads())"
     )
     command = [sys.executable, "-c", code, str(group)]
-    clean = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    unwanted = ("OMP_NUM_THREADS", linux.PORTABLE_VARIABLE)
+    clean = {name: value for name, value in os.environ.items() if name not in unwanted}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=clean)
     before, after = map(int, done.stdout.split())
     assert (min(before, 1), after) == (1, 1)
+
+
+@pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(linux.PORTABLE_VARIABLE, "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+
+@pytest.mark.usefixtures("portable")
+def test_the_twins_tell_what_any_system_tells() -> None:
+    assert linux.allowed_processors() == set(range(os.cpu_count() or 1))
+    assert linux.processors() == default_threads() == os.cpu_count()
+    assert linux.core_of(3) == "3"
+    assert linux.memory_left() is None
+    physical = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    assert free_memory() == linux.memory_available() == physical // 2
+    assert (linux.boot_name(), linux.processor_flags()) == ("", None)
+    assert linux.cpu_seconds(os.getpid()) == 0.0
+    assert not linux.SignalWatch(os.getpid(), signal.SIGUSR1).can_tell
+
+
+@pytest.mark.parametrize("value", ["", "1"])
+def test_memory_that_is_given_back_is_zeros_with_and_without_linux(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv(linux.PORTABLE_VARIABLE, value)
+    page = mmap.PAGESIZE
+    region = Region(4 * page)
+    part = region.take(4 * page)
+    populated = region.populate(part, 0, 4 * page)
+    assert not (value and populated)
+    part[:] = 7
+    region.give_back(part, page - 1, 3 * page)
+    assert [int(at) for at in (part.reshape(4, page) == 0).all(axis=1)] == [0, 1, 1, 0]
+
+
+@pytest.mark.usefixtures("portable")
+def test_a_file_gets_its_length_and_its_pages_stay_what_they_are(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        linux.take_room(file.fileno(), 3 * mmap.PAGESIZE)
+        memory = mmap.mmap(file.fileno(), 3 * mmap.PAGESIZE)
+        memory[:3] = b"abc"
+        linux.begin_to_read(memory)
+        linux.forget_pages(memory, 0, mmap.PAGESIZE)
+        assert memory[:3] == b"abc"
+
+
+@pytest.mark.usefixtures("portable")
+def test_a_program_runs_and_its_runtime_ends_without_what_only_linux_has() -> None:
+    """In the twins' way on both sides: the child inherits the variable."""
+
+    @lmprog.function
+    def hello(s: lmprog.Branch) -> str:
+        s += "Is a dog an animal?"
+        return s.gen(regex=" (yes|no)").value
+
+    with RuntimeProcess("nano", threads=1) as process:
+        with RuntimeBackend(process.connect("test")) as backend:
+            assert hello.run(backend=backend).value in (" yes", " no")
+        assert process.pid > 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+WORDS = re.compile(r"/proc\b|/sys/|prctl|pidfd|posix_fallocate|sched_\w+affinity|MADV_|\bmadvise\b")
+
+
+def test_only_one_module_knows_linux() -> None:
+    """Others ask it, so that all else runs elsewhere."""
+    root = Path(lmprog.__file__).parent
+    found = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        for line in path.read_text("utf-8").splitlines()
+        if WORDS.search(line.partition("#")[0])
+    }
+    assert found == {"linux.py"}
