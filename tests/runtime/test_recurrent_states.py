@@ -81,6 +81,24 @@ def test_what_lies_behind_the_last_state_is_computed_again_once_and_its_pages_ar
     assert rig.scheduler.tree.num_cached <= held + 3 * 3, "the prefix has its pages once"
 
 
+def test_a_known_prompt_without_its_state_is_computed_again_and_has_its_pages_once() -> None:
+    rig = rig_of()
+    rig.gen(PROMPT, 1)
+    rig.run()
+    pages, states = rig.scheduler.pages, rig.scheduler.tables.states
+    assert states is not None
+    for slot_of in [*states.snapshots._order, *states.snapshots._unused]:
+        states.snapshots.drop(slot_of)
+    held = pages.num_pages - pages.num_free
+    again = rig.gen(PROMPT, 6)
+    rig.step()
+    assert computed(rig)[-1] == [(0, 40)]
+    rig.step()
+    assert pages.num_pages - pages.num_free <= held + 1
+    rig.run()
+    assert right(rig, again)
+
+
 def test_snapshots_are_left_every_so_many_tokens_of_a_prompt() -> None:
     rig = rig_of(every=8)
     rig.gen(PROMPT, 1)
