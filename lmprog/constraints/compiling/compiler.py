@@ -51,7 +51,12 @@ from lmprog.constraints.schema.strings import without_looks
 from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import GrammarError, UnsatisfiableConstraint, UnsupportedSchema
+from lmprog.errors import (
+    GrammarError,
+    LmprogError,
+    UnsatisfiableConstraint,
+    UnsupportedSchema,
+)
 
 DEFAULT_LIMITS = CompileLimits()
 _PROBE_LIMITS = CompileLimits(max_positions=300_000)
@@ -82,9 +87,7 @@ def compile_constraint(
         except CompileTooLong:
             raise
         except (GrammarError, UnsupportedSchema, UnsatisfiableConstraint) as error:
-            made = compile_constraint(spec.otherwise, vocabulary, limits, check)
-            made.left_out = (str(error), *made.left_out)
-            return made
+            return compile_otherwise(spec, error, vocabulary, limits, check)
     if isinstance(spec, wire.Continued):
         whole_text = compile_constraint(spec.whole, vocabulary, limits, check)
         begun = whole_text.advance_bytes(whole_text.start, spec.begun.encode())
@@ -110,6 +113,21 @@ def compile_constraint(
         return made
     arrays = {int(net.args[leaf, 0]): one for leaf, one in builder.unique_arrays.items()}
     return UniqueItemsConstraint(made, arrays, vocabulary)
+
+
+def compile_otherwise(
+    spec: wire.Constraint,
+    error: LmprogError,
+    vocabulary: Vocabulary,
+    limits: CompileLimits = DEFAULT_LIMITS,
+    check: Check = never_stop,
+) -> Constraint:
+    """What `spec` has in place of what failed with `error`. Raises that where there is nothing."""
+    if not isinstance(spec, wire.Preferred):
+        raise error
+    made = compile_constraint(spec.otherwise, vocabulary, limits, check)
+    made.left_out = (str(error), *made.left_out)
+    return made
 
 
 def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> None:
