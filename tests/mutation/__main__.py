@@ -25,6 +25,7 @@ from tests.mutation.identity_mutants import IDENTITY_MUTANTS
 from tests.mutation.memory_mutants import MEMORY_MUTANTS
 from tests.mutation.mutant import ROOMS, Mutant
 from tests.mutation.outer_mutants import OUTER_MUTANTS
+from tests.mutation.state_mutants import STATE_MUTANTS
 from tests.mutation.tier_mutants import TIER_MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ SIMULATION = (
 )
 MUTANTS = [
     *(*MEMORY_MUTANTS, *TIER_MUTANTS, *DRAFT_MUTANTS),
-    *(*CALL_MUTANTS, *OUTER_MUTANTS, *IDENTITY_MUTANTS),
+    *(*CALL_MUTANTS, *OUTER_MUTANTS, *IDENTITY_MUTANTS, *STATE_MUTANTS),
 ]
 
 

@@ -306,22 +306,21 @@ class ActivePrograms:
         if was_running:
             place.size += added_tokens(sequence)
             if isinstance(sequence.task, Generation):
-                part = sequence.num_generated / max(1, sequence.task.settings.max_tokens)
+                count, guess = sequence.num_generated, sequence.group.expected
+                part = count / max(1, sequence.task.settings.max_tokens)
                 self._generated_part += MEAN_WEIGHT * (part - self._generated_part)
-                self._learn(_kind(sequence, sequence.task), part, self._generated_part)
-                guess = sequence.group.expected
+                learned = [(_kind(sequence, sequence.task), part, self._generated_part)]
                 if guess is not None:
-                    part = sequence.num_generated / guess
-                    self._learn((sequence.group.client, GUESSED), part, part)
+                    kind = sequence.group.client, GUESSED
+                    learned.append((kind, count / guess, count / guess))
+                for kind, part, prior in learned:
+                    before = self._part_of_kind.pop(kind, prior)
+                    self._part_of_kind[kind] = before + MEAN_WEIGHT * (part - before)
+                    if len(self._part_of_kind) > MOST_KINDS:
+                        del self._part_of_kind[next(iter(self._part_of_kind))]
         if not place.num_open:
             place.paused_at = now
             self._idle.append(place.number)
-
-    def _learn(self, kind: tuple[Client, int], part: float, prior: float) -> None:
-        before = self._part_of_kind.pop(kind, prior)
-        self._part_of_kind[kind] = before + MEAN_WEIGHT * (part - before)
-        if len(self._part_of_kind) > MOST_KINDS:
-            del self._part_of_kind[next(iter(self._part_of_kind))]
 
     def expect(self, number: int, seconds: float) -> None:
         """The program is expected to pause so long."""

@@ -59,13 +59,6 @@ _THINKING = ("adaptive", "enabled", "disabled")
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
-class CacheControl(msgspec.Struct, frozen=True):
-    """Asks that what ends here be cached, as everything is."""
-
-    type: str | None = None
-    ttl: str | None = None
-
-
 class AnthropicBlock(msgspec.Struct, frozen=True):
     """One block of a content."""
 
@@ -78,7 +71,7 @@ class AnthropicBlock(msgspec.Struct, frozen=True):
     tool_use_id: str | None = None
     content: str | list[AnthropicBlock] | None = None
     is_error: bool | None = None
-    cache_control: CacheControl | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class AnthropicTurn(msgspec.Struct, frozen=True):
@@ -91,7 +84,8 @@ class ToolOf(msgspec.Struct, frozen=True):
     type: str | None = None
     description: Annotated[str, within("description")] | None = None
     input_schema: dict[str, Any] | None = None
-    cache_control: CacheControl | None = None
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -112,7 +106,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 class Thinking(msgspec.Struct, frozen=True):
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, within("thinking_token_budget")] | None = None
     display: str | None = None
 
 
@@ -140,7 +134,7 @@ class Countable(AnthropicOptions, kw_only=True):
     thinking: Thinking | None = None
     context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    cache_control: CacheControl | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class MessagesBody(Countable, kw_only=True):
@@ -150,9 +144,9 @@ class MessagesBody(Countable, kw_only=True):
     cache_salt: Annotated[str, within("cache_salt")] | None = None
 
 
-def chat_of(body: Countable, known: Sequence[str] = ()) -> ChatBody:
-    """The same request as a chat. `known`: the names that the model's template uses. Raises
-    HttpError for blocks that are no text.
+def chat_of(body: Countable, known: Sequence[str] = (), switch: str = "") -> ChatBody:
+    """The same request as a chat. `known`: the names that the model's template uses; `switch`: the
+    one that turns thoughts on. Raises HttpError for blocks that are no text.
     """
     choice, parallel = _choice(body.tool_choice)
     messages = _messages(body.messages)
@@ -165,7 +159,8 @@ def chat_of(body: Countable, known: Sequence[str] = ()) -> ChatBody:
         parallel_tool_calls=parallel,
         continue_final_message=goes_on or None,
         response_format=_format(body),
-        chat_template_kwargs=_variables(body, known),
+        chat_template_kwargs=_variables(body, switch),
+        thinking_token_budget=None if body.thinking is None else body.thinking.budget_tokens,
         reasoning_effort=_effort(body) if EFFORT in known else None,
     )
     if body.thinking is not None and body.thinking.type not in _THINKING:
@@ -192,14 +187,12 @@ def warnings_of(body: Countable, known: Sequence[str]) -> tuple[str, ...]:
     if types:
         named = " ".join(str(one)[:60] for one in types)
         made.append(f"tools of the types {named!r} are not described here; the model has none")
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        made.append("thinking.budget_tokens is not enforced; max_tokens counts thoughts too")
-    if any(one is not None and one.ttl not in (None, "5m") for one in _cache_controls(body)):
+    if any(one and one.get("ttl") not in (None, "5m") for one in _cache_controls(body)):
         made.append("cache_control.ttl has no effect; what is likely used again stays")
     return tuple(made)
 
 
-def _cache_controls(body: Countable) -> Iterator[CacheControl | None]:
+def _cache_controls(body: Countable) -> Iterator[dict[str, Any] | None]:
     yield body.cache_control
     contents = [body.system, *(turn.content for turn in body.messages)]
     blocks = list(chain.from_iterable(one for one in contents if isinstance(one, list)))
@@ -208,12 +201,12 @@ def _cache_controls(body: Countable) -> Iterator[CacheControl | None]:
     yield from (block.cache_control for block in chain(blocks, results))
 
 
-def _variables(body: Countable, known: Sequence[str]) -> dict[str, Any] | None:
+def _variables(body: Countable, switch: str) -> dict[str, Any] | None:
     """With the switch of thoughts, where the template has one."""
     given = body.chat_template_kwargs
-    if body.thinking is None or "enable_thinking" not in known:
+    if body.thinking is None or not switch:
         return given
-    return {"enable_thinking": body.thinking.type != "disabled", **(given or {})}
+    return {switch: body.thinking.type != "disabled", **(given or {})}
 
 
 def _effort(body: Countable) -> str | None:
@@ -337,7 +330,8 @@ def _is_clients(tool: ToolOf) -> bool:
 def _tool(tool: ToolOf, at: int) -> ChatTool:
     if tool.name is None:
         raise refused(f"tools[{at}].name is missing.", f"tools[{at}].name", "invalid_value")
-    return ChatTool("function", FunctionTool(tool.name, tool.description, tool.input_schema))
+    function = FunctionTool(tool.name, tool.description, tool.input_schema, tool.strict)
+    return ChatTool("function", function)
 
 
 def _choice(choice: ToolChoice | None) -> tuple[str | NamedTool | None, bool | None]:
@@ -366,7 +360,8 @@ def router(gateway: Gateway) -> GatewayRouter:
     def read_as_chat(body: Countable, request: Request) -> ChatCompletions:
         try:
             known = gateway.info.template_variables
-            chat = understood(gateway, chat_of(body, known), warnings_of(body, known))
+            asked = chat_of(body, known, gateway.info.tools.thought.switch)
+            chat = understood(gateway, asked, warnings_of(body, known))
         except HttpError as error:
             raise renamed(error) from None
         request.state.names = {**chat.names, "max_tokens": "max_tokens"}

@@ -127,14 +127,14 @@ def understood(
     def is_known(one: str | tuple[int, ...]) -> TypeGuard[str]:
         return isinstance(one, str) and body.truncate_prompt_tokens is None
 
-    hints = hinted(body)
+    priority, expected, unheeded = hinted(body)
     prompts = tuple(
         RequestPrompt(
             pieces=_pieces(gateway, body, one),
             sampling=sampling,
             constraint=made.constraint,
-            priority=hints.priority,
-            expected=hints.expected,
+            priority=priority,
+            expected=expected,
             reads=echo and not is_known(one),
             includes_stop=bool(body.include_stop_str_in_output),
             names_tokens=bool(body.return_tokens_as_token_ids),
@@ -145,7 +145,7 @@ def understood(
     )
     texts = tuple(one if is_known(one) else None for one in given)
     names = {"constraint": made.field or "prompt", "input_ids": "prompt"}
-    everything = (*warnings, *made.warnings, *hints.warnings)
+    everything = (*warnings, *made.warnings, *unheeded)
     return Completions(
         prompts=prompts,
         texts=texts,

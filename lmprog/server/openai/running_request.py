@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -66,6 +66,8 @@ class RequestPrompt:
     """Whether a text ends with the stop text that ended it."""
     names_tokens: bool = False
     """Whether log-probabilities name their tokens by id and not by text."""
+    thought: wire.ThoughtLimit | None = None
+    """How long the answer may think."""
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
@@ -138,6 +140,7 @@ class RunningRequest:
                 stream=stream,
                 priority=prompt.priority,
                 timeout=timeout,
+                thought=prompt.thought,
                 expected=prompt.expected,
             )
             ops.append(gen)
@@ -283,17 +286,9 @@ class PromptFields(GenerationFields, kw_only=True):
         return self.truncate_prompt_tokens is not None or bool(self.return_token_ids)
 
 
-class Hinted(NamedTuple):
-    """What a request asks of the scheduler."""
-
-    priority: int
-    expected: int | None
-    warnings: tuple[str, ...]
-
-
-def hinted(body: PromptFields) -> Hinted:
-    """Its own priority goes before a hint's, which is lowered to what the caller's key may claim
-    and never refused.
+def hinted(body: PromptFields) -> tuple[int, int | None, tuple[str, ...]]:
+    """A request's priority, the expected length of an answer, and warnings. A hint's priority is
+    lowered to what the caller's key may claim, and is left where the body has its own.
     """
     hints = AgentHints() if body.nvext is None else body.nvext.agent_hints or AgentHints()
     told = [f"nvext.agent_hints.{name} has no effect" for name in NO_EFFECT if getattr(hints, name)]
@@ -304,7 +299,7 @@ def hinted(body: PromptFields) -> Hinted:
         priority = max(int(limit.minimum), min(hints.priority, most))
         if priority < hints.priority:
             told.append(f"nvext.agent_hints.priority is lowered to {priority}")
-    return Hinted(priority or 0, hints.osl or None, tuple(told))
+    return priority or 0, hints.osl or None, tuple(told)
 
 
 async def as_tokens(
