@@ -203,6 +203,20 @@ LEDGER_MUTANTS = [
         "            options.append(branch.tokens_with(encoder, option))\n",
     ),
     Mutant(
+        "options are laid together in one piece",
+        "ledger",
+        _PROGRAMS + "select_scoring.py",
+        "        places.append(_place(drafts, option, first))\n        yield\n",
+        "        places.append(_place(drafts, option, first))\n",
+    ),
+    Mutant(
+        "the tokens of options are named in one piece",
+        "ledger",
+        _PROGRAMS + "select_scoring.py",
+        "tuple(baseline), named))\n        yield\n",
+        "tuple(baseline), named))\n",
+    ),
+    Mutant(
         "a select of any size is made at once",
         "ledger",
         _PROGRAMS + "delivery.py",
