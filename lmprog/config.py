@@ -20,9 +20,12 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 KvPoolName = Literal["fixed", "virtual"]
 KvDtypeName = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
 
-EngineKind = Literal["processor", "device", "ranks", "native pages", "torch pages", "device pages"]
+EngineKind = Literal[
+    "processor", "device", "ranks", "native pages", "torch pages", "device pages", "states"
+]
 """What computes: a processor, a device, or several processes (`tp`), whatever each of them computes
-on. Pages are those of the engine in use, which a second tier would keep."""
+on. Pages are those of the engine in use, which a second tier would keep; states are those of a
+model with recurrent layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +142,21 @@ class SchedulerConfig:
         default="auto",
         metadata=_rules(
             "try text that stood before as several tokens of one step: where it pays, always, "
-            "off; the texts are the same"
+            "off; the texts are the same",
+            lacks=(
+                Lack(
+                    ("states",),
+                    "{it} is not possible with this model: it has recurrent layers, whose states "
+                    "do not go back behind a wrong guess",
+                    values=("always",),
+                    allowed="auto, off",
+                ),
+            ),
         ),
     )
     """auto: where the end of a text stood before, what followed it is tried, as long as that pays
-    by measured acceptance and costs. always: wherever it stood before."""
+    by measured acceptance and costs. always: wherever it stood before. A model with recurrent
+    layers is never guessed for."""
     share: bool = field(default=True, metadata=_rules("enable prefix caching"))
     """False: nothing is matched or kept, the plain twin that the cache is tested against."""
     max_waiting: int = field(
@@ -374,6 +387,13 @@ class RuntimeConfig:
                     "kv_events tells of the cache, and share = False switches it off",
                 ),
             ),
+            lacks=(
+                Lack(
+                    ("states",),
+                    "{it} is not possible with this model: it has recurrent layers, and the events "
+                    "do not say where their states are kept",
+                ),
+            ),
         ),
     )
     """Events have the tokens of prompts."""
@@ -427,6 +447,11 @@ class RuntimeConfig:
                 Lack(
                     ("ranks",),
                     "{it} is not possible with tp: a model on several processes has none",
+                ),
+                Lack(
+                    ("states",),
+                    "{it} is not possible with this model: it has recurrent layers, whose states "
+                    "do not go back behind a wrong guess",
                 ),
             ),
         ),

@@ -14,7 +14,7 @@ from typing import TypeVar
 from weakref import ref
 
 from lmprog.constraints.automaton import DEAD, Automaton, MemoryFull
-from lmprog.constraints.constraint import CompileLimits, MaskRow, State
+from lmprog.constraints.constraint import CompileLimits, Constraint, MaskRow, State
 from lmprog.constraints.vocabulary import Vocabulary
 
 _MAX_FORCED = 4096
@@ -222,3 +222,20 @@ class RegularConstraint:
                 state = self._state(number)
                 state.row, state.worst = row, worst
                 self._with_mask[state] = None
+
+
+class ContinuedConstraint:
+    """Another constraint from a later state on. Its states are the other's."""
+
+    def __init__(self, whole: Constraint, start: State) -> None:
+        self._whole = whole
+        self.start = start
+        self.left_out = whole.left_out
+        self.engine = whole.engine
+        self.mask = whole.mask
+        self.advance = whole.advance
+        self.forced = whole.forced
+        self.is_final = whole.is_final
+        self.is_done = whole.is_done
+        self.distance = whole.distance
+        self.advance_bytes = whole.advance_bytes

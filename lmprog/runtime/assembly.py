@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
     from lmprog.runtime.ranks.leading import Led
     from lmprog.runtime.scheduling.drafting import DraftModel
+    from lmprog.runtime.scheduling.recurrent import StatePool
 
 
 def assemble(
@@ -75,7 +76,9 @@ def assemble(
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     fingerprint = identity.fingerprint(engine, tokenizer.eos_ids)
     store = open_store(config, engine, fingerprint)
-    scheduler = Scheduler(scheduling, engine.context_len, clock=clock, store=store)
+    scheduler = Scheduler(
+        scheduling, engine.context_len, clock=clock, store=store, states=_states(engine)
+    )
     draft_model = _draft_model(config, selected, tokenizer)
     if scheduler.drafting is not None:
         scheduler.drafting.model = draft_model
@@ -113,6 +116,16 @@ def assemble(
         idle_memory = IdleMemory(scheduler, give_back, config.kv_idle_seconds)
         scheduler.hooks.idle.append(idle_memory.turn)
     return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock), welcome
+
+
+def _states(engine: Any) -> StatePool | None:
+    """Where the engine keeps states of recurrent layers; None: its model has none."""
+    slots = getattr(engine, "states", None)
+    if slots is None:
+        return None
+    from lmprog.runtime.scheduling.recurrent import StatePool
+
+    return StatePool(slots.num_slots, slots.every)
 
 
 def _draft_model(
@@ -189,8 +202,10 @@ def _template_facts(
         return wire.ToolSupport(), ()
     ends = [tokenizer.token_text(token) for token in tokenizer.eos_ids]
     found = tool_support(template, ends)
-    tokenizer.show(shown_marks(found.form))
-    return found.with_tags(tokenizer.shown.values()), template.variables
+    marks = shown_marks(found.form)
+    tokenizer.show(marks + found.thought.begin + found.thought.end)
+    tags = [tag for tag in tokenizer.shown.values() if tag in marks]
+    return found.with_tags(tags), template.variables
 
 
 def suggested_sampling(folder: Path | None) -> wire.SuggestedSampling:

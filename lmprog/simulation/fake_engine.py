@@ -4,9 +4,10 @@ tokenizer in which one letter is one token, so that an oracle needs only text or
 
 The contents of the slot of position i are a hash of all tokens up to i, and the logits of a
 position come from a sum over *all* slots that the position may read. So any wrongly shared or
-stale page, any slot written twice and any late copy changes the text. `reference_logits`
-computes the same from the token list alone: no pages, no batch, no cache. Each adapter hashes
-tokens in its own way. Integers and numpy only.
+stale page, any slot written twice and any late copy changes the text. With recurrent states the
+hash of all tokens before comes from a state's slot instead, so that a wrong state changes it too.
+`reference_logits` computes the same from the token list alone: no pages, no batch, no cache. Each
+adapter hashes tokens in its own way. Integers and numpy only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch, RowStates
 from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
 from lmprog.runtime.text.tokenizer import ByteStream
@@ -94,6 +95,34 @@ class FakeRow(NamedTuple):
     """Of its page table, by position."""
     adapter: int
     is_bad: bool
+    states: StateRow | None = None
+
+
+class StateRow(NamedTuple):
+    """Where a row's recurrent state comes from and goes."""
+
+    source: int
+    targets: dict[int, list[int]]
+    """After how many of the row's tokens it is written to which slots; -1: after all of them."""
+
+
+def _state_rows(states: RowStates) -> list[StateRow]:
+    """By row. What is written must be read behind the row that writes it, and nothing twice."""
+    made = [
+        StateRow(source, {-1: [target]})
+        for source, target in zip(states.sources.tolist(), states.targets.tolist(), strict=True)
+    ]
+    writers = {row.targets[-1][0]: index for index, row in enumerate(made)}
+    for index, count, slot in states.snapshots.tolist():
+        made[index].targets.setdefault(count, []).append(slot)
+        assert slot not in writers, "a state's slot is written twice"
+        writers[slot] = index
+    assert len(writers) == len(made) + len(states.snapshots), "a state's slot is written twice"
+    for index, row in enumerate(made):
+        behind = writers.get(row.source, -1)
+        assert behind <= index, "a state is read before it is written"
+        assert behind < index or row.source == row.targets[-1][0], "a row's own slot is read"
+    return made
 
 
 class FakeEngine:
@@ -104,7 +133,12 @@ class FakeEngine:
     step raise.
     """
 
-    def __init__(self, num_pages: int, page_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, vocab_size: int, num_states: int = 0
+    ) -> None:
+        """`num_states`: slots for recurrent states; 0: it has none."""
+        self._states = [12345 * (slot + 1) for slot in range(num_states)]
+        self._bad_states: set[int] = set()
         self._page_size = page_size
         self._vocab_size = vocab_size
         # Unwritten slots hold junk, so that reading one shows.
@@ -157,6 +191,8 @@ class FakeEngine:
         starts, slots = batch.row_starts.tolist(), self._slots_of_page[batch.pages].ravel()
         slot_starts = (batch.page_starts * self._page_size).tolist()
         adapters = None if batch.adapters is None else batch.adapters.tolist()
+        states = None if batch.states is None else _state_rows(batch.states)
+        assert states is None or len(self._states), "it has no recurrent states"
         for row, begin in enumerate(starts[:-1]):
             end = starts[row + 1]
             written = FakeRow(
@@ -166,6 +202,7 @@ class FakeEngine:
                 slots[slot_starts[row] : slot_starts[row + 1]],
                 0 if adapters is None else adapters[row],
                 row == self.bad_row and end - 1 in wanted,
+                None if states is None else states[row],
             )
             self._run_row(written, targets, wanted, totals)
         self.bad_row = None
@@ -185,7 +222,9 @@ class FakeEngine:
         """Writes the row's slots, and appends to `totals` for each of its tokens whose logits are
         wanted; None: they are not finite.
         """
-        slots, position = row.slots, row.first
+        slots, position, states = row.slots, row.first, row.states
+        state = _SEED if states is None or states.source < 0 else self._states[states.source]
+        is_bad_state = states is not None and states.source in self._bad_states
         not_finite = row.is_bad or (self._is_any_bad and bool(self._bad[slots[:position]].any()))
         for token, value in enumerate(row.tokens, row.begin):
             if position:
@@ -194,15 +233,24 @@ class FakeEngine:
                 not_finite = not_finite or self._bad.item(last)
             else:
                 before = _SEED
-            not_finite = not_finite or value in self.poison
+            not_finite = not_finite or value in self.poison or is_bad_state
             self._is_any_bad |= not_finite
-            contents = mix(before, adapted(value, row.adapter))
+            contents = mix(before if states is None else state, adapted(value, row.adapter))
+            state = contents
             for slot in targets[token]:
                 self._slots[slot], self._bad[slot] = contents, not_finite
             position += 1
+            if states is not None:
+                self._keep(states, token + 1 - row.begin, len(row.tokens), (state, not_finite))
             if token in wanted:
                 read = self._slots[slots[:position]]
                 totals.append(None if not_finite else read.dot(_WEIGHTS[:position]).item())
+
+    def _keep(self, row: StateRow, done: int, count: int, state: tuple[int, bool]) -> None:
+        """The state after `done` of the row's `count` tokens, and whether it is not finite."""
+        for slot in [*row.targets.get(done, ()), *(row.targets[-1] if done == count else ())]:
+            self._states[slot] = state[0]
+            (self._bad_states.add if state[1] else self._bad_states.discard)(slot)
 
 
 def adapted(token: int, adapter: int) -> int:

@@ -21,6 +21,7 @@ from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.namespaces import AdapterNames
+from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
@@ -65,6 +66,8 @@ class Scenario:
     """Whether steps are computed as on a device, where the next one is begun meanwhile."""
     right_drafts: float = 0.0
     """Chance that a drafted token is what the model finds likeliest."""
+    states: StatePool | None = None
+    """Of a model with recurrent layers, without drafts, second tier and steps ahead."""
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -104,6 +107,16 @@ def with_drafts(scenario: Scenario, dice: random.Random) -> Scenario:
     return replace(scenario, scheduler=scheduler, right_drafts=right, is_ahead=dice.random() < 0.5)
 
 
+def with_states(scenario: Scenario, dice: random.Random) -> Scenario:
+    """One in four has recurrent states: hardly any slots to ample ones."""
+    if dice.random() >= 0.25:
+        return scenario
+    pool = StatePool(dice.choice([2, 3, 5, 12, 60, 400]), dice.choice([1, 8, 40, 1000]))
+    scheduler = replace(scenario.scheduler, speculation="off")
+    plain = replace(scenario, num_handles=0, right_drafts=0.0, is_ahead=False)
+    return replace(plain, scheduler=scheduler, states=pool)
+
+
 class SimChannel:
     """A channel of lists, without threads or time."""
 
@@ -139,7 +152,8 @@ class World:
         self._full_check_every = full_check_every
         self.rng = random.Random(seed)
         guessing = random.Random(f"drafts of {seed}")  # worlds without drafts stay as they were
-        self.scenario = scenario or with_drafts(draw(self.rng), guessing)
+        recurrent = random.Random(f"recurrent states of {seed}")  # likewise
+        self.scenario = scenario or with_states(with_drafts(draw(self.rng), guessing), recurrent)
         self.now = 0.0
         self.steps = 0
         self.num_passes = 0
@@ -147,14 +161,19 @@ class World:
         config = self.scenario.scheduler
         tokenizer = LetterTokenizer()
         self.channel = SimChannel()
-        self.engine = FakeEngine(config.num_pages, config.page_size, tokenizer.vocab_size)
+        states = self.scenario.states
+        self.engine = FakeEngine(
+            config.num_pages,
+            config.page_size,
+            tokenizer.vocab_size,
+            0 if states is None else states.num_slots,
+        )
         num_handles, dice = self.scenario.num_handles, random.Random(seed)
         self.store = FakeStore(self.engine, num_handles, dice, self.scenario.faults)
         staging = random.Random(f"staging of {seed}")  # likewise
         self.store.most_staged = staging.choice([None, None, 1, 4])
-        self.scheduler = Scheduler(
-            config, CONTEXT, clock=self.clock, store=self.store if num_handles else None
-        )
+        store = self.store if num_handles else None
+        self.scheduler = Scheduler(config, CONTEXT, clock=self.clock, store=store, states=states)
         if self.scheduler.drafting is not None:
             self.scheduler.drafting.source = GuessingSource(
                 tokenizer.vocab_size, guessing, self.scenario.right_drafts
@@ -251,6 +270,9 @@ class World:
         assert tree.num_evictable == tree.num_cached, "nothing is locked when nothing runs"
         tree.clear()
         assert pages.num_free == pages.num_pages, "all pages are freed"
+        if (states := self.scheduler.tables.states) is not None:
+            slots = states.snapshots.slots
+            assert slots.num_free == slots.num_pages, "all slots of states are freed"
 
     def _client(self, name: bytes) -> SimClient:
         self.channel.inbox.append((name, wire.Hello(wire.PROTOCOL_VERSION)))

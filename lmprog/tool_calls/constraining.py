@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lmprog import wire
-from lmprog.tool_calls.harmony import harmony_calls
+from lmprog.errors import UnsupportedSchema
+from lmprog.tool_calls.harmony import harmony_calls, harmony_turn
 from lmprog.tool_calls.lexemes import is_tag, lexemes
 from lmprog.tool_calls.stream import mark_of
 from lmprog.tool_calls.writing import as_json
@@ -19,6 +20,7 @@ MOST_CALLS = 16
 """In one constrained answer."""
 _MOST_OPTIONAL = 24
 """Optional arguments of a tool that a constraint knows, where they are not a JSON object."""
+_NO_STRING = {"not": {"type": "string"}}
 _ID = wire.Regex("[A-Za-z0-9]{9}")
 _INDEX = wire.Regex("[1-9][0-9]?")
 
@@ -75,22 +77,39 @@ def calls_constraint(
     return wire.InOrder((*_texts(opening), *parts, *_texts(form.end)))
 
 
-def free_or_calls(
-    form: wire.CallForm, tools: Sequence[ToolShape], many: bool
-) -> wire.Constraint | None:
-    """Any text, in which nothing but calls of `tools` follows once one has begun. None where calls
-    begin without a tag, or with that of other messages: nothing tells them from other text.
+def free_or_calls(form: wire.CallForm, tools: Sequence[ToolShape], many: bool) -> wire.Constraint:
+    """Any text, in which nothing but calls of `tools` follows once one has begun. Calls that begin
+    without a tag are told from other text by the beginning of the answer.
     """
     if form.harmony:
-        return None
+        return harmony_turn([(tool.name, arguments_constraint(form, tool)) for tool in tools])
     mark = mark_of(form)
     if mark.only_at_start:
-        return None
+        openings = [mark.text] if mark.text else [one.name + form.literals[1] for one in tools]
+        words = [[one for one in lexemes(text) if not one.isspace()] for text in openings]
+        other = wire.Regex(f"(?s){_beginning_with_none(words)}")
+        return wire.AnyOf((other, calls_constraint(form, tools, many)))
     opening = form.begin + form.literals[0]
     written = opening[: len(opening) - len(opening.lstrip())] + mark.text
     calls = calls_constraint(form, tools, many, written)
     free = wire.FreeText((mark.text,))
     return wire.AnyOf((free, wire.InOrder((wire.FreeText((mark.text,), mark.text), calls))))
+
+
+def _beginning_with_none(openings: Sequence[Sequence[str]]) -> str:
+    """A pattern of the texts that begin with none of these sequences of words, between which, and
+    before which, there may be white space.
+    """
+    rests: dict[str, list[Sequence[str]]] = {}
+    for word, *more in openings:
+        rest = [word[1:], *more] if len(word) > 1 else more
+        rests.setdefault(word[0], []).append(rest)
+    firsts = "".join(map(re.escape, rests))
+    ways = [rf"[^\s{firsts}].*"]
+    for char, left in rests.items():
+        if all(left):
+            ways.append(re.escape(char) + _beginning_with_none(left))
+    return rf"\s*(?:{'|'.join(ways)})?"
 
 
 def arguments_constraint(form: wire.CallForm, tool: ToolShape) -> wire.Constraint:
@@ -120,6 +139,23 @@ def _call(form: wire.CallForm, tool: ToolShape, index: wire.Constraint | None) -
     return wire.InOrder(tuple(parts))
 
 
+_OF_OBJECTS = frozenset([
+    "patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired",
+    "dependencies", "dependentSchemas", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+    "enum", "const", "$ref", "$dynamicRef",
+])  # fmt: skip
+"""What says more of an object than what its properties are."""
+_ANY_STRING = frozenset(["type", "title", "description", "default", "examples"])
+_UNLIKE_JSON = {
+    "allOf": [
+        {"pattern": "^(?:$|[^\\s0-9+.\"'\\[({-])"},
+        {"not": {"pattern": "^(?:true|false|null|None|True|False)(?:[^A-Za-z0-9_]|$)"}},
+        {"not": {"pattern": "^[A-Za-z][A-Za-z]?[\"']"}},
+    ]
+}
+"""Strings that no reader takes for JSON, or for Python's spelling of it."""
+
+
 class _Keyed:
     """Arguments one by one, in the order of the schema's properties."""
 
@@ -128,15 +164,29 @@ class _Keyed:
         self._schema = schema
 
     def all(self) -> wire.Constraint:
-        properties = self._schema.get("properties")
-        if not isinstance(properties, dict) or not properties:
-            if self._schema.get("additionalProperties", True) is False or properties == {}:
-                return wire.InOrder(())
-            return self._any()
-        required = self._schema.get("required") or ()
-        names = [name for name in properties if name in required]
+        """Raises UnsupportedSchema for what says more of an object than its properties."""
+        schema = self._resolved(self._schema)
+        for choice in ("anyOf", "oneOf"):
+            if choice in schema and "properties" not in schema:
+                shared = {name: value for name, value in schema.items() if name != choice}
+                options = [{**shared, **self._resolved(one)} for one in schema[choice]]
+                return wire.AnyOf(tuple(_Keyed(self._keyed, one).all() for one in options))
+        wrong = next((name for name in schema if name in _OF_OBJECTS), None)
+        if wrong is not None:
+            raise UnsupportedSchema(
+                f"{wrong} at #/{wrong}: this model writes arguments one by one, of which a schema "
+                "may say their own schemas and which are required",
+                keyword=wrong,
+                path=f"#/{wrong}",
+            )
+        required = [name for name in schema.get("required") or () if isinstance(name, str)]
+        further = schema.get("additionalProperties", True)
+        properties = {**dict.fromkeys(required, further), **(schema.get("properties") or {})}
+        if not properties:
+            is_none = further is False or schema.get("properties") == {}
+            return wire.InOrder(()) if is_none else self._any()
         free = [name for name in properties if name not in required][:_MOST_OPTIONAL]
-        names = [name for name in properties if name in names or name in free]
+        names = [name for name in properties if name in required or name in free]
         parts = [(self._argument(name, properties[name]), name in required) for name in names]
         return self._from(parts, started=False)
 
@@ -163,24 +213,24 @@ class _Keyed:
     def _any(self) -> wire.Constraint:
         """Any arguments, of a tool that does not name them."""
         key = wire.Regex(r"[A-Za-z_]\w*")
-        one = wire.AnyOf((self._string(key, {}), self._other(key, {"not": {"type": "string"}})))
+        one = wire.AnyOf((self._string(key, {}), self._other(key, _NO_STRING)))
         more = wire.Repeated(wire.InOrder((*_texts(self._keyed.between), one)), 0, None)
         return wire.Repeated(wire.InOrder((one, more)), 0, 1)
 
     def _argument(self, name: str, schema: Any) -> wire.Constraint:
         key = wire.Choices((name,))
+        if schema is False:
+            return wire.JsonSchema("false")
         about = self._resolved(schema)
+        is_told = self._keyed.string != self._keyed.other
+        is_told |= isinstance(schema, dict) and schema.get("type") == "string"
         kind = about.get("type")
-        if kind == "string" or _has_only(about, str):
-            return self._string(key, about)
+        if kind == "string":
+            return self._string(key, about, is_told)
         if isinstance(kind, str) or _has_only(about, int | float | bool | None):
             return self._other(key, about)
-        rest = (
-            {"allOf": [about, {"not": {"type": "string"}}]}
-            if about
-            else {"not": {"type": "string"}}
-        )
-        return wire.AnyOf((self._string(key, {}), self._other(key, rest)))
+        rest = {"allOf": [about, {"not": {"type": "string"}}]} if about else _NO_STRING
+        return wire.AnyOf((self._string(key, about, is_told), self._other(key, rest)))
 
     def _resolved(self, schema: Any) -> dict[str, Any]:
         """An argument's schema as a document of its own."""
@@ -194,14 +244,23 @@ class _Keyed:
         }
         return {**about, **shared} if '"$ref"' in as_json(about) else about
 
-    def _string(self, key: wire.Constraint, about: Mapping[str, Any]) -> wire.Constraint:
-        around = self._keyed.string
+    def _string(
+        self, key: wire.Constraint, about: Mapping[str, Any], is_told: bool = True
+    ) -> wire.Constraint:
+        """A string argument. Unless it `is_told` from other values, it is none that is like one."""
+        around, limits = self._keyed.string, [about, {"type": "string"}]
+        limits += [] if is_told else [_UNLIKE_JSON]
+        limits = [one for one in limits if one]
+        schema = as_json(_shared(about) | {"allOf": limits})
         if self._keyed.quoted:
-            inner: wire.Constraint = wire.JsonSchema(as_json({**about, "type": "string"}))
+            inner: wire.Constraint = wire.JsonSchema(schema)
             before, after = around.before_value[:-1], around.after_value[1:]
             value: tuple[wire.Constraint, ...] = (inner, *_texts(after))
+        elif is_told and around.after_value and _ANY_STRING.issuperset(about):
+            before, value = around.before_value, (wire.FreeText(end=around.after_value),)
         else:
-            before, value = around.before_value, _plain(about, around.after_value)
+            before, end = around.before_value, around.after_value
+            value = (wire.PlainStrings(schema, end or "\n"), *_texts(end))
         return wire.InOrder((*_texts(around.before_key), key, *_texts(before), *value))
 
     def _other(self, key: wire.Constraint, about: Mapping[str, Any]) -> wire.Constraint:
@@ -223,19 +282,6 @@ def _has_only(about: Mapping[str, Any], kind: Any) -> bool:
     return bool(values) and all(isinstance(value, kind) for value in values)
 
 
-def _plain(about: Mapping[str, Any], end: str) -> tuple[wire.Constraint, ...]:
-    """A string as it is, up to and with `end`; one of limited length has no first character of
-    `end`.
-    """
-    values = about.get("enum", [about["const"]] if "const" in about else [])
-    if values:
-        return wire.Choices(tuple(str(value) for value in values)), *_texts(end)
-    if isinstance(about.get("pattern"), str):
-        pattern = about["pattern"]
-        whole = pattern if pattern.startswith("^") else f"(?:{pattern})"
-        return wire.Regex(whole), *_texts(end)
-    if "maxLength" in about or "minLength" in about or not end:
-        first = re.escape((end.strip() or "\n")[:1])
-        size = f"{about.get('minLength', 0)},{about.get('maxLength', '')}"
-        return wire.Regex(f"[^{first}]{{{size}}}"), *_texts(end)
-    return (wire.FreeText(end=end),)
+def _shared(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What references in a schema point to, which stays where it is."""
+    return {name: about[name] for name in ("$defs", "definitions") if name in about}

@@ -28,6 +28,8 @@ HARMONY = wire.CallForm(
 )
 """As the models were trained to call; templates write earlier calls with another header."""
 
+THOUGHT_LIMIT = wire.ThoughtLimit(f"{CHANNEL}analysis{MESSAGE}", END, f"{END}{START}assistant", 0)
+
 _ENDS = (END, START)
 _HEADS = (START, CHANNEL, "to=")
 _LONGEST_HEAD = 512
@@ -209,16 +211,28 @@ def harmony_answer(answer: wire.Constraint) -> wire.Constraint:
     return _perhaps_thought((wire.Choices((FINAL,)), answer))
 
 
+def harmony_turn(tools: Sequence[tuple[str, wire.Constraint]]) -> wire.Constraint:
+    """Thoughts and texts for the user in any number, of which the last may be cut, or a call as
+    above behind them.
+    """
+    channels = wire.AnyOf((_message("analysis"), _message("commentary")))
+    heads = tuple(f"{CHANNEL}{one}{MESSAGE}" for one in ("analysis", "commentary", "final"))
+    text = wire.InOrder((wire.Choices(heads), wire.FreeText(MARKS)))
+    last = wire.AnyOf((wire.Repeated(text, 0, 1), harmony_calls(tools)))
+    return wire.InOrder((wire.Repeated(channels, 0, None), last))
+
+
 def _perhaps_thought(then: tuple[wire.Constraint, ...]) -> wire.Constraint:
+    return wire.InOrder((wire.Repeated(_message("analysis"), 0, 1), *then))
+
+
+def _message(channel: str) -> wire.Constraint:
+    """A message of this channel, and the beginning of the next one."""
     avoided = tuple(mark for mark in MARKS if mark != END)
-    thought = wire.InOrder(
-        (
-            wire.Choices((f"{CHANNEL}analysis{MESSAGE}",)),
-            wire.FreeText(avoided, END),
-            wire.Choices((f"{START}assistant",)),
-        )
+    head, next_one = f"{CHANNEL}{channel}{MESSAGE}", f"{START}assistant"
+    return wire.InOrder(
+        (wire.Choices((head,)), wire.FreeText(avoided, END), wire.Choices((next_one,)))
     )
-    return wire.InOrder((wire.Repeated(thought, 0, 1), *then))
 
 
 def _unsure(text: str) -> int:

@@ -175,6 +175,35 @@ class QuotedPlaces:
             self._tags.append(_closing_name(part))
 
 
+_THOUGHT_TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z]{3,20}\]|◁/?\w{1,20}▷")
+_BORDER = re.compile(r"^/|(?:^|_)(?:start|begin|end)(?:_of)?(?=_|$)")
+
+
+def thought_tags(text: str) -> tuple[str, str] | None:
+    """The first tag in a text that opens a thought, and the one that closes it; either may be the
+    other's counterpart. None where there is neither.
+    """
+    tags: dict[bool, str] = {}
+    for found in _THOUGHT_TAG.finditer(text):
+        name = found[0].strip("<>[]◁▷|｜").lower()
+        if _BORDER.sub("", name).strip("_|｜") in _THOUGHTS:
+            is_closing = name.startswith("/") or "end" in name.split("_")
+            tags.setdefault(is_closing, found[0])
+    if not tags:
+        return None
+    closing = tags.get(True) or _counterpart(tags[False])
+    return tags.get(False) or _counterpart(closing), closing
+
+
+def _counterpart(tag: str) -> str:
+    """The tag that closes one that opens, and the other way round."""
+    for opens, closes in (("START", "END"), ("begin", "end"), ("start", "end")):
+        for one, other in ((opens, closes), (closes, opens)):
+            if one in tag:
+                return tag.replace(one, other)
+    return tag.replace("/", "", 1) if "/" in tag else f"{tag[0]}/{tag[1:]}"
+
+
 def _is_in_word(char: str) -> bool:
     return char.isalnum() or char == "_"
 

@@ -101,6 +101,9 @@ class JsonSchema(ConstraintKind, frozen=True):
     def freely_laid_out(self) -> JsonSchema:
         return JsonSchema(self.schema, "flexible", True, None, self.strict)
 
+    def with_schema(self, schema: str) -> JsonSchema:
+        return self if schema == self.schema else msgspec.structs.replace(self, schema=schema)
+
     @property
     def has_layout(self) -> bool:
         """Whether it says how JSON is laid out."""
@@ -167,8 +170,45 @@ class FreeText(ConstraintKind, frozen=True):
     end: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
 
 
+class PlainStrings(ConstraintKind, frozen=True):
+    """The strings that a JSON schema takes, as they are: without quotes and escapes. None has
+    `end` in it, or ends so that this begins earlier when it follows.
+    """
+
+    schema: Annotated[str, Meta(max_length=1_048_576)]
+    end: Annotated[str, Meta(max_length=1024)]
+
+
+class Preferred(ConstraintKind, frozen=True):
+    """`wanted`, or, where that cannot be enforced, `otherwise`; the answer says why."""
+
+    is_whole = True
+
+    wanted: Constraint
+    otherwise: Constraint
+
+
+class Continued(ConstraintKind, frozen=True):
+    """What is left of a text of `whole` behind `begun`; all of it, where none begins so."""
+
+    is_whole = True
+
+    whole: Constraint
+    begun: Annotated[str, Meta(max_length=1_048_576)]
+
+
 Constraint: TypeAlias = (
-    Regex | JsonSchema | Choices | Grammar | InOrder | AnyOf | Repeated | FreeText
+    Regex
+    | JsonSchema
+    | Choices
+    | Grammar
+    | InOrder
+    | AnyOf
+    | Repeated
+    | FreeText
+    | PlainStrings
+    | Preferred
+    | Continued
 )
 
 

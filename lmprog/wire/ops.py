@@ -19,7 +19,7 @@ from lmprog.wire.message import (
     TokenId,
 )
 from lmprog.wire.sampling_params import SamplingParams
-from lmprog.wire.tool_calls import SentCall, ToolOffer
+from lmprog.wire.tool_calls import SentCall, ThoughtLimit, ToolOffer
 
 
 class TextPiece(Message, frozen=True):
@@ -141,7 +141,7 @@ class Generate(Message, frozen=True):
     cannot win any more are ended at once. The winner is the first output, the other complete ones
     follow in their order; a reference to it has index 0, and its text is streamed when it is known.
     With a `judge` the best is the one that the judge scores highest; the judge's question does not
-    stay in the branch. `tools` are for services only.
+    stay in the branch. `tools` are for services only. `thought`: how long it may think.
     """
 
     branch: Id
@@ -155,6 +155,7 @@ class Generate(Message, frozen=True):
     keep: Keep = "first"
     judge: Judge | None = None
     tools: ToolOffer | None = None
+    thought: ThoughtLimit | None = None
 
 
 class Select(Message, frozen=True):

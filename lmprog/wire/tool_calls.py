@@ -4,8 +4,8 @@ calls tools by itself is told.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -74,6 +74,51 @@ class SentCall(Message, frozen=True):
     id: str = ""
 
 
+ThoughtState: TypeAlias = Literal["free", "open", "closed"]
+"""How a prompt leaves it to the answer to begin with a thought: it may, it stands in one, or none
+comes any more.
+"""
+
+
+class ThoughtForm(Message, frozen=True):
+    """The tags around what a model thinks before it answers; none where it does not think, or in
+    channels.
+    """
+
+    begin: FormText = ""
+    end: FormText = ""
+    prompt: ThoughtState = "free"
+    switch: ShortText = ""
+    """The variable of its template that turns thoughts on and off."""
+    on: ThoughtState = "free"
+    off: ThoughtState = "free"
+
+    def switched(self, switch: str, on: ThoughtState, off: ThoughtState) -> ThoughtForm:
+        return msgspec.structs.replace(self, switch=switch, on=on, off=off)
+
+    def state(self, variables: Mapping[str, Any]) -> ThoughtState:
+        """How a prompt leaves it that is written with these variables."""
+        if not self.begin:
+            return "closed"
+        if self.switch not in variables:
+            return self.prompt
+        return self.on if variables[self.switch] else self.off
+
+
+class ThoughtLimit(Message, frozen=True):
+    """After so many tokens of an answer a thought that is open is closed for the model: by `close`,
+    which has its `end`. Without `begin` the answer begins in the thought.
+    """
+
+    begin: FormText
+    end: Annotated[str, Meta(min_length=1, max_length=1024)]
+    close: Annotated[str, Meta(min_length=1, max_length=1024)]
+    most: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+    def of(self, most: int) -> ThoughtLimit:
+        return msgspec.structs.replace(self, most=most)
+
+
 class ToolSupport(Message, frozen=True):
     """A model's form of calls, and which part of a conversation with tools its template writes."""
 
@@ -95,8 +140,8 @@ class ToolSupport(Message, frozen=True):
     tags: tuple[FormText, ...] = ()
     """The tags of the form that are special tokens of the model: where an answer spells one in
     other tokens (`Output.tags` does not have it) it is text."""
-    thought: ShortText = ""
-    """The tag of a thought that the template leaves open before an answer."""
+    thought: ThoughtForm = ThoughtForm()
+    """What the model thinks before it answers, or calls."""
     is_native: bool = False
     """The service takes tools in a field of the request (`ToolOffer`) and has fields for calls and
     results; in texts its calls are written in this form.

@@ -16,6 +16,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
+from lmprog.constraints.constraint import CompileTooLong
 from lmprog.errors import GrammarError, RequestRejected
 from lmprog.runtime.programs import call_constraints, compile_pool
 from lmprog.runtime.programs.call_constraints import CallConstraints, SearchCache
@@ -85,8 +86,10 @@ class Slow:
     def say(self, *ops: wire.Op | Gone) -> None:
         self.writer.channel.inbox += [(ME, op) for op in ops]
 
-    def gen(self, number: int, pattern: str | None, timeout: float | None = None) -> None:
-        constraint = None if pattern is None else wire.Regex(pattern)
+    def gen(
+        self, number: int, pattern: str | wire.Constraint | None, timeout: float | None = None
+    ) -> None:
+        constraint = wire.Regex(pattern) if isinstance(pattern, str) else pattern
         self.say(
             wire.Open(number),
             wire.Append(number, (wire.TextPiece("x"),)),
@@ -200,6 +203,34 @@ def test_a_compile_that_took_too_long_is_refused(monkeypatch: pytest.MonkeyPatch
     replies = slow.replies()
     assert code_of(replies[1]) == "grammar"
     assert text_of(replies[2]) == "abc"
+
+
+def test_what_is_compiled_in_place_of_what_took_too_long_has_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late(compile_pool.TimeLimit):
+        num_begun = num_calls = 0
+
+        def begin(self) -> None:
+            super().begin()
+            self.num_begun += 1
+
+        def __call__(self) -> None:
+            self.num_calls += 1
+            if self.num_begun == 1 and self.num_calls > 1:
+                raise CompileTooLong("it takes too long", position=None)
+
+    monkeypatch.setattr(call_constraints, "TimeLimit", Late)
+    slow = Slow()
+    slow.gen(1, wire.Preferred(wire.Regex("abc|" * 100), wire.Regex("xyz")))
+    slow.gen(2, "abc|" * 100)
+    slow.replies(2)
+    slow.compile()
+    replies = slow.replies()
+    assert text_of(replies[1]) == "xyz"
+    assert isinstance(replies[1], wire.CallDone)
+    assert "too long" in replies[1].left_out[0]
+    assert code_of(replies[2]) == "grammar"
 
 
 def test_what_breaks_in_a_worker_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:

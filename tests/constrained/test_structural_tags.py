@@ -16,6 +16,7 @@ from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.completions import CompletionBody
 from lmprog.server.openai.output_constraint import constraint_of
 from lmprog.server.sglang.generate_body import GenerateSampling
+from lmprog.tool_calls.structural_tags import TagError, structural_tag
 from tests.constrained.writer import Writer, byte_tokenizer
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"],
@@ -119,7 +120,7 @@ def test_tags_with_a_separator() -> None:
 
 def test_a_tag_that_is_begun_is_closed_within_the_budget() -> None:
     """Whatever the model wants: a tag begins only where it can end."""
-    constraint = wire.structural_tag(triggered())
+    constraint = structural_tag(triggered())
     compiled = lmprog.constraint(structural_tag=triggered())
     liked = tuple((ord(letter), 20.0) for letter in "<n>1")
     asked = [
@@ -146,19 +147,19 @@ SPELLINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", SPELLINGS, ids=str)
 def test_requests_ask_for_tags_as_sglang_and_vllm_do(fields: dict[str, Any]) -> None:
     made = constraint_of(msgspec.convert({"prompt": "x", **fields}, CompletionBody))
-    assert made.constraint == wire.structural_tag(OLD)
+    assert made.constraint == structural_tag(OLD)
 
 
 def test_generate_takes_tags_among_its_sampling_parameters() -> None:
     given = {"structural_tag": json.dumps(triggered())}
     made = msgspec.convert(given, GenerateSampling).constraint()
-    assert made == wire.structural_tag(triggered())
+    assert made == structural_tag(triggered())
 
 
 def test_the_new_form_travels_in_a_response_format() -> None:
     body = {"prompt": "x", "response_format": {"type": "structural_tag", **triggered()}}
     made = constraint_of(msgspec.convert(body, CompletionBody))
-    assert made.constraint == wire.structural_tag(triggered())
+    assert made.constraint == structural_tag(triggered())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_the_new_form_travels_in_a_response_format() -> None:
         ({**OLD, "triggers": ["<x"]}, "triggers"),
         ({**OLD, "structures": [{"begin": "<function=a>", "end": ""}]}, "structures[0].schema"),
         ({**OLD, "stuctures": []}, "stuctures"),
-        ({"format": {"type": "qwen_xml_parameter"}}, "format.type"),
+        ({"format": {"type": "qwen_xml_parameter"}}, "format.json_schema"),
         (triggered(at_least_one=1), "format.at_least_one"),
         (
             {"format": {"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ""}},
@@ -180,8 +181,8 @@ def test_the_new_form_travels_in_a_response_format() -> None:
     ids=str,
 )
 def test_what_is_wrong_in_a_tag_is_named(tag: dict[str, Any] | str, place: str) -> None:
-    with pytest.raises(wire.TagError) as caught:
-        wire.structural_tag(tag)
+    with pytest.raises(TagError) as caught:
+        structural_tag(tag)
     assert caught.value.field == place
     with pytest.raises(InvalidParameter, match="structural_tag"):
         lmprog.gen("x", structural_tag=tag)
@@ -190,3 +191,69 @@ def test_what_is_wrong_in_a_tag_is_named(tag: dict[str, Any] | str, place: str) 
         constraint_of(msgspec.convert(body, CompletionBody))
     field = "structured_outputs.structural_tag"
     assert refused.value.problem.param == (f"{field}.{place}" if place else field)
+
+
+XML = {"type": "object", "required": ["a"], "properties": {"a": {"type": "string"},
+       "n": {"type": "integer"}}, "additionalProperties": False}  # fmt: skip
+ONE: dict[str, Any] = {"type": "const_string", "value": "ab"}
+QWEN = "<parameter=a>x</parameter>"
+
+
+@pytest.mark.parametrize(
+    ("given", "good", "bad"),
+    [
+        ({"type": "optional", "content": ONE}, ["", "ab"], ["abab"]),
+        ({"type": "star", "content": ONE}, ["", "abab"], ["aba"]),
+        ({"type": "plus", "content": ONE}, ["ab", "abab"], [""]),
+        ({"type": "repeat", "content": ONE, "min": 1, "max": 2}, ["ab", "abab"], ["", "ababab"]),
+        ({"type": "repeat", "content": ONE, "min": 1, "max": -1}, ["ababab"], [""]),
+        ({"type": "grammar", "grammar": 'root ::= "a" | "(" root ")"'}, ["((a))"], ["(a"]),
+        ({"type": "token", "token": "<|end|>"}, ["<|end|>"], ["<|end|"]),
+        (
+            {"type": "qwen_xml_parameter", "json_schema": XML},
+            [QWEN, QWEN + "<parameter=n>3</parameter>"],
+            ["", "<parameter=n>3</parameter>", QWEN + "<parameter=n>x</parameter>"],
+        ),
+        (
+            {"type": "json_schema", "json_schema": XML, "style": "glm_xml"},
+            ["<arg_key>a</arg_key><arg_value>x</arg_value>"],
+            [QWEN, '{"a": "x"}'],
+        ),
+        (
+            {"type": "json_schema", "json_schema": XML, "style": "minimax_xml"},
+            ['<parameter name="a">x</parameter>'],
+            [QWEN],
+        ),
+        (
+            {
+                "type": "tag",
+                "begin": {"type": "token", "token": "<t>"},
+                "content": ONE,
+                "end": ["."],
+            },
+            ["<t>ab."],
+            ["<t>ab"],
+        ),
+    ],
+)
+def test_ready_made_formats_mean_what_they_mean_elsewhere(
+    given: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    made = lmprog.constraint(structural_tag={"format": given})
+    assert [made.accepts(text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"type": "token", "token": 7}, "format.token"),
+        ({"type": "repeat", "content": ONE, "min": 3, "max": 2}, "format.min"),
+        ({"type": "repeat", "content": ONE, "min": True, "max": 2}, "format.min"),
+        ({"type": "json_schema", "json_schema": XML, "style": "yaml"}, "format.style"),
+        ({"type": "exclude_token", "exclude_tokens": []}, "format.type"),
+    ],
+)
+def test_what_cannot_be_meant_names_its_field(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(TagError) as caught:
+        structural_tag({"format": given})
+    assert caught.value.field == field

@@ -46,10 +46,34 @@ def test_a_composed_constraint_accepts_what_the_joined_pattern_does(
         assert accepts(spec, text) == (re.fullmatch(pattern, text) is not None), text
 
 
-def test_a_grammar_cannot_be_a_part() -> None:
-    spec = wire.AnyOf((COLOURS, wire.Grammar('root ::= "a"')))
-    with pytest.raises(GrammarError, match="a grammar cannot be a part"):
-        compile_constraint(spec, VOCABULARY)
+def test_a_grammar_can_be_a_part_where_our_own_automaton_takes_it() -> None:
+    nested, boxes = (wire.Grammar(f'root ::= "a" | "{a}" root "{b}"') for a, b in ("()", "[]"))
+    spec = wire.InOrder((COLOURS, wire.AnyOf((nested, boxes))))
+    for text, is_taken in (("red((a))", True), ("red[[a]]", True), ("red([a])", False)):
+        assert accepts(spec, text) is is_taken
+    greedy = wire.Grammar("start: NAME+\nNAME: /[a-z]+/")
+    with pytest.raises(GrammarError, match="cannot be a part of another constraint: where NAME"):
+        compile_constraint(wire.InOrder((COLOURS, greedy)), VOCABULARY)
+
+
+def test_a_text_that_was_begun_goes_on_inside_of_its_constraint() -> None:
+    spec = wire.JsonSchema('{"type": "object", "properties": {"a": {"type": "integer"}}}')
+    for begun, rest in (('{"a": 1', "2}"), ("", '{"a": 12}'), ("Well: ", '{"a": 12}')):
+        made = compile_constraint(wire.Continued(spec, begun), VOCABULARY)
+        state = made.advance_bytes(made.start, rest.encode())
+        assert state is not None
+        assert made.is_final(state)
+        assert made.advance_bytes(made.start, b"x") is None
+
+
+def test_what_is_preferred_is_taken_where_it_can_be_enforced() -> None:
+    never = wire.JsonSchema('{"type": "string", "pattern": "(.)\\\\1"}')
+    assert accepts(wire.Preferred(COLOURS, wire.Regex("a")), "red")
+    made = compile_constraint(wire.Preferred(never, wire.Regex("a")), VOCABULARY)
+    assert made.advance_bytes(made.start, b"a") is not None
+    assert "back-reference" in made.left_out[0]
+    with pytest.raises(GrammarError):
+        compile_constraint(wire.InOrder((wire.Preferred(never, COLOURS),)), VOCABULARY)
 
 
 def test_a_part_that_nothing_fits_leaves_nothing_in_a_sequence() -> None:

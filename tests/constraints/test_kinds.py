@@ -24,7 +24,7 @@ from tests.house import ROOT, House, dotted
 
 KINDS = get_args(wire.Constraint)
 ASKERS = {
-    "lmprog/wire/structural_tags.py",
+    "lmprog/tool_calls/structural_tags.py",
     "lmprog/constraints/compiling/compiler.py",
 }
 """The reader of structural tags, and the compiler's table. A new kind is its message, a file that makes
@@ -105,7 +105,13 @@ VIEWS: list[tuple[wire.Constraint, str]] = [
     (wire.AnyOf((wire.Regex("a"),)), ""),
     (wire.Repeated(wire.Regex("a"), 0, 1), ""),
     (wire.FreeText(("a",)), ""),
+    (wire.Continued(wire.Regex("ab"), "a"), ""),
+    (wire.PlainStrings("{}", "."), ""),
+    (wire.Preferred(wire.Regex("a"), wire.Regex("b")), ""),
 ]
+
+
+_WHOLE = (wire.Grammar, wire.Preferred, wire.Continued)
 
 
 def test_every_kind_says_what_others_may_take_it_as() -> None:
@@ -114,7 +120,7 @@ def test_every_kind_says_what_others_may_take_it_as() -> None:
         views = {name: getattr(constraint, f"as_{name}")() for name in _NAMES}
         assert [name for name, view in views.items() if view is not None] == said.split()
         assert constraint.is_portable == bool(said)
-        assert constraint.is_whole == (said == "grammar")
+        assert constraint.is_whole == isinstance(constraint, _WHOLE)
 
 
 _NAMES = ("choices", "pattern", "schema", "grammar")

@@ -56,3 +56,10 @@ def test_look_ahead_elsewhere_is_refused(pattern: str, small: Vocabulary) -> Non
     schema = wire.JsonSchema(json.dumps({"type": "string", "pattern": pattern}))
     with pytest.raises(UnsupportedSchema):
         compile_constraint(schema, small)
+
+
+@pytest.mark.parametrize("pattern", [*PATTERNS, "(?!a)[ab]+", "(?=.*b)(?!.*-$)[ab-]{1,3}"])
+def test_leading_look_ahead_of_a_regex_is_what_python_says(pattern: str, small: Vocabulary) -> None:
+    made = compile_constraint(wire.Regex(pattern), small)
+    for one in TEXTS:
+        assert accepts(made, one) == (re.fullmatch(pattern, one) is not None), one

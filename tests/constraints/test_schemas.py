@@ -15,6 +15,7 @@ import pytest
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.inspect import accepts, byte_vocabulary
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint, UnsupportedSchema
 from tests.constraints.schema_cases import FORMATS, KEYWORDS, OBJECT
@@ -364,3 +365,40 @@ def test_many_patterns_of_names_are_told_apart_where_they_exclude_each_other(
     alike = {f"{letter}": {"type": "integer"} for letter in "abcdefghi"}
     with pytest.raises(UnsupportedSchema, match="patternProperties"):
         compiled({**OBJECT, "patternProperties": alike}, small)
+
+
+OLD_DRAFT = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "$ref": "#/definitions/a",
+    "maxLength": 1,
+    "definitions": {"a": {"type": "string"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "nullable": True, "maximum": 1.5}, ["1", "null"], ["2", '"1"']),
+        ({"type": "string", "nullable": True, "enum": ["a"]}, ['"a"'], ["null"]),
+        ({"type": "string", "nullable": False}, ['"a"'], ["null"]),
+        (
+            {"enum": [{"type": "a", "nullable": True}]},
+            ['{"type": "a", "nullable": true}'],
+            ["null"],
+        ),
+        (
+            {"properties": {"const": {"type": "integer", "nullable": True}}},
+            ['{"const": null}'],
+            ['{"const": "a"}'],
+        ),
+        (OLD_DRAFT, ['"aaa"'], ["1"]),
+        ({**OLD_DRAFT, "$schema": "https://json-schema.org/draft/2020-12/schema"}, [], ['"aaa"']),
+    ],
+)
+def test_other_drafts_and_openapi_mean_what_they_say(
+    schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    made = compile_constraint(wire.JsonSchema(json.dumps(schema)), byte_vocabulary())
+    assert [accepts(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(
+        bad
+    )

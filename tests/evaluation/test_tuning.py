@@ -13,6 +13,7 @@ import pytest
 
 import lmprog
 from lmprog.errors import InvalidParameter, ProgramError, UnknownName
+from lmprog.evaluation.tuning import _Search
 from lmprog.lang.branches.slots import Filling, Tuned, nearest
 from lmprog.testing import Scripted, StrictOpenAI
 from tests.house import ROOT
@@ -133,6 +134,28 @@ def test_losers_are_dropped_round_by_round_and_the_budget_holds() -> None:
         few = shout.using(backend=model).tune(ROWS, "answer", budget={"tokens": 20_000})
     usage = few.usage
     assert usage.computed + usage.generated <= 20_000
+
+
+def test_pages_of_candidates_that_were_dropped_are_free_when_the_next_round_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[tuple[float, float]] = []
+    evaluated = _Search._evaluated
+
+    def counted(self: _Search, *given: Any) -> Any:
+        info = lmprog.get_server_info(runtime)
+        free = info["pages_free"] + info["pages_evictable"]
+        held.append((info["open_branches"], info["pages"] - free))
+        return evaluated(self, *given)
+
+    monkeypatch.setattr(_Search, "_evaluated", counted)
+    with lmprog.Runtime("dummy:tiny", dtype="float32", threads=1, kv_memory_mb=8) as runtime:
+        found = shout.using(backend=runtime).tune(ROWS, "answer", budget=250, candidates=6)
+        computed = lmprog.get_server_info(runtime)["computed_tokens"]
+    assert found.num_calls > 60
+    assert computed > 1000
+    assert len(held) >= 3
+    assert set(held) == {(0, 0)}
 
 
 def test_one_seed_gives_one_result_at_any_concurrency() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +15,8 @@ import lmprog
 from lmprog import wire
 from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import InvalidParameter, ModelError, ProgramError
-from lmprog.lang.ops.reasoning import Marks, Splitter
 from lmprog.testing import Hold, Scripted, Scripting
+from lmprog.tool_calls.thoughts import Marks, Splitter
 
 THOUGHT = "<think>\none two three\n</think>\n\nthe answer"
 
@@ -151,6 +152,9 @@ def test_a_chat_keeps_the_answer_only() -> None:
         s += lmprog.assistant(lmprog.gen("more"))
 
     with Scripted(["hm, hm</think>Because.", "So."]) as scripted:
+        support = wire.ToolSupport(thought=wire.ThoughtForm("<think>", "</think>", "open"))
+        welcome = scripted.client.welcome
+        scripted.client.welcome = msgspec.structs.replace(welcome, tools=support)
         state = program.using(backend=scripted).run()
     assert state["answer"] == "Because."
     assert state["answer_reasoning_content"] == "hm, hm"
@@ -174,8 +178,6 @@ def test_sglangs_spelling_reaches_every_generation_of_an_expression() -> None:
         "2",
     ]
     assert state.text() == "A: x B: y"
-    with pytest.raises(InvalidParameter, match=r"'gpt-9'.*qwen3"):
-        lmprog.sglang.separate_reasoning(lmprog.gen("a"), model_type="gpt-9")
 
 
 def test_a_reference_to_the_answer_is_the_answer() -> None:

@@ -12,9 +12,9 @@ import lmprog
 from lmprog import wire
 from lmprog.backends.client import RuntimeBackend
 from lmprog.errors import ContextOverflow, ModelError
-from lmprog.lang.ops.reasoning import Marks
 from lmprog.launch import greet
 from lmprog.testing import Hold, Scripted
+from lmprog.tool_calls.thoughts import Marks
 from tests.lang.small_runtime import Real
 
 
@@ -91,7 +91,8 @@ def test_where_the_prompt_opened_the_reasoning_it_is_not_opened_again() -> None:
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
         s.append("Q: <think>")
-        s += lmprog.sglang.separate_reasoning(lmprog.sglang.gen_int("n"), model_type="deepseek-r1")
+        asked = lmprog.sglang.gen_int("n")
+        s += lmprog.sglang.separate_reasoning(asked, marks=Marks(opened=True))
 
     with Scripted(["hm", "3"]) as scripted:
         run = program.using(backend=scripted).run()

@@ -45,7 +45,8 @@ class Recipe:
     def make(self, folder: Path, **saving: Any) -> Any:
         """Saves a checkpoint in `folder` and gives the model."""
         torch.manual_seed(len(self.family))
-        model = getattr(transformers, f"{self.family}ForCausalLM")(self.config()).eval()
+        kind = getattr(transformers, f"{self.family.removesuffix('Text')}ForCausalLM")
+        model = kind(self.config()).eval()
         with torch.no_grad():
             for weight in (
                 model.parameters()
@@ -141,6 +142,62 @@ MIXTURES = {
     ),
 }
 """Mixtures of experts, which the native engine decodes."""
+_DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+_MAMBA_2 = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
+_MAMBA_2 |= {"mamba_chunk_size": 32}
+_FEW_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+RECURRENT = {
+    "lfm2": Recipe(
+        "Lfm2",
+        {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    ),
+    "lfm2_moe": Recipe(
+        "Lfm2Moe",
+        {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1} | _FEW_EXPERTS,
+    ),
+    "qwen3_next": Recipe(
+        "Qwen3Next", _DELTA_NET | _FEW_EXPERTS | {"shared_expert_intermediate_size": 32}
+    ),
+    "qwen3_5_text": Recipe("Qwen3_5Text", _DELTA_NET),
+    "qwen3_5_moe_text": Recipe(
+        "Qwen3_5MoeText", _DELTA_NET | _FEW_EXPERTS | {"shared_expert_intermediate_size": 32}
+    ),
+    "olmo_hybrid": Recipe("OlmoHybrid", _DELTA_NET | {"linear_num_key_heads": 4}),
+    "granitemoehybrid": Recipe(
+        "GraniteMoeHybrid",
+        {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 64}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "residual_multiplier": 0.4}
+        | _MAMBA_2,
+    ),
+    "bamba": Recipe("Bamba", {"attn_layer_indices": [1]} | _MAMBA_2),
+    "nemotron_h": Recipe(
+        "NemotronH",
+        {"layers_block_type": ["mamba", "attention", "mlp"], "mamba_num_heads": 8}
+        | {"mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 32}
+        | {"head_dim": 16},
+    ),
+    "kimi_linear": Recipe(
+        "KimiLinear",
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "moe_intermediate_size": 32}
+        | {"linear_head_dim": 16, "linear_num_heads": 4, "num_key_value_heads": 4}
+        | {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    "falcon_h1": Recipe("FalconH1", {"mamba_d_ssm": 128} | _MAMBA_2),
+    "jamba": Recipe(
+        "Jamba",
+        {"attn_layer_offset": 1, "attn_layer_period": 3, "num_experts": 4, "mamba_dt_rank": 8},
+    ),
+}
+"""Architectures with recurrent layers, by their model type."""
 VARIANTS = {
     "llama-biases": Recipe(
         "Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -34,23 +33,27 @@ class Judged:
         return load_engine(RuntimeConfig(model=str(self.folder), kv_memory_mb=32, **config))
 
 
-Judge = Callable[[str, Recipe], Judged]
+class Judge(Protocol):
+    def __call__(self, name: str, recipe: Recipe, *, judge: bool = True) -> Judged: ...
 
 
 @pytest.fixture(scope="session")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    """Makes a checkpoint and its judgement, or gives those made before."""
+    """Makes a checkpoint and, if asked to `judge`, its judgement; or gives those made before."""
     made: dict[str, Judged] = {}
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
-    def make(name: str, recipe: Recipe) -> Judged:
+    def make(name: str, recipe: Recipe, *, judge: bool = True) -> Judged:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
             model = recipe.make(folder)
             draw = random.Random(name)
             prompts = [[draw.randrange(VOCABULARY) for _ in range(length)] for length in LENGTHS]
             made[name] = Judged(
-                folder, model, prompts, [generated(model, prompt) for prompt in prompts]
+                folder,
+                model,
+                prompts,
+                [generated(model, prompt) for prompt in prompts if judge],
             )
         return made[name]
 

@@ -26,6 +26,7 @@ from tests.mutation.ledger_mutants import LEDGER_MUTANTS
 from tests.mutation.memory_mutants import MEMORY_MUTANTS
 from tests.mutation.mutant import ROOMS, Mutant
 from tests.mutation.outer_mutants import OUTER_MUTANTS
+from tests.mutation.state_mutants import STATE_MUTANTS
 from tests.mutation.tier_mutants import TIER_MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,8 @@ SIMULATION = (
 )
 MUTANTS = [
     *(*MEMORY_MUTANTS, *TIER_MUTANTS, *DRAFT_MUTANTS),
-    *(*CALL_MUTANTS, *OUTER_MUTANTS, *IDENTITY_MUTANTS, *LEDGER_MUTANTS),
+    *(*CALL_MUTANTS, *OUTER_MUTANTS, *IDENTITY_MUTANTS),
+    *(*LEDGER_MUTANTS, *STATE_MUTANTS),
 ]
 
 

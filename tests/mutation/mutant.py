@@ -38,6 +38,8 @@ ROOMS = {
     "packed weights": "tests/model/test_weight_cache.py",
     "tool_calls": "tests/tool_calls/test_call_stream.py tests/tool_calls/test_derivation.py "
     "tests/tool_calls/test_quoted_calls.py",
+    "states": "tests/radix/test_snapshots.py tests/runtime/test_recurrent_states.py "
+    "tests/model/test_recurrent_models.py",
     "tags": "tests/constrained/test_structural_tags.py",
 }
 """The tests of each room, quick ones first. Where they notice nothing the simulation is tried."""

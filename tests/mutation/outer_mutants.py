@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-_FLEET, _CALLS, _TAGS = "fleet/", "tool_calls/", "wire/structural_tags.py"
+_FLEET, _CALLS, _TAGS = "fleet/", "tool_calls/", "tool_calls/structural_tags.py"
 
 OUTER_MUTANTS = [
     # --- fleets

@@ -15,6 +15,7 @@ from lmprog.runtime.scheduling.generation import Generation, GenerationSettings,
 from lmprog.runtime.scheduling.logits_requests import Progress, collect_requests
 from lmprog.runtime.scheduling.namespaces import Namespace
 from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.simulation.fake_engine import FakeEngine, reference_logits
@@ -34,10 +35,14 @@ class Rig:
     preempt_every: int = 0
     engine: Any = None
     sampler: Any = None
+    states: StatePool | None = None
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config, self.context_len)
-        self.engine = self.engine or FakeEngine(self.config.num_pages, self.config.page_size, VOCAB)
+        self.scheduler = Scheduler(self.config, self.context_len, states=self.states)
+        num_states = 0 if self.states is None else self.states.num_slots
+        self.engine = self.engine or FakeEngine(
+            self.config.num_pages, self.config.page_size, VOCAB, num_states
+        )
         self.sampler = self.sampler or PlainSampler()
         self.plans: list[Plan] = []
 

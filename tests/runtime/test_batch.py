@@ -12,7 +12,7 @@ import pytest
 from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.namespaces import Namespace
-from lmprog.runtime.scheduling.plan import Copy, Mirror, Plan, Row
+from lmprog.runtime.scheduling.plan import Copy, Mirror, Plan, PlanStates, Row
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 
 NOBODY = Sequence(SequenceGroup(), array("i"), Scoring(1, ()))
@@ -42,7 +42,7 @@ def plan(random_: random.Random, page_size: int, longest: int) -> Plan:
 
 def plain_batch(plan: Plan, page_size: int) -> dict[str, list[int]]:
     """What `Batch` says of its arrays, in Python."""
-    names = {one.name for one in fields(Batch)} - {"page_size", "adapters"}
+    names = {one.name for one in fields(Batch)} - {"page_size", "adapters", "states"}
     found: dict[str, list[int]] = {name: [] for name in names}
     found["row_starts"], found["page_starts"] = [0], [0]
     for row in plan.rows:
@@ -81,6 +81,17 @@ def test_a_batch_is_its_plan_token_by_token(seed: int, longest: int) -> None:
         assert array_.flags.writeable, name
         assert array_.ravel().tolist() == values, name
     assert batch.copies.shape == (len(asked.copies), 2)
+
+
+def test_recurrent_states_are_arrays_too_and_are_made_only_where_there_are_any() -> None:
+    asked = plan(random.Random(1), 4, 2)
+    assert build_batch(asked, 4).states is None
+    slots = PlanStates(tuple((at - 1, at) for at in range(9)), ((0, 1, 20), (3, 1, 21)))
+    states = build_batch(replace(asked, states=slots), 4).states
+    assert states is not None
+    assert states.sources.tolist() == [-1, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert states.targets.tolist() == list(range(9))
+    assert states.snapshots.tolist() == [[0, 1, 20], [3, 1, 21]]
 
 
 def test_rows_have_the_adapters_of_their_sequences_and_are_asked_only_where_there_are_any() -> None:

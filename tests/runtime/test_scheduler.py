@@ -245,3 +245,17 @@ def test_of_several_later_sequences_the_youngest_programs_is_preempted_first() -
     assert order[:2] == [3, 2]
     for seed, one in enumerate(sequences):
         assert list(one.tokens)[8:] == expected(tokens(seed, 8), 24)
+
+
+def test_who_was_preempted_and_admitted_in_one_step_has_one_row() -> None:
+    """It had two where it was to be computed behind the one that needed its pages, and another
+    client's turn let it in again before that.
+    """
+    rig = Rig(SchedulerConfig(page_size=1, num_pages=16, admission="unlimited"))
+    sizes = [(1, 6, "a"), (11, 4, "a"), (8, 5, "a"), (4, 9, "b"), (4, 11, "a"), (4, 7, "b")]
+    for size, count, client in sizes:
+        rig.gen([(7 * size + place) % 50 for place in range(size)], count, client=client)
+    rig.run()
+    assert rig.scheduler.stats.preemptions
+    for plan in rig.plans:
+        assert len({row.sequence for row in plan.rows}) == len(plan.rows)

@@ -277,7 +277,7 @@ def test_effort_and_thinking_reach_a_template_that_has_them_and_no_other() -> No
         {**CLAUDE_CODE, "output_config": {"effort": "low"}}, messages.MessagesBody
     )
     known = ("enable_thinking", "reasoning_effort")
-    chat = messages.chat_of(body, known)
+    chat = messages.chat_of(body, known, "enable_thinking")
     assert chat.reasoning_effort == "low"
     assert chat.chat_template_kwargs == {"enable_thinking": True}
     assert messages.warnings_of(body, known) == ()

@@ -11,6 +11,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.radix import RadixTree
+from lmprog.radix.snapshots import StateSnapshots
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.delivery import CallCompletion
@@ -22,6 +23,7 @@ from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
+from lmprog.runtime.scheduling.recurrent import RecurrentStates
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
@@ -207,6 +209,46 @@ def drafts_run_past_a_stop(patch: Patch) -> None:
     patch.setattr(TextStream, "num_before_stop", lambda self, tokens: len(tokens))
 
 
+def a_prefix_is_used_without_its_state(patch: Patch) -> None:
+    patch.setattr(RecurrentStates, "usable", lambda self, match, writer: match)
+
+
+def a_fork_advances_what_it_shares(patch: Patch) -> None:
+    original = RecurrentStates.finish
+
+    def finish(self: RecurrentStates, rows: Any) -> Any:
+        made = original(self, rows)
+        slots = [(source, target if source < 0 else source) for source, target in made.rows]
+        return made._replace(rows=tuple(slots))
+
+    patch.setattr(RecurrentStates, "finish", finish)
+
+
+def a_state_is_evicted_before_it_is_read(patch: Patch) -> None:
+    patch.setattr(StateSnapshots, "lock", lambda self, snapshot: None)
+    patch.setattr(StateSnapshots, "unlock", lambda self, snapshot: None)
+
+
+def states_outlive_their_tokens(patch: Patch) -> None:
+    patch.setattr(StateSnapshots, "shortened", lambda self, node: None)
+
+
+def states_do_not_move_when_nodes_are_split(patch: Patch) -> None:
+    patch.setattr(StateSnapshots, "was_split", lambda self, upper, lower: None)
+
+
+def a_failed_step_leaves_its_states(patch: Patch) -> None:
+    patch.setattr(RecurrentStates, "undo", lambda self: None)
+    patch.setattr(StateSnapshots, "removed", lambda self, node: None)
+
+
+def slots_of_states_leak(patch: Patch) -> None:
+    def release(self: RecurrentStates, sequence: Any, node: Any = None) -> None:
+        sequence.recurrent = None
+
+    patch.setattr(RecurrentStates, "release", release)
+
+
 BUGS: list[Callable[[Patch], None]] = [
     a_shared_page_is_written,
     copies_are_forgotten,
@@ -231,6 +273,13 @@ BUGS: list[Callable[[Patch], None]] = [
     wrong_drafts_are_followed,
     drafted_tokens_share_a_random_number,
     drafts_run_past_a_stop,
+    a_prefix_is_used_without_its_state,
+    a_fork_advances_what_it_shares,
+    a_state_is_evicted_before_it_is_read,
+    states_outlive_their_tokens,
+    states_do_not_move_when_nodes_are_split,
+    a_failed_step_leaves_its_states,
+    slots_of_states_leak,
 ]
 
 

@@ -13,6 +13,7 @@ from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import UnsupportedSchema
 from lmprog.tool_calls.constraining import (
     ToolShape,
     calls_constraint,
@@ -102,12 +103,11 @@ def test_an_answer_or_a_call_is_one_of_the_two(family: str) -> None:
 @pytest.mark.parametrize("family", EVERY)
 def test_in_a_free_answer_a_call_that_is_begun_is_a_whole_one(family: str) -> None:
     form, rng = form_of(family), random.Random(family)
-    constraint = free_or_calls(form, SHAPES, True)
-    if constraint is None:
-        assert mark_of(form).only_at_start
-        return
-    made = compile_constraint(constraint, VOCABULARY)
-    for begun in ("", mark_of(form).text, "Well. " + mark_of(form).text):
+    made = compile_constraint(free_or_calls(form, SHAPES, True), VOCABULARY)
+    begins = ["", mark_of(form).text]
+    if not mark_of(form).only_at_start:
+        begins.append("Well. " + mark_of(form).text)
+    for begun in begins:
         state = made.start
         for byte in begun.encode():
             state = made.advance(state, byte)
@@ -149,3 +149,52 @@ def test_a_free_string_ends_with_its_own_closing_tag_and_no_sooner(family: str) 
     state = made.advance_bytes(made.start, answer.encode())
     assert state is not None
     assert made.is_final(state)
+
+
+ITEM: dict[str, Any] = {"type": "object", "additionalProperties": False}
+HARD: list[dict[str, Any]] = [
+    {"properties": {"d": {"type": "string", "format": "date"}}, "required": ["d"]},
+    {"properties": {"d": {"type": "string", "pattern": "b", "maxLength": 3}}, "required": ["d"]},
+    {
+        "properties": {"d": {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}},
+        "required": ["d"],
+    },
+    {"properties": {"d": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}, "required": ["d"]},
+    {
+        "properties": {"d": {"$ref": "#/$defs/e"}},
+        "required": ["d"],
+        "$defs": {"e": {"enum": ["x"]}},
+    },
+    {"properties": {"d": {"enum": ["x", 1, None, "1"]}}, "required": ["d"]},
+    {"properties": {"d": {"type": "string", "allOf": [{"maxLength": 2}]}}, "required": ["d"]},
+    {"properties": {"d": {"type": "string", "not": {"const": "a"}, "maxLength": 1}}},
+    {"properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
+    {
+        "$ref": "#/$defs/t",
+        "$defs": {"t": ITEM | {"properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    },
+    {
+        "anyOf": [
+            ITEM | {"properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            ITEM | {"properties": {"b": {"type": "boolean"}}, "required": ["b"]},
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize("family", ["glm", "coder", "gemma", "dsml", "pythonic"])
+def test_arguments_one_by_one_validate_whatever_a_schema_says_of_them(family: str) -> None:
+    form, rng = form_of(family), random.Random(family)
+    for schema in HARD:
+        shape = ToolShape("say", schema)
+        made = compile_constraint(calls_constraint(form, [shape], False), VOCABULARY)
+        for _ in range(4):
+            stream = CallStream(form, {"say": schema}, "")
+            text = drawn(made, rng)
+            parts = [*stream.feed(text), *stream.finish()]
+            (call,) = [part for part in parts if isinstance(part, ParsedCall)]
+            checker = jsonschema.FormatChecker()
+            jsonschema.validate(json.loads(call.arguments), schema, format_checker=checker)
+    wrong = ToolShape("say", {"properties": {"a": {}}, "minProperties": 1})
+    with pytest.raises(UnsupportedSchema, match="minProperties at #/minProperties"):
+        calls_constraint(form, [wrong], False)

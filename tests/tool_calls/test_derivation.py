@@ -144,17 +144,42 @@ def test_a_template_of_channels_has_the_form_that_its_model_was_trained_on() -> 
     assert not support.arguments_as_text
 
 
+THINKING = """
+{%- for m in messages -%}
+<|{{ m['role'] }}|>{% if m['role'] == 'assistant' %}WRITTEN{% endif %}{{ m['content'] }}<|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>OPENED{% endif -%}
+"""
+WRITTEN = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+CLOSED = "<think>\n\n</think>\n\n"
+SWITCHED = "{% if enable_thinking is defined and not enable_thinking %}" + CLOSED + "{% endif %}"
+DROPPED = "{% set unused = m['content'].split('</think>') %}"
+ASKED = "{% if thinking %}<think>{% else %}</think>{% endif %}"
+
+
 @pytest.mark.parametrize(
-    ("opening", "thought"),
+    ("rendered", "opened", "form"),
     [
-        ("<think>\n", "<think>"),
-        ("[THINK]", "[THINK]"),
-        ("<think>\n\n</think>\n\n", ""),
-        ("", ""),
+        ("", "", ()),
+        ("{{ m.reasoning_content }}", "", ()),
+        ("", "<think>\n", ("<think>", "</think>", "open")),
+        ("", "[THINK]", ("[THINK]", "[/THINK]", "open")),
+        ("", CLOSED, ("<think>", "</think>", "closed")),
+        (WRITTEN, "", ("<think>", "</think>", "free")),
+        (WRITTEN, "<think>\n", ("<think>", "</think>", "open")),
+        (WRITTEN, SWITCHED, ("<think>", "</think>", "free", "enable_thinking", "free", "closed")),
+        (DROPPED, ASKED, ("<think>", "</think>", "closed", "thinking", "open", "closed")),
+        (
+            WRITTEN.replace("<think>", "<|channel>thought").replace("</think>", "<channel|>"),
+            "",
+            ("<|channel>thought", "<channel|>", "free"),
+        ),
+        ("{# <|START_THINKING|> #}", "", ("<|START_THINKING|>", "<|END_THINKING|>", "free")),
+        (DROPPED.replace("</think>", "◁/think▷"), "", ("◁think▷", "◁/think▷", "free")),
     ],
 )
-def test_a_thought_that_the_template_leaves_open_is_known(opening: str, thought: str) -> None:
-    source = native(FAMILIES["hermes"]).replace(
-        "<|assistant|>{% endif", f"<|assistant|>{opening}{{% endif"
-    )
-    assert tool_support(ChatTemplate(source, {}), ENDS).thought == thought
+def test_what_stands_around_a_thought_is_derived_from_the_template(
+    rendered: str, opened: str, form: tuple[Any, ...]
+) -> None:
+    source = THINKING.strip().replace("WRITTEN", rendered).replace("OPENED", opened)
+    assert tool_support(ChatTemplate(source, {}), ENDS).thought == wire.ThoughtForm(*form)

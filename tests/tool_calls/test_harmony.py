@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
-from lmprog.lang.ops.reasoning import Marks
 from lmprog.tool_calls.constraining import ToolShape, calls_constraint, free_or_calls
 from lmprog.tool_calls.harmony import (
     FINAL,
@@ -22,6 +21,7 @@ from lmprog.tool_calls.harmony import (
     harmony_answer,
 )
 from lmprog.tool_calls.reading import ParsedCall
+from lmprog.tool_calls.thoughts import Marks
 from tests.tool_calls.test_constraining import VOCABULARY
 
 TOOLS: dict[str, Any] = {"now": {}, "get_weather": {"type": "object"}}
@@ -169,5 +169,20 @@ def test_programs_tell_thoughts_apart_by_their_marks() -> None:
     assert marks.split(THOUGHT + NEXT + FINAL + "It is late.") == ("Hm, <b>.", "It is late.")
 
 
-def test_nothing_constrains_an_answer_that_may_call() -> None:
-    assert free_or_calls(HARMONY, SHAPES, many=False) is None
+COMMENT = "<|channel|>commentary<|message|>I look.<|end|>" + NEXT
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        (FINAL + "No.", True),
+        (THOUGHT + NEXT + COMMENT + THOUGHT + NEXT + ADD + '{"a": 3}', True),
+        (THOUGHT + NEXT + FINAL + "No.", True),
+        ("<|channel|>analysis<|message|>It is cut", True),
+        (THOUGHT + NEXT + ADD + '{"a": "x"}', False),
+        (THOUGHT + NEXT + ADD + '{"a": 3', False),
+        (FINAL + "No." + ADD + '{"a": 3}', False),
+    ],
+)
+def test_in_an_answer_that_may_call_calls_are_confined(text: str, is_allowed: bool) -> None:
+    assert accepts(free_or_calls(HARMONY, SHAPES, many=False), text) is is_allowed

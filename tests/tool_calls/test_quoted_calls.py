@@ -301,3 +301,17 @@ def test_behind_a_call_that_cannot_be_read_nothing_is_one() -> None:
     assert read(broken, []) == []
     assert read(broken + "\n" + CALL, []) == []
     assert read(CALL.replace("delete_all", "other") + "\n" + CALL, []) == ["delete_all"]
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [("open", "Maybe\n{}\n</think>\n\nNow.\n{}"), ("free", "<think>{}</think>Now.\n{}")],
+)
+def test_what_a_program_is_answered_is_without_the_thought(
+    state: wire.ThoughtState, text: str
+) -> None:
+    thought = wire.ThoughtForm("<think>", "</think>", "open")
+    offered = OfferedTools(TOOLS, wire.ToolSupport(thought=thought), state=state)
+    whole = text.format(CALL, CALL)
+    reply = offered.reply(whole, wire.Output(whole, (), "stop"))
+    assert (reply.text, [call.name for call in reply.calls]) == ("Now.", ["delete_all"])

@@ -24,10 +24,20 @@ from lmprog.constraints.compiling.llguidance_engine import LlguidanceConstraint
 from lmprog.constraints.constraint import (
     Check,
     CompileLimits,
+    CompileTooLong,
     Constraint,
     never_stop,
 )
-from lmprog.constraints.expression import ANYTHING, Chars, Expression, Repeat, alt, seq, whole
+from lmprog.constraints.expression import (
+    ANYTHING,
+    Chars,
+    Expression,
+    Repeat,
+    alt,
+    seq,
+    somewhere,
+    whole,
+)
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
 from lmprog.constraints.grammar.read import grammar_node
@@ -35,12 +45,18 @@ from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import REPEAT, Net, NetBuilder, Node
 from lmprog.constraints.pattern import parse_pattern
-from lmprog.constraints.regular import RegularConstraint
-from lmprog.constraints.schema.entry import schema_node, why_nothing_fits
+from lmprog.constraints.regular import ContinuedConstraint, RegularConstraint
+from lmprog.constraints.schema.entry import plain_strings_node, schema_node, why_nothing_fits
+from lmprog.constraints.schema.strings import without_looks
 from lmprog.constraints.text_set import TextSet, lower_text_set
 from lmprog.constraints.unique_items import UniqueItemsConstraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import GrammarError, UnsatisfiableConstraint
+from lmprog.errors import (
+    GrammarError,
+    LmprogError,
+    UnsatisfiableConstraint,
+    UnsupportedSchema,
+)
 
 DEFAULT_LIMITS = CompileLimits()
 _PROBE_LIMITS = CompileLimits(max_positions=300_000)
@@ -65,15 +81,29 @@ def compile_constraint(
     """Raises GrammarError, UnsupportedSchema or UnsatisfiableConstraint with the reason and the
     place, and whatever `check` raises, which is called about every ten microseconds.
     """
+    if isinstance(spec, wire.Preferred):
+        try:
+            return compile_constraint(spec.wanted, vocabulary, limits, check)
+        except CompileTooLong:
+            raise
+        except (GrammarError, UnsupportedSchema, UnsatisfiableConstraint) as error:
+            return compile_otherwise(spec, error, vocabulary, limits, check)
+    if isinstance(spec, wire.Continued):
+        whole_text = compile_constraint(spec.whole, vocabulary, limits, check)
+        begun = whole_text.advance_bytes(whole_text.start, spec.begun.encode())
+        return whole_text if begun is None else ContinuedConstraint(whole_text, begun)
     vocabulary.prepare()
     grammar = spec.as_grammar()
     builder = NetBuilder(limits, check)
     try:
         net = _net_of(spec, builder, vocabulary, limits)
-        if grammar is not None:
+        if _has_grammar(spec):
             _refuse_where_ambiguous(net, vocabulary, check)
     except NeedsLlguidance as why:
-        assert grammar is not None, "only grammars may be left to the other engine"
+        if grammar is None:
+            raise GrammarError(
+                f"this grammar cannot be a part of another constraint: {why}", position=None
+            ) from why
         return LlguidanceConstraint(grammar, vocabulary, limits, str(why), check)
     engine = Automaton(net, vocabulary, limits)
     if isinstance(spec, wire.Regex):
@@ -83,6 +113,21 @@ def compile_constraint(
         return made
     arrays = {int(net.args[leaf, 0]): one for leaf, one in builder.unique_arrays.items()}
     return UniqueItemsConstraint(made, arrays, vocabulary)
+
+
+def compile_otherwise(
+    spec: wire.Constraint,
+    error: LmprogError,
+    vocabulary: Vocabulary,
+    limits: CompileLimits = DEFAULT_LIMITS,
+    check: Check = never_stop,
+) -> Constraint:
+    """What `spec` has in place of what failed with `error`. Raises that where there is nothing."""
+    if not isinstance(spec, wire.Preferred):
+        raise error
+    made = compile_constraint(spec.otherwise, vocabulary, limits, check)
+    made.left_out = (str(error), *made.left_out)
+    return made
 
 
 def _refuse_where_ambiguous(net: Net, vocabulary: Vocabulary, check: Check) -> None:
@@ -178,14 +223,35 @@ def root_node(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits)
 
 def _part(spec: wire.Constraint, builder: NetBuilder, limits: CompileLimits) -> Node:
     """Of a constraint that others are made of. Raises GrammarError for one that cannot be."""
-    if spec.is_whole:
-        raise GrammarError("a grammar cannot be a part of another constraint", position=None)
+    if isinstance(spec, wire.Preferred | wire.Continued):
+        kind = type(spec).__name__
+        raise GrammarError(f"{kind} is a whole constraint and no part of one", position=None)
     return root_node(spec, builder, limits)
 
 
+def _has_grammar(spec: wire.Constraint) -> bool:
+    match spec:
+        case wire.Grammar():
+            return True
+        case wire.InOrder(parts=parts) | wire.AnyOf(options=parts):
+            return any(map(_has_grammar, parts))
+        case wire.Repeated(item=item):
+            return _has_grammar(item)
+    return False
+
+
 def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) -> Node:
-    expression = whole(parse_pattern(spec.pattern, limits))
-    return Lowering(builder, json_string=False).lower(expression)
+    pattern = spec.pattern
+    is_looking = pattern.startswith(("(?=", "(?!"))
+    rest, looks = without_looks(f"^{pattern}" if is_looking else pattern)
+    lowering = Lowering(builder, json_string=False)
+    expression = whole(parse_pattern(rest if looks else pattern, limits))
+    if not looks:
+        return lowering.lower(expression)
+    seen: dict[bool, list[Expression]] = {True: [expression], False: []}
+    for is_wanted, look in looks:
+        seen[is_wanted].append(somewhere(parse_pattern(look, limits)))
+    return lower_text_set(TextSet(tuple(seen[True]), tuple(seen[False])), builder, lowering)
 
 
 def _choices_node(spec: wire.Choices, builder: NetBuilder, _: CompileLimits) -> Node:
@@ -277,6 +343,7 @@ _NODES: dict[type[wire.Constraint], Callable[[Any, NetBuilder, CompileLimits], N
     wire.Choices: _choices_node,
     wire.Grammar: grammar_node,
     wire.FreeText: _free_text_node,
+    wire.PlainStrings: plain_strings_node,
     wire.InOrder: _in_order_node,
     wire.AnyOf: _any_of_node,
     wire.Repeated: _repeated_node,

@@ -19,6 +19,7 @@ from fractions import Fraction
 
 from lmprog import wire
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong
+from lmprog.constraints.expression import ANYTHING, seq
 from lmprog.constraints.expression import text as expression_of
 from lmprog.constraints.finish import finish
 from lmprog.constraints.lower import Lowering
@@ -226,6 +227,35 @@ class SchemaBuilder:
                 f"strings at {flat.path}: {error.message}", keyword="pattern", path=path
             ) from error
         return self._net.seq([self._quote, inside, self._quote])
+
+    def plain_strings(self, end: str) -> Node:
+        """The strings of the document's root, as they are; see `wire.PlainStrings`."""
+        borders = [size for size in range(len(end)) if end.endswith(end[:size])]
+        cut = [expression_of(end[: len(end) - size]) for size in borders if end]
+        unfit = tuple(
+            seq([ANYTHING, one, ANYTHING] if one is cut[0] else [ANYTHING, one]) for one in cut
+        )
+        ways: list[Node] = []
+        left = list(self._expander.expand([referred(self._document.root, self._document)]))
+        while left:
+            flat = left.pop()
+            if flat.values is not None:
+                texts = [value for value in flat.values if isinstance(value, str)]
+                rest = flat._replace(values=None)
+                others = TextSet(outside=unfit)
+                ways += [
+                    self._net.text(text.encode())
+                    for text in texts
+                    if "string" in flat.types
+                    and self._checker.takes(rest, text)
+                    and contains(others, text)
+                ]
+            elif flat.not_values:
+                left += without_values(flat)
+            elif "string" in flat.types:
+                facet = text_set(flat.string, self._limits).and_also(TextSet(outside=unfit))
+                ways.append(lower_text_set(facet, self._net, self._plain))
+        return self._net.alt(ways)
 
     def _array(self, flat: Flat, depth: int) -> Node:
         facet, layout = flat.array, self._layout

@@ -21,7 +21,13 @@ from lmprog.constraints.finish import finish
 from lmprog.constraints.net import EVERY_BYTE, FAIL, NetBuilder, NetPart, Node
 from lmprog.constraints.schema.build import SchemaBuilder
 from lmprog.constraints.schema.frequent import FrequentSchemas, PlaceMatters
-from lmprog.constraints.schema.schema_document import Document, Json, Located, json_of
+from lmprog.constraints.schema.schema_document import (
+    Document,
+    Json,
+    Located,
+    in_this_draft,
+    json_of,
+)
 from lmprog.errors import UnsatisfiableConstraint, UnsupportedSchema
 
 
@@ -29,6 +35,7 @@ def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -
     """Raises UnsupportedSchema (keyword, path), UnsatisfiableConstraint or GrammarError (too
     large).
     """
+    spec = spec.with_schema(in_this_draft(spec.schema))
     document = Document(spec.schema)
     frequent = FrequentSchemas.of(
         spec, net, limits, lambda said: _part_of_text(said, spec, net, limits)
@@ -45,6 +52,13 @@ def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -
     if root == FAIL and net.left_out:
         raise next(iter(net.left_out.values()))
     return root
+
+
+def plain_strings_node(spec: wire.PlainStrings, net: NetBuilder, limits: CompileLimits) -> Node:
+    """Raises like `schema_node`."""
+    json_strings = wire.JsonSchema(in_this_draft(spec.schema))
+    document = Document(json_strings.schema)
+    return SchemaBuilder(document, json_strings, net, limits).plain_strings(spec.end)
 
 
 def _shared_work(
@@ -90,7 +104,7 @@ _SHOWN = 160
 def why_nothing_fits(spec: wire.JsonSchema, limits: CompileLimits, check: Check) -> str:
     """The error message for `spec`, which is known to be unsatisfiable. Where `check` ends the
     search, the place is the deepest one that was found."""
-    document = Document(spec.schema)
+    document = Document(in_this_draft(spec.schema))
     at = document.root
     with contextlib.suppress(CompileTooLong):
         for at in _contradictions(document, spec, limits, check):  # noqa: B007  the last one counts

@@ -218,6 +218,49 @@ def _too_deep(path: str) -> UnsupportedSchema:
     )
 
 
+_OLD_DRAFT = re.compile(r'"\$schema"\s*:\s*"https?://json-schema\.org/draft-0[3-7]/')
+_BESIDE_REFERENCES = frozenset(["$ref", "$schema", "$id", "id", "definitions", "$defs"])
+_NAMED = frozenset(
+    ["properties", "patternProperties", "dependentSchemas", "definitions", "$defs", "dependencies"]
+)
+_NUMBER = "\0"
+_SPELLED = re.compile(r'"\\u0000([^"]*)"')
+
+
+def in_this_draft(text: str) -> str:
+    """A schema's text with what other drafts write otherwise: OpenAPI's `nullable` is a further
+    type, and beside a `$ref` of draft 7 or older nothing else is said.
+    """
+    is_old = '"$ref"' in text and _OLD_DRAFT.search(text) is not None
+    if not (is_old or '"nullable"' in text):
+        return text
+    try:
+        read = json.loads(text, parse_float=lambda number: _NUMBER + number)
+        return _SPELLED.sub(r"\1", json.dumps(_rewritten(read, is_old)))
+    except (ValueError, RecursionError):
+        return text  # it is refused where it is read
+
+
+def _rewritten(value: Json, is_old: bool, are_named: bool = False) -> Json:
+    """`are_named`: the object's names are no keywords."""
+    if isinstance(value, list):
+        return [_rewritten(one, is_old) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if are_named:
+        return {name: _rewritten(one, is_old) for name, one in value.items()}
+    if is_old and isinstance(value.get("$ref"), str):
+        value = {name: one for name, one in value.items() if name in _BESIDE_REFERENCES}
+    made = {
+        name: one if name in _DATA else _rewritten(one, is_old, name in _NAMED)
+        for name, one in value.items()
+    }
+    kind = made.get("type")
+    if made.get("nullable") is True and isinstance(kind, str):
+        made["type"] = [kind, "null"]
+    return made
+
+
 def json_of(text: str) -> Json:
     """Raises UnsupportedSchema if the text is not JSON."""
     try:

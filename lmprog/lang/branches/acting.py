@@ -26,6 +26,7 @@ from lmprog.lang.ops.tool_functions import Tool, ToolFunction, ToolSet, checked_
 from lmprog.lang.streaming.feed import Called, Feed
 from lmprog.tool_calls.constraining import calls_constraint, free_or_calls
 from lmprog.tool_calls.describing import result_text, tools_text
+from lmprog.tool_calls.thoughts import after_thought
 from lmprog.tool_calls.writing import as_json
 
 Until: TypeAlias = "str | ToolFunction | Callable[[ToolReply], bool] | None"
@@ -265,8 +266,9 @@ def offered(branch: CallingBranch, op: GenOp[Any]) -> GenOp[Any]:
         return op
     form = welcome.tools.form
     is_free = op.reasoning is None and branch.begins_turn()
-    thought = welcome.tools.thought if is_free else ""
-    op = replace(op, tp=OfferedTools(tools, welcome.tools, is_native(branch), thought))
+    thinks = welcome.tools.thought
+    state = thinks.state({}) if is_free else "closed"
+    op = replace(op, tp=OfferedTools(tools, welcome.tools, is_native(branch), state))
     if is_native(branch):
         choice: wire.ToolChoice = "required" if tools.is_required else "auto"
         offer = wire.ToolOffer(as_json(tools.described), choice, tools.is_parallel)
@@ -275,8 +277,10 @@ def offered(branch: CallingBranch, op: GenOp[Any]) -> GenOp[Any]:
     constraint: wire.Constraint | None = None
     if tools.is_required:
         constraint = calls_constraint(form, tools.shapes, tools.is_parallel)
+        constraint = after_thought(thinks, state, constraint, may_be_cut=False)
     elif welcome.vocab_size:  # without tokens nothing is constrained
         constraint = free_or_calls(form, tools.shapes, tools.is_parallel)
+        constraint = after_thought(thinks, state, constraint, may_be_cut=True)
     return replace(op, constraint=constraint)
 
 

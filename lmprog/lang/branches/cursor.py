@@ -9,6 +9,7 @@ runtime, except for how roles are written, which only the checkpoint's template 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 from lmprog import wire
@@ -257,6 +258,10 @@ class Cursor:
             from lmprog.lang.branches import acting
 
             op = acting.offered(aside, op)
+        if op.reasoning is not None:
+            form = aside.scope.client.welcome.tools.thought
+            is_begun = isinstance(last_item(self.log), RoleBeginExpr)
+            op = replace(op, reasoning=op.reasoning.of_model(form, is_begun))
         is_thoughtful = op.reasoning is not None
         if is_thoughtful and isinstance(op, GenOp) and op.constraint is not None:
             from lmprog.lang.branches.thinking import think_and_ask
@@ -265,7 +270,7 @@ class Cursor:
         else:
             gen = aside.ask(op, settings, home=self)
         if is_thoughtful and op.name is not None:
-            from lmprog.lang.ops.reasoning import THOUGHT
+            from lmprog.tool_calls.thoughts import THOUGHT
 
             self.name(op.name + THOUGHT, Reasoned(gen))
         self._asides.append(aside)

@@ -36,8 +36,8 @@ from lmprog.lang.ops.sampling import (
 )
 
 if TYPE_CHECKING:
-    from lmprog.lang.ops.reasoning import Marks, Wanted
     from lmprog.lang.ops.tool_functions import ToolSet
+    from lmprog.tool_calls.thoughts import Marks, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +392,7 @@ def _fields(options: dict[str, Any], what: object) -> dict[str, Any]:
     if given & {"timeout", "priority"}:
         found["timeout"], found["priority"] = _urgency(options)
     if "reasoning" in given:
-        from lmprog.lang.ops.reasoning import marks_of
+        from lmprog.tool_calls.thoughts import marks_of
 
         found["reasoning"] = marks_of(options.pop("reasoning"))
     if "heal" in given:
@@ -416,7 +416,7 @@ def _fields(options: dict[str, Any], what: object) -> dict[str, Any]:
 
 def thought_op(op: GenOp[Any], marks: Marks) -> GenOp[str]:
     """The reasoning before a constrained answer: one plain text that stops at the closing mark."""
-    from lmprog.lang.ops.reasoning import THOUGHT
+    from lmprog.tool_calls.thoughts import THOUGHT
 
     answers_own: dict[str, Any] = {"n": 1, "min_tokens": 0, "stop_token_ids": (), "stop_regex": ()}
     answers_own.update({"logprobs": None, "prompt_logprobs": None, "beams": None})

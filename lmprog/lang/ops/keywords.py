@@ -81,9 +81,11 @@ def _structural_tag(name: str, value: Any) -> wire.Constraint:
     """Free text with confined regions, as SGLang and vLLM write it: `{"structures": [...],
     "triggers": [...]}` or `{"format": {...}}`.
     """
+    from lmprog.tool_calls.structural_tags import TagError, structural_tag
+
     try:
-        return wire.structural_tag(value)
-    except wire.TagError as error:
+        return structural_tag(value)
+    except TagError as error:
         raise InvalidParameter(f"{name}: {error}", name=name, allowed="a structural tag") from error
 
 

@@ -31,10 +31,10 @@ from lmprog.lang.ops.sampling import sampling_of
 if TYPE_CHECKING:
     from typing_extensions import TypeForm, Unpack
 
-    from lmprog.lang.ops.reasoning import Marks
     from lmprog.lang.ops.text_patterns import TextPattern
     from lmprog.lang.ops.tool_calls import ToolReply
     from lmprog.lang.ops.tool_functions import Tool, ToolFunction
+    from lmprog.tool_calls.thoughts import Marks
 
 T = TypeVar("T")
 
@@ -175,16 +175,13 @@ def separate_reasoning(
     marks: tuple[str, str] | Marks | None = None,
 ) -> Concat:
     """`expr`, with reasoning separated from the answers of its generations: `s["x"]` and the rest
-    of the program see only the answer; `s["x_reasoning_content"]` is the reasoning. `model_type` is
-    SGLang's name of a model family.
+    of the program see only the answer; `s["x_reasoning_content"]` is the reasoning. Without `marks`
+    they are those of the model's own template; `model_type`, SGLang's name of a family, says no
+    more than that.
     """
-    from lmprog.lang.ops.reasoning import marks_of, marks_of_model
+    from lmprog.tool_calls.thoughts import marks_of
 
-    known = (
-        marks_of(True if marks is None else marks)
-        if model_type is None
-        else marks_of_model(model_type)
-    )
+    known = marks_of(True if marks is None else marks)
     assert known is not None
     parts = (
         expr.parts

@@ -33,6 +33,7 @@ from lmprog.lang.ops.type_values import as_json_data
 from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText
 from lmprog.tool_calls.reading import MALFORMED, ParsedCall, json_object
 from lmprog.tool_calls.stream import CallStream
+from lmprog.tool_calls.thoughts import Marks, ThoughtStream
 from lmprog.tool_calls.writing import WrittenCall, written
 
 MAX_CONCURRENT = 32
@@ -159,14 +160,14 @@ class OfferedTools:
     support: wire.ToolSupport
     is_native: bool = False
     """The service has fields for calls: nothing in a text is one."""
-    thought: str = ""
-    """The tag of a thought that was left open before the answer."""
+    state: wire.ThoughtState = "closed"
+    """How the text before it leaves it to think."""
 
     @property
     def form(self) -> wire.CallForm:
         return self.support.form
 
-    def stream(self) -> CallStream | HarmonyStream | None:
+    def stream(self) -> CallStream | HarmonyStream | ThoughtStream | None:
         """A reader of a text that comes in pieces; None where all of it is text."""
         if self.is_native:
             return None
@@ -175,8 +176,11 @@ class OfferedTools:
         tags = () if self.tools.is_required else self.support.tags
         if self.form.harmony:
             return HarmonyStream(tools, tells_wrong=True, special=tags)
-        thought = "" if self.tools.is_required else self.thought
-        return CallStream(self.form, tools, "", thought, tells_wrong=True, special=tags)
+        stream = CallStream(self.form, tools, "", tells_wrong=True, special=tags)
+        if self.state == "closed":
+            return stream
+        thought = self.support.thought
+        return ThoughtStream(Marks(thought.begin, thought.end, self.state == "open"), stream)
 
     def reply(self, text: str, output: wire.Output) -> ToolReply:
         """A whole answer as a value: `text`, which is the end of the output's, and the calls in it

@@ -11,12 +11,12 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.lang.ops.expressions import GenOp, SelectOp
-from lmprog.lang.ops.reasoning import THOUGHT, Splitter, SplitText
 from lmprog.lang.ops.tool_calls import OfferedTools
 from lmprog.lang.streaming.feed import Feed, Text, Thought
 from lmprog.lang.streaming.partial import PartialText
 from lmprog.tool_calls.harmony import ThoughtText
 from lmprog.tool_calls.reading import ParsedCall
+from lmprog.tool_calls.thoughts import THOUGHT, Splitter, SplitText
 
 
 def _var_of(op: GenOp[Any] | SelectOp) -> str | None:

@@ -222,7 +222,15 @@ def load_draft_engine(config: RuntimeConfig, target: SelectedEngine) -> Selected
         "lora": (),
         "kv_memory_mb": None if memory is None else _megabytes(memory),
     }
-    return select_engine(replace(config, **own))
+    made = select_engine(replace(config, **own))
+    if getattr(made.engine, "states", None) is not None:
+        raise InvalidParameter(
+            f"draft_model = {config.draft_model!r} is not possible: it has recurrent layers, whose "
+            "states do not go back behind a wrong guess",
+            name="draft_model",
+            value=config.draft_model,
+        )
+    return made
 
 
 def _megabytes(kv_memory_mb: int) -> int:

@@ -35,6 +35,7 @@ from lmprog.runtime.scheduling.generation import (
     Generation,
     GenerationSettings,
     Scoring,
+    ThoughtBudget,
     TokenRules,
 )
 from lmprog.runtime.scheduling.namespaces import (
@@ -375,6 +376,19 @@ class CallBuilder:
             seam,
             None if constraint is None else self._healer.stops(sampling, constraint),
             self._rules(sampling),
+            None if op.thought is None else self._thought(op.thought, sampling),
+        )
+
+    def _thought(self, given: wire.ThoughtLimit, sampling: wire.SamplingParams) -> ThoughtBudget:
+        """Raises NotSupported where beams would have to be closed one by one."""
+        if sampling.beams is not None:
+            raise NotSupported("a beam search has no budget for thoughts; leave one of them out.")
+        return ThoughtBudget(
+            given.most,
+            given.begin.encode(),
+            given.end.encode(),
+            tuple(self._tokenizer.encode(given.close, start=False)),
+            self._tokenizer.token_bytes,
         )
 
     def _rules(self, sampling: wire.SamplingParams) -> TokenRules | None:

@@ -18,8 +18,12 @@ from threading import Lock
 from typing import Any
 
 from lmprog import wire
-from lmprog.constraints.compiling.compiler import ConstraintCache, compile_constraint
-from lmprog.constraints.constraint import Check, Constraint, State
+from lmprog.constraints.compiling.compiler import (
+    ConstraintCache,
+    compile_constraint,
+    compile_otherwise,
+)
+from lmprog.constraints.constraint import CompileTooLong, Constraint, State
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.search import TextSearch
 from lmprog.constraints.vocabulary import Vocabulary
@@ -137,7 +141,7 @@ class CallConstraints:
         known = self._vocabulary
         found = None if known is None else self._cache.peek(constraint, known, salt)
         key = _Key(constraint, salt)
-        return self._begin(key, found, owner, lambda check: self._made(constraint, check))
+        return self._begin(key, found, owner, lambda limit: self._made(constraint, limit))
 
     def begin_stop(
         self, pattern: str, owner: Hashable = None, salt: str = ""
@@ -151,7 +155,7 @@ class CallConstraints:
         key: _Key,
         found: Any,
         owner: Hashable,
-        make: Callable[[Check], Constraint | TextSearch],
+        make: Callable[[TimeLimit], Constraint | TextSearch],
     ) -> Pending[Any]:
         compiling = self.under_way.get(key)
         if compiling is None or compiling.is_abandoned:
@@ -205,7 +209,7 @@ class CallConstraints:
         key: _Key,
         owner: Hashable,
         compiling: Pending[Any],
-        make: Callable[[Check], Constraint | TextSearch],
+        make: Callable[[TimeLimit], Constraint | TextSearch],
     ) -> Job:
         """On a worker: compiles, unless nobody waits for it any more."""
         pause = never_pause if self._workers is None else self._workers.pause
@@ -229,9 +233,15 @@ class CallConstraints:
 
         return job
 
-    def _made(self, spec: wire.Constraint, check: Check) -> Constraint:
-        """Compiled, and with its first mask, which often takes longest."""
-        made = compile_constraint(spec, self.vocabulary, check=check)
+    def _made(self, spec: wire.Constraint, limit: TimeLimit) -> Constraint:
+        """Compiled, and with its first mask, which often takes longest. What is compiled in place
+        of a constraint that takes too long has as much time again.
+        """
+        try:
+            made = compile_constraint(spec, self.vocabulary, check=limit)
+        except CompileTooLong as error:
+            limit.begin()
+            made = compile_otherwise(spec, error, self.vocabulary, check=limit)
         made.forced(made.start)
         made.mask(made.start, max(1, made.distance(made.start)))
         return made

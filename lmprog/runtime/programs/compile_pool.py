@@ -244,10 +244,14 @@ class TimeLimit:
         pending: Pending[Made] | None = None,
     ) -> None:
         self._seconds = seconds
-        self._until = time.thread_time() + seconds
         self._pause = pause
         self._pending = pending
         self._calls = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """All of the time is left."""
+        self._until = time.thread_time() + self._seconds
 
     def __call__(self) -> None:
         self._calls += 1

@@ -292,7 +292,10 @@ class ProgramAdmission:
         pages.
         """
         tables = self._memory.tables
-        tables.attach(sequence)
+        if not tables.attach(sequence):
+            self._missing = 1.0  # a slot for its state is free when one of those that run ends
+            tables.detach(sequence)
+            return False
         needed = tables.pages_for(sequence, len(sequence.tokens))
         # Pages for the next tokens of those that run, and for this one to be admitted beside them,
         # doubled each time that the one or the others were preempted: so it waits until they have

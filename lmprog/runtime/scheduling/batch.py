@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.plan import Plan, PlanStates
 
 Ints = NDArray[np.int32]
 
@@ -25,6 +25,15 @@ class PagesFull(Exception):
         super().__init__(said)
         self.give_back = give_back
         """Takes the memory of pages that nobody uses; it serves others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowStates:
+    """Of R rows, and S snapshots: see `PlanStates`. All arrays are int32."""
+
+    sources: Ints  # [R]; -1: the state before the first token
+    targets: Ints  # [R]
+    snapshots: Ints  # [S, 3]: row, after how many of its tokens, slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,7 @@ class Batch:
     logit_tokens: Ints  # [L]: tokens whose logits are wanted, row by row
     page_size: int
     adapters: Ints | None = None  # [R]: each row's adapter, 0 for the base; None: all are the base
+    states: RowStates | None = None  # None: the model has no recurrent layers
 
     @property
     def num_tokens(self) -> int:
@@ -69,6 +79,8 @@ def build_batch(plan: Plan, page_size: int, has_adapters: bool = False) -> Batch
     if not plan.rows:
         return _batch_of_nothing(page_size)
     batch = _batch_of_rows(plan, page_size)
+    if plan.states is not None:
+        batch = replace(batch, states=_row_states(plan.states))
     if not has_adapters:
         return batch
     adapters = np.array([row.sequence.namespace.adapter for row in plan.rows], np.int32)
@@ -140,6 +152,11 @@ def _decodes(plan: Plan, page_size: int, joined: tuple[Ints, Ints, Ints, Ints, I
         logit_tokens=each,
         page_size=page_size,
     )
+
+
+def _row_states(states: PlanStates) -> RowStates:
+    sources, targets = np.array(states.rows, np.int32).T.copy()
+    return RowStates(sources, targets, np.array(states.snapshots, np.int32).reshape(-1, 3))
 
 
 def _offsets(counts: Ints) -> Ints:

@@ -92,6 +92,34 @@ class ScoredToken:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtBudget:
+    """After `most` tokens a thought that is open is closed by the tokens `close`. It begins with
+    `begin`, or at once, and ends with `end`.
+    """
+
+    most: int
+    begin: bytes
+    end: bytes
+    close: tuple[int, ...]
+    bytes_of: Callable[[int], bytes | None]
+    """Of a token; None of one that has none."""
+
+    def after(self, read: bytes, is_begun: bool, token: int) -> tuple[bytes, bool] | None:
+        """What must be known of the text once `token` has come: the part of it that may begin a
+        tag, and whether the thought has begun. None: it is over, or there is none.
+        """
+        read += self.bytes_of(token) or b""
+        if not is_begun:
+            text = read.lstrip()
+            if not text.startswith(self.begin):
+                return (read, False) if self.begin.startswith(text) else None
+            read = text[len(self.begin) :]
+        if self.end in read:
+            return None
+        return read[max(0, len(read) - len(self.end) + 1) :], True
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationSettings:
     """The settings of one gen, shared by its `n` sequences."""
 
@@ -106,6 +134,7 @@ class GenerationSettings:
     stops: Stops | None = None
     """Only with a constraint: where its text may end, a stop string may begin."""
     rules: TokenRules | None = None
+    thought: ThoughtBudget | None = None
 
     @property
     def jump(self) -> Forcing | None:
@@ -142,6 +171,7 @@ class Generation:
         "steps",
         "stop_prefix",
         "stopped_by",
+        "thought",
     )
 
     def __init__(self, settings: GenerationSettings, seed: int) -> None:
@@ -170,6 +200,9 @@ class Generation:
         self.num_before_stop: Callable[[Tokens[int]], int] | None = None
         """How many of given tokens may follow before one completes a stop, which only their text
         tells; None where it has none."""
+        budget = settings.thought
+        self.thought = None if budget is None else (b"", not budget.begin)
+        """What is known of an open thought; see `ThoughtBudget.after`."""
         sampling = settings.sampling
         self._ends = frozenset((*settings.eos_ids, *sampling.stop_token_ids))
         self._bans = settings.eos_ids if sampling.ignore_eos else ()
@@ -184,6 +217,7 @@ class Generation:
             and settings.seam is None
             and sampling.prompt_logprobs is None
             and settings.rules is None
+            and settings.thought is None
             and settings.max_tokens > 0
             and not self.has_penalties
         )
@@ -203,6 +237,7 @@ class Generation:
         other.num_before_stop = None
         other._ends, other._bans, other._early_bans = self._ends, self._bans, self._early_bans
         other.has_penalties, other.is_plain = self.has_penalties, self.is_plain
+        other.thought = self.thought
         return other
 
     @property
@@ -369,7 +404,33 @@ class Generation:
             self.guide = constraint.advance(self.guide, token)
         tokens.append(token)
         self.generated += 1
-        return self._append_forced(1, tokens)
+        added = 1
+        if self.thought is not None and settings.thought is not None:
+            self.thought = settings.thought.after(*self.thought, token)
+            added += self._close_thought(settings.thought, tokens)
+        return self._append_forced(added, tokens)
+
+    def _close_thought(self, budget: ThoughtBudget, tokens: array[int]) -> int:
+        """Ends a thought that has had its tokens, where there is room; how many were appended."""
+        if self.thought is None or not self.thought[1] or self.generated < budget.most:
+            return 0
+        constraint, guide, room = self.settings.constraint, self.guide, self.left
+        self.thought = None
+        if constraint is not None:
+            text = b"".join(budget.bytes_of(token) or b"" for token in budget.close)
+            after = constraint.advance_bytes(guide, text)
+            if after is None:
+                return 0
+            guide, room = after, room - constraint.distance(after)
+        if len(budget.close) > room:
+            return 0  # the end is so near that the text ends in the thought, or closes it itself
+        begin = self.num_seam_tokens + self.generated
+        self.guide = guide
+        tokens.extend(budget.close)
+        self.generated += len(budget.close)
+        self.forced += len(budget.close)
+        self.forced_runs.append((begin, begin + len(budget.close)))
+        return len(budget.close)
 
     def _heal(self, seam: Seam, token: int, tokens: array[int]) -> int:
         """Takes a token of the seam, or the first one that reaches beyond it."""

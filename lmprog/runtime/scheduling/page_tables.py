@@ -30,6 +30,7 @@ from lmprog.runtime.scheduling.plan import Copy, Mirror, Row
 from lmprog.runtime.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
+    from lmprog.runtime.scheduling.recurrent import RecurrentStates
     from lmprog.runtime.tier.second_tier import SecondTier
 
 
@@ -143,12 +144,15 @@ class PageTables:
         tree: RadixTree,
         pages: PageAllocator,
         tier: SecondTier | None = None,
+        states: RecurrentStates | None = None,
     ) -> None:
+        """`states`: those of a model with recurrent layers."""
         self._page_size = config.page_size
         self._share = config.share
         self._tree = tree
         self._pages = pages
         self._tier = tier
+        self.states = states
         self.scored = ScoredPrompts()
         self._copies = StepCopies(config.page_size)
         self._inserted: set[Sequence] = set()
@@ -169,6 +173,8 @@ class PageTables:
             if sequence.num_resets == resets:
                 self._enter(sequence)
         self._followed.clear()
+        if self.states is not None:
+            self.states.begin()
         self._copies.begin()
         self._inserted.clear()
 
@@ -182,7 +188,8 @@ class PageTables:
         """Length of the sequence's prefix that is in the tree now."""
         if not self._share:
             return 0
-        return self.match(sequence).length
+        match = self.match(sequence)
+        return match.length if self.states is None else self.states.usable(match, None).length
 
     @staticmethod
     def prefix(sequence: Sequence) -> tuple[array[int], str, int]:
@@ -190,14 +197,20 @@ class PageTables:
         keys = sequence.keys(len(sequence.tokens))
         return keys, sequence.namespace.root, sequence.logits_from
 
-    def attach(self, sequence: Sequence) -> None:
+    def attach(self, sequence: Sequence) -> bool:
         """Locks the longest cached prefix of the sequence, if that is longer than what it has.
+        False: there is no room for its recurrent state, and the caller must `detach` it.
 
         The last page of the prefix may be partly filled: `extend` copies it before it is written.
         """
-        if not self._share:
-            return
+        if self._share:
+            self._attach(sequence)
+        return self.states is None or self.states.own(sequence)
+
+    def _attach(self, sequence: Sequence) -> None:
         match = self.match(sequence)
+        if self.states is not None:
+            match = self.states.usable(match, self._copies.writer(match))
         if match.length <= sequence.computed:
             return
         node = self._tree.lock(match.node, match.length)
@@ -208,6 +221,8 @@ class PageTables:
             sequence.pages.append(match.partial)
         sequence.shared = len(sequence.pages)
         sequence.computed = match.length
+        if self.states is not None:
+            self.states.begin_from(sequence, node, match.length)
 
     def pages_for(self, sequence: Sequence, end: int) -> int:
         """Upper bound on the free pages that `extend` up to position `end` takes."""
@@ -228,6 +243,8 @@ class PageTables:
             sequence.pages.extend(taken)
         if self._share and end <= sequence.num_tokens_at_enqueue:
             self._insert(sequence, start, end, row_index)
+            if self.states is not None:
+                self.states.leave_all(sequence, start, end, row_index)
         return Row(
             sequence,
             sequence.tokens[start:end],
@@ -326,6 +343,8 @@ class PageTables:
             self._pages.free(sequence.pages[max(size, sequence.shared) :])
             if sequence.node is not None:
                 self._tree.unlock(sequence.node)
+            if self.states is not None:
+                self.states.release(sequence, node)
             if pin:
                 self._tree.pin(node)
             self._tree.unlock(node)
@@ -344,6 +363,8 @@ class PageTables:
     def settle(self) -> None:
         """The step's rows are computed: what they inserted into the tree is there."""
         self._inserted.clear()
+        if self.states is not None:
+            self.states.settle()
 
     def discard_row(self, row: Row) -> None:
         """The step failed: removes what this row inserted into the tree; resets the sequence."""
@@ -354,11 +375,16 @@ class PageTables:
         """Removes what this row, which is not computed, inserted into the tree."""
         if row.sequence in self._inserted:
             self._discard(row.sequence, row.start)
+        if self.states is not None:
+            self.states.undo()
 
     def discard_path(self, sequence: Sequence) -> None:
         """The sequence's logits were not finite: removes its whole path from the tree, because the
         first bad position is not known (a chunk gives no logits). Resets the sequence."""
         self._discard(sequence, 0)
+        if self.states is not None:  # also of what was computed again, beside the tree's
+            keys, root, _ = self.prefix(sequence)
+            self._tree.discard(self._tree.match(keys, root).node, 0)
         if self._tier is not None:
             self._tier.discard(*self.prefix(sequence)[:2])
         sequence.computed = 0
@@ -369,6 +395,8 @@ class PageTables:
 
     def is_discarded(self, sequence: Sequence) -> bool:
         """The sequence's prefix was computed by another sequence's row that failed."""
+        if self.states is not None and self.states.is_discarded(sequence):
+            return True
         return sequence.node is not None and not sequence.node.alive
 
     def pages_loading(self) -> list[int]:
@@ -410,6 +438,8 @@ class PageTables:
         """
         assert sequence.shared == len(sequence.pages), "only the last page can be partly filled"
         assert sequence.node is not None
+        if self.states is not None:
+            return False  # a snapshot lies there, and would leave the tree with the tokens
         tail = self._tree.take_tail(sequence.node, end)
         if tail is None:
             return False
@@ -420,11 +450,13 @@ class PageTables:
 
     def _insert(self, sequence: Sequence, start: int, end: int, row_index: int) -> None:
         """Inserts what a row computes of known tokens, so that later rows of the step share it.
-        Where the tree has some of it (the row computes it again for its logits) nothing is
-        inserted."""
+        Where the tree has some of it (the row computes it again for its logits, or its state)
+        nothing is inserted."""
         keys = sequence.keys(end)
         match = self._tree.match(keys, sequence.namespace.root)
         if match.length > start:
+            if self.states is not None:
+                self._followed[sequence] = sequence.num_resets  # the tree's pages are enough
             return
         self._share_pages(sequence, keys, match)
         for index in range(start // self._page_size, len(sequence.pages)):
@@ -454,10 +486,10 @@ class PageTables:
         # Private pages whose tokens another sequence has inserted meanwhile: one copy is enough.
         self._pages.free(sequence.pages[sequence.shared : first])
         sequence.pages[sequence.shared : first] = array("i", match.pages[sequence.shared : first])
-        self._tree.lock(inserted.node)
+        node = self._tree.lock(inserted.node, len(keys))  # the tree may have more behind them
         if sequence.node is not None:
             self._tree.unlock(sequence.node)
-        sequence.node = inserted.node
+        sequence.node = node
         sequence.shared = num_pages
 
     def match(self, sequence: Sequence) -> Match:
@@ -472,8 +504,9 @@ class PageTables:
         if sequence.node is not None:
             self._tree.unlock(sequence.node)
 
-    @staticmethod
-    def _reset(sequence: Sequence) -> None:
+    def _reset(self, sequence: Sequence) -> None:
+        if self.states is not None:
+            self.states.release(sequence)
         sequence.node = None
         sequence.pages = array("i")
         sequence.shared = sequence.computed = 0
@@ -509,6 +542,16 @@ class StepCopies:
         that of position `begin`.
         """
         self._writers[page] = (row, begin, first)
+
+    def writer(self, match: Match) -> tuple[int, int] | None:
+        """The row of this step that computes the last token of `match`, and how many of its tokens
+        those up to there are; None where no row does.
+        """
+        if not match.length:
+            return None
+        page = match.pages[-1] if match.partial is None else match.partial
+        row, _, first = self._writers.get(page, (0, 0, match.length))
+        return None if match.length <= first else (row, match.length - first)
 
     def share_slots(self, page: int, count: int, other: int) -> None:
         """The first slots of page `other`, so many, get the contents that those of `page` have

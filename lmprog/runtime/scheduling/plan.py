@@ -91,6 +91,18 @@ class StepPart(NamedTuple):
     charged: float
 
 
+class PlanStates(NamedTuple):
+    """Recurrent states of a step. Its rows are computed as if one after the other: a row may read
+    what one before it writes, and no row writes what another one reads that is not behind it.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    """Of each row: the slot that its state is read from, -1 for the state before the first token,
+    and the slot that it is written to."""
+    snapshots: tuple[tuple[int, int, int], ...]
+    """A row, after how many of its tokens, and the slot that its state is written to as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     rows: tuple[Row, ...] = ()
@@ -102,6 +114,8 @@ class Plan:
     """Its prefills were cut, so that it lasts no longer than a step with decodes may."""
     parts: tuple[StepPart, ...] = ()
     """By client."""
+    states: PlanStates | None = None
+    """None: the model has no recurrent layers."""
     num_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -54,6 +54,7 @@ from lmprog.runtime.scheduling.waiting_queue import (
 
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.drafting import Drafting
+    from lmprog.runtime.scheduling.recurrent import RecurrentStates, StatePool
     from lmprog.runtime.tier.page_store import PageStore
     from lmprog.runtime.tier.second_tier import SecondTier
 
@@ -109,15 +110,15 @@ class StepPlanner:
         budget, is_bounded = self.prefill_budget(len(rows))
         if prefills and self._shares.are_several:
             prefills.sort(key=lambda one: self._shares.served(one.group.client))  # stable
+        resets = {sequence: sequence.num_resets for sequence in prefills}
         for sequence in prefills:
             if self._waiting.has_beside(sequence.group.client):
                 limit = self._shares.served(sequence.group.client)
                 budget = self._admit(rows, budget, (step, now, limit))
             if not budget or len(rows) == self._config.max_rows:
                 break
-            if (
-                sequence.state is SequenceState.RUNNING
-            ):  # may have been preempted for an earlier one
+            # it may have been preempted for an earlier one, and even admitted again since
+            if sequence.state is SequenceState.RUNNING and sequence.num_resets == resets[sequence]:
                 budget -= self._extend(sequence, budget, rows)
         if self._waiting.places:
             self._waiting.refresh()
@@ -164,7 +165,8 @@ class StepPlanner:
         next_slot = self._tables.next_slot
         for sequence in self._running.sequences[:]:  # a preemption changes the list
             if len(sequence.tokens) - sequence.computed != 1:
-                prefills.append(sequence)
+                if sequence.state is SequenceState.RUNNING:
+                    prefills.append(sequence)
             elif left and sequence.state is SequenceState.RUNNING:
                 row = next_slot(sequence)
                 if row is not None:
@@ -203,6 +205,8 @@ class StepPlanner:
         if sequence.remaining > 1:
             tables.attach(sequence)  # others may have computed more of it since
         count = min(sequence.remaining, budget, self._config.max_chunk or budget)
+        if tables.states is not None:
+            count = tables.states.cut(sequence, count)
         needed = tables.pages_for(sequence, sequence.computed + count)
         if not self._running.make_room(needed, sequence, rows):
             return 0
@@ -246,9 +250,11 @@ class Scheduler:
         stats: Stats | None = None,
         clock: Callable[[], float] | None = None,
         store: PageStore | None = None,
+        states: StatePool | None = None,
     ) -> None:
         """Without a clock, time is counted in work: one second for a step and for each token. With
-        a store, evicted pages go to a second tier.
+        a store, evicted pages go to a second tier. `states` has those of a model with recurrent
+        layers, which has neither a second tier nor drafts.
         """
         assert config.num_pages > 0, "the engine says how many pages there are"
         self.config = config
@@ -261,7 +267,9 @@ class Scheduler:
         self._clock = clock or (lambda: self._work)
         self.hooks = StepHooks()
         self.tier = None if store is None else self._second_tier(store)
-        self.tables = PageTables(config, self.tree, self.pages, self.tier)
+        assert store is None or states is None, "the second tier does not keep recurrent states"
+        recurrent = None if states is None else self._recurrent(states)
+        self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent)
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
@@ -283,7 +291,8 @@ class Scheduler:
             self.costs,
             step_seconds if clock else None,
         )
-        self.drafting = self._drafting() if config.speculation != "off" else None
+        may_draft = config.speculation != "off" and states is None
+        self.drafting = self._drafting() if may_draft else None
         self.step = 0
         self._step_began = 0.0
 
@@ -305,6 +314,11 @@ class Scheduler:
         self.hooks.committed.append(lambda _plan, _right, began: storing.begin(clock() - began))
         self.hooks.idle.append(lambda _: storing.rest(self.stats.steps))
         return tier
+
+    def _recurrent(self, states: StatePool) -> RecurrentStates:
+        from lmprog.runtime.scheduling.recurrent import RecurrentStates
+
+        return RecurrentStates(states, self.tree, is_shared=self.config.share)
 
     def _drafting(self) -> Drafting | None:
         """None where the installation has been made without it."""
@@ -449,7 +463,9 @@ class Scheduler:
             drafts = extend_rows(rows, budget)
             for index, drafted in drafts.items():
                 bill.charge(rows[index].sequence.group.client, 0, len(drafted.tokens))
-        plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded, bill.parts())
+        recurrent = self.tables.states
+        states = None if recurrent is None else recurrent.finish(rows)
+        plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded, bill.parts(), states)
         self._count(plan)
         for planned in self.hooks.planned:
             planned(plan, budget)
@@ -535,6 +551,8 @@ class Scheduler:
         self.tree.check()
         held = self.tree.pages_held()
         self.pages.check([*held, *self.tables.pages_loading(), *private])
+        if self.tables.states is not None:
+            self.tables.states.check(self.running)
         self.programs.check(self.running, self.waiting)
         self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)

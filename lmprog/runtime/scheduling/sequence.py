@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
+from lmprog.radix.snapshots import StateSnapshot
 from lmprog.runtime.scheduling.generation import Generation, Scoring
 from lmprog.runtime.scheduling.namespaces import SHARED_NAMESPACE, Namespace
 
@@ -108,6 +109,25 @@ class SequenceGroup:
             self.computed_from = start if begin is None else min(begin, start)
 
 
+NOTHING = -1
+"""In place of a slot of the state pool: the state before the first token."""
+
+
+class OwnState:
+    """Of one running sequence."""
+
+    __slots__ = ("at", "fork", "slot", "source")
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.at = NOTHING
+        """How many tokens the state in the slot has gathered; `NOTHING`: none was written yet."""
+        self.source: StateSnapshot | None = None
+        """What the first row reads, locked until it is computed."""
+        self.fork = NOTHING
+        """Where the tree's tokens ended that its next row computes again."""
+
+
 class Sequence:
     """One growing token sequence of a group.
 
@@ -136,6 +156,7 @@ class Sequence:
         "num_tokens_at_enqueue",
         "pages",
         "queued_at",
+        "recurrent",
         "shared",
         "state",
         "sweep",
@@ -193,6 +214,8 @@ class Sequence:
         """How many it has waited for."""
         self.sweep = 0
         """dfs: number of the sweep that it belongs to."""
+        self.recurrent: OwnState | None = None
+        """Its recurrent state while it runs; None where the model has none."""
         self.drafts: DraftRecord | None = None
         """Kept by whoever drafts for it; None before the first draft."""
         self.error: LmprogError | None = None

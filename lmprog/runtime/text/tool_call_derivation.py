@@ -5,7 +5,7 @@ two, arguments of several types. What stands between the sentinels is the form. 
 if it writes other answers (three calls, arguments of every type) exactly as the template does, and
 these are read back. Otherwise, and where the template leaves calls out, the form is one of
 `tool_calls/known_forms`. A template that puts answers into channels is known by them
-(`tool_calls/harmony`).
+(`tool_calls/harmony`). In the same way it is found what stands around a thought.
 
 Knows templates and forms; knows no tokens.
 """
@@ -23,7 +23,7 @@ from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.tool_calls.harmony import FINAL, HARMONY
 from lmprog.tool_calls.known_forms import known_form_of
 from lmprog.tool_calls.lexemes import common_end, common_start, is_tag, lexemes
-from lmprog.tool_calls.quoting import QuotedPlaces
+from lmprog.tool_calls.quoting import thought_tags
 from lmprog.tool_calls.reading import calls_in
 from lmprog.tool_calls.writing import WrittenCall, as_json, written
 
@@ -68,20 +68,66 @@ def tool_support(template: ChatTemplate, ends: Sequence[str] = ()) -> wire.ToolS
         arguments_as_text=writes_calls and view.as_text,
         short_ids=writes_calls and view.answer([_call(0, {})], ids=(_LONG_ID,)) is None,
         opens_results=takes_results and _opens_results(template),
-        thought=_open_thought(template),
+        thought=wire.ThoughtForm() if form.harmony else _thought_form(template),
     )
 
 
-def _open_thought(template: ChatTemplate) -> str:
-    """The tag that stands open at the end of a conversation that is to be answered."""
+_SWITCHES = ("enable_thinking", "thinking", "reasoning")
+"""Names by which templates let thoughts be turned on and off."""
+_THOUGHT = "QZTHOUGHTQZ"
+
+
+def _thought_form(template: ChatTemplate) -> wire.ThoughtForm:
+    """What the template writes around a thought, and how it leaves a prompt: a thought is rendered
+    as one of an earlier answer; else the tags are those that stand open at the end of a prompt, or
+    that the template's source names.
+    """
+    prompt = _prompt(template, {})
+    if prompt is None:
+        return wire.ThoughtForm()
+    opening = thought_tags("".join(lexemes(prompt)[-8:]))
+    tags = _written_around(template, prompt) or opening or thought_tags(template.source)
+    if tags is None:
+        return wire.ThoughtForm()
+    form = wire.ThoughtForm(*tags, prompt=_state(prompt, *tags))
+    for switch in _SWITCHES:
+        on, off = (_prompt(template, {switch: value}) for value in (True, False))
+        if switch in template.variables and on is not None and off is not None and on != off:
+            return form.switched(switch, _state(on, *tags), _state(off, *tags))
+    return form
+
+
+def _prompt(template: ChatTemplate, variables: Mapping[str, object]) -> str | None:
+    """What stands between a question and its answer; None where the template refuses."""
     try:
-        prompt = template.render([{"role": "user", "content": _USER}], True)
+        whole = template.render([{"role": "user", "content": _USER}], True, variables)
     except NotSupported:
-        return ""
-    tags = [lexeme for lexeme in lexemes(prompt.rpartition(_USER)[2].rstrip()) if is_tag(lexeme)]
-    places = QuotedPlaces()
-    places.read("".join(tags))
-    return tags[-1] if tags and places.is_thought else ""
+        return None
+    return whole.rpartition(_USER)[2] if _USER in whole else None
+
+
+def _state(prompt: str, begin: str, end: str) -> wire.ThoughtState:
+    text = prompt.rstrip()
+    return "open" if text.endswith(begin) else "closed" if text.endswith(end) else "free"
+
+
+def _written_around(template: ChatTemplate, prompt: str) -> tuple[str, str] | None:
+    """The texts that begin and end a thought which is rendered before its answer."""
+    for field in ("reasoning_content", "thinking", "reasoning"):
+        turn = {"role": "assistant", "content": _ANSWER, field: _THOUGHT}
+        try:
+            whole = template.render([{"role": "user", "content": _USER}, turn], False)
+        except NotSupported:
+            continue
+        before, found, after = whole.rpartition(_USER)[2].partition(_THOUGHT)
+        parts, behind = lexemes(before), after.partition(_ANSWER)[0]
+        places = [place for place, lexeme in enumerate(parts) if is_tag(lexeme)]
+        end = next(filter(is_tag, lexemes(behind)), "")
+        if found and places and end:
+            begin = "".join(parts[places[-1] :]).strip()
+            is_turns = prompt.strip().startswith(begin) and thought_tags(begin) is None
+            return None if is_turns else (begin, end)
+    return None
 
 
 def _opens_results(template: ChatTemplate) -> bool:

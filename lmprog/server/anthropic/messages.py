@@ -83,6 +83,7 @@ class ToolOf(msgspec.Struct, frozen=True):
     type: str | None = None
     description: Annotated[str, within("description")] | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -103,7 +104,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 class Thinking(msgspec.Struct, frozen=True):
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, within("thinking_token_budget")] | None = None
     display: str | None = None
 
 
@@ -140,9 +141,9 @@ class MessagesBody(Countable, kw_only=True):
     cache_salt: Annotated[str, within("cache_salt")] | None = None
 
 
-def chat_of(body: Countable, known: Sequence[str] = ()) -> ChatBody:
-    """The same request as a chat. `known`: the names that the model's template uses. Raises
-    HttpError for blocks that are no text.
+def chat_of(body: Countable, known: Sequence[str] = (), switch: str = "") -> ChatBody:
+    """The same request as a chat. `known`: the names that the model's template uses; `switch`: the
+    one that turns thoughts on. Raises HttpError for blocks that are no text.
     """
     choice, parallel = _choice(body.tool_choice)
     messages = _messages(body.messages)
@@ -155,7 +156,8 @@ def chat_of(body: Countable, known: Sequence[str] = ()) -> ChatBody:
         parallel_tool_calls=parallel,
         continue_final_message=goes_on or None,
         response_format=_format(body),
-        chat_template_kwargs=_variables(body, known),
+        chat_template_kwargs=_variables(body, switch),
+        thinking_token_budget=None if body.thinking is None else body.thinking.budget_tokens,
         reasoning_effort=_effort(body) if EFFORT in known else None,
     )
     if body.thinking is not None and body.thinking.type not in _THINKING:
@@ -182,17 +184,15 @@ def warnings_of(body: Countable, known: Sequence[str]) -> tuple[str, ...]:
     if types:
         named = " ".join(str(one)[:60] for one in types)
         made.append(f"tools of the types {named!r} are not described here; the model has none")
-    if body.thinking is not None and body.thinking.budget_tokens is not None:
-        made.append("thinking.budget_tokens is not enforced; max_tokens counts thoughts too")
     return tuple(made)
 
 
-def _variables(body: Countable, known: Sequence[str]) -> dict[str, Any] | None:
+def _variables(body: Countable, switch: str) -> dict[str, Any] | None:
     """With the switch of thoughts, where the template has one."""
     given = body.chat_template_kwargs
-    if body.thinking is None or "enable_thinking" not in known:
+    if body.thinking is None or not switch:
         return given
-    return {"enable_thinking": body.thinking.type != "disabled", **(given or {})}
+    return {switch: body.thinking.type != "disabled", **(given or {})}
 
 
 def _effort(body: Countable) -> str | None:
@@ -316,7 +316,8 @@ def _is_clients(tool: ToolOf) -> bool:
 def _tool(tool: ToolOf, at: int) -> ChatTool:
     if tool.name is None:
         raise refused(f"tools[{at}].name is missing.", f"tools[{at}].name", "invalid_value")
-    return ChatTool("function", FunctionTool(tool.name, tool.description, tool.input_schema))
+    function = FunctionTool(tool.name, tool.description, tool.input_schema, tool.strict)
+    return ChatTool("function", function)
 
 
 def _choice(choice: ToolChoice | None) -> tuple[str | NamedTool | None, bool | None]:
@@ -345,7 +346,8 @@ def router(gateway: Gateway) -> GatewayRouter:
     def read_as_chat(body: Countable, request: Request) -> ChatCompletions:
         try:
             known = gateway.info.template_variables
-            chat = understood(gateway, chat_of(body, known), warnings_of(body, known))
+            asked = chat_of(body, known, gateway.info.tools.thought.switch)
+            chat = understood(gateway, asked, warnings_of(body, known))
         except HttpError as error:
             raise renamed(error) from None
         request.state.names = {**chat.names, "max_tokens": "max_tokens"}

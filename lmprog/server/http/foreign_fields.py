@@ -27,7 +27,7 @@ class ForeignField:
 
 _LEAVE = "leave it out"
 _LORA = "name the adapter as the model"
-_REASONING = "thinking is part of the text here; leave it out"
+_REASONING = "it belongs to chats, which tell thoughts apart"
 _BEAMS = "it belongs to chats, /v1/completions and /v1/programs"
 _SAMPLERS = "there is no such sampler; use top_p, top_k and min_p"
 _MEDIA = "this server reads and writes text only; leave it out"

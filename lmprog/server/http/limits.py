@@ -90,6 +90,7 @@ LIMITS: Mapping[str, Limit] = {
     "best_of": Limit(1, 128, "results"),
     "beam_width": Limit(1, 128, "texts", "of use_beam_search; best_of or n, if it is not given"),
     "length_penalty": Limit(-10, 10, "number", "of use_beam_search"),
+    "thinking_token_budget": Limit(0, INT31, "tokens"),
     "max_completion_tokens": Limit(1, INT31, "tokens", "with the prompt at most the context"),
     "priority": Limit(-100, 100, "integer", "higher goes first"),
     "messages": Limit(1, 4096, "items"),

@@ -152,12 +152,14 @@ class Ollama:
         self, body: OllamaBody, messages: list[ChatMessage], tools: list[ChatTool] | None
     ) -> tuple[ChatBody, tuple[str, ...]]:
         known, think = self._gateway.info.template_variables, body.think
+        support = self._gateway.info.tools
         variables: Json = {}
-        if think is not None and "enable_thinking" in known:
-            variables["enable_thinking"] = think is not False
+        if think is not None and support.thought.switch:
+            variables[support.thought.switch] = think is not False
         if isinstance(think, str) and "reasoning_effort" in known:
             variables["reasoning_effort"] = think
-        says_nothing = not think or bool(variables) or self._gateway.info.tools.form.harmony
+        thinks = bool(support.thought.begin) or support.form.harmony
+        says_nothing = not think or bool(variables) or thinks
         warnings = () if says_nothing else ("think has no effect on this model's chat template",)
         chat = ChatBody(
             messages=messages,
@@ -280,8 +282,7 @@ class Ollama:
     def shown(self, asked: str) -> Json:
         """What tools read before a first chat: the context and what the model can. Raises 404."""
         name, info = self.model(asked), self._gateway.info
-        variables = info.template_variables
-        thinks = info.tools.form.harmony or "enable_thinking" in variables
+        thinks = info.tools.form.harmony or bool(info.tools.thought.begin)
         able = {"completion": True, "tools": True, "insert": info.infill, "thinking": thinks}
         return {
             "modelfile": "",

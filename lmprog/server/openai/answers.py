@@ -70,7 +70,9 @@ class AnswerMessage(msgspec.Struct, frozen=True):
     refusal: None = None
     tool_calls: Sequence[AnsweredCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
-    """What the model thought, where it writes that in a channel of its own."""
+    """What the model thought before it answered."""
+    reasoning: str | UnsetType = UNSET
+    """The same, as others call it."""
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -114,6 +116,7 @@ class ChatDelta(msgspec.Struct, frozen=True):
     content: str | UnsetType = UNSET
     tool_calls: Sequence[AnsweredCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):

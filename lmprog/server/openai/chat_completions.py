@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -45,6 +45,21 @@ from lmprog.server.openai.tools import AnswerPart, ChatTool, NamedTool, Toolbox,
 from lmprog.tool_calls.harmony import FINAL, ThoughtText
 
 
+class AskedReasoning(msgspec.Struct, frozen=True):
+    """OpenRouter's way to ask for thoughts."""
+
+    effort: str | None = None
+    max_tokens: Annotated[int, within("thinking_token_budget")] | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+
+
+class AskedThinking(msgspec.Struct, frozen=True):
+    """DeepSeek's way."""
+
+    type: Literal["enabled", "disabled", "auto"]
+
+
 class ChatBody(PromptFields, kw_only=True):
     messages: Annotated[list[ChatMessage], within("messages")]
     max_completion_tokens: Annotated[int, within("max_completion_tokens")] | None = None
@@ -57,6 +72,12 @@ class ChatBody(PromptFields, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning: AskedReasoning | None = None
+    thinking: AskedThinking | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    thinking_token_budget: Annotated[int, within("thinking_token_budget")] | None = None
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
@@ -125,17 +146,26 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
     is_whole = made.constraint is not None and made.constraint.is_whole
     if support.form.harmony and (goes_on or is_whole):
         box = _with_header(box)
-    variables = _variables(body)
-    is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
-    box = replace(box, begins_turn=not goes_on and not is_off)
+    variables = _variables(body, support.thought)
+    thinks: wire.ThoughtState = "closed"
+    if support.thought.begin and not goes_on:
+        thinks = support.thought.state(variables)
+    box = replace(
+        box, thinks=thinks, shows_thoughts=_shown(body), confines=gateway.settings.confine_calls
+    )
     box, constraint = _constrained(box, made)
+    pieces = pieces_of(body.messages, box, goes_on, variables)
+    if goes_on and made.constraint is not None and constraint is not None:
+        texts = [one for one in pieces if isinstance(one, wire.TextPiece) and one.quoted]
+        constraint = wire.Continued(constraint, "".join(one.text for one in texts))
     prompt = RequestPrompt(
-        pieces=pieces_of(body.messages, box, goes_on, variables),
+        pieces=pieces,
         sampling=cut_to_entries(_sampling(body, box, gateway.suggested), gateway.info.context_len),
         constraint=constraint,
         priority=body.priority or 0,
         includes_stop=bool(body.include_stop_str_in_output),
         names_tokens=bool(body.return_tokens_as_token_ids),
+        thought=box.limit_of(_budget(body)),
     )
     names = {"prompt": "messages", "constraint": made.field or "tools", "choices": "messages"}
     names["template_variables"] = "chat_template_kwargs"
@@ -157,7 +187,7 @@ def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Co
     if made.constraint is None:
         return box, box.constraint
     if box.choice == "none":
-        return box, box.in_channel(made.constraint)
+        return box, box.confined(made.constraint)
     if made.constraint.is_whole:
         raise refused(
             f"{made.field} is a grammar of the whole text, which then cannot be a call of a tool; "
@@ -199,15 +229,35 @@ def _goes_on(body: ChatBody) -> bool:
     return goes_on
 
 
-def _variables(body: ChatBody) -> dict[str, Any]:
+def _variables(body: ChatBody, thought: wire.ThoughtForm) -> dict[str, Any]:
     """The names that are given to the model's template beside the conversation."""
     variables = dict(body.chat_template_kwargs or {})
-    effort = body.reasoning_effort
+    asked = body.reasoning or AskedReasoning()
+    effort = body.reasoning_effort or asked.effort
+    is_on = asked.enabled
+    if body.thinking is not None and body.thinking.type != "auto":
+        is_on = body.thinking.type == "enabled"
+    if is_on is not None and thought.switch:
+        variables.setdefault(thought.switch, is_on)
     if effort == "none":
-        variables.setdefault("enable_thinking", False)
+        variables.setdefault(thought.switch or "enable_thinking", False)
     elif effort is not None:
         variables.setdefault("reasoning_effort", effort)
     return variables
+
+
+def _shown(body: ChatBody) -> Literal["apart", "within", "none"]:
+    """What becomes of thoughts in the answer."""
+    is_excluded = body.reasoning is not None and body.reasoning.exclude
+    if body.include_reasoning is False or is_excluded:
+        return "none"
+    return "within" if body.separate_reasoning is False else "apart"
+
+
+def _budget(body: ChatBody) -> int | None:
+    """The most tokens of a thought."""
+    asked = None if body.reasoning is None else body.reasoning.max_tokens
+    return asked if body.thinking_token_budget is None else body.thinking_token_budget
 
 
 def _sampling(
@@ -260,14 +310,16 @@ def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.C
         None if chat.prompt.sampling.logprobs is None else answers.chat_logprobs(output.logprobs)
     )
     if not calls:
-        message = answers.AnswerMessage("assistant", content, reasoning_content=thoughts)
+        message = answers.AnswerMessage(
+            "assistant", content, reasoning_content=thoughts, reasoning=thoughts
+        )
         reason = answers.stop_reason_of(output, chat.prompt.sampling)
         return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason, ids)
     made = [
         answers.AnsweredCall(answers.Function(call.arguments, call.name), call.id, "function")
         for call in calls
     ]
-    message = answers.AnswerMessage("assistant", content or None, None, made, thoughts)
+    message = answers.AnswerMessage("assistant", content or None, None, made, thoughts, thoughts)
     finish = answers.finish_of(output)
     reason = "tool_calls" if finish == "stop" else finish
     return answers.ChatChoice(index, message, reason, logprobs, token_ids=ids)
@@ -394,7 +446,8 @@ class ChoiceStream:
         if isinstance(part, str):
             return answers.ChunkChoice(self._index, answers.ChatDelta(content=part))
         if isinstance(part, ThoughtText):
-            return answers.ChunkChoice(self._index, answers.ChatDelta(reasoning_content=part.text))
+            delta = answers.ChatDelta(reasoning_content=part.text, reasoning=part.text)
+            return answers.ChunkChoice(self._index, delta)
         call = answers.AnsweredCall(
             answers.Function(part.arguments, part.name),
             part.id,

@@ -16,6 +16,7 @@ from lmprog import wire
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
 from lmprog.server.http.option_fields import OpenAIOptions
+from lmprog.tool_calls.structural_tags import TagError, structural_tag
 
 OBJECT = wire.JsonSchema('{"type":"object"}')
 """`json_object`: any object."""
@@ -259,8 +260,8 @@ def tags_of(given: dict[str, Any] | str, field: str) -> wire.Constraint:
             "invalid_value",
         )
     try:
-        return wire.structural_tag(given)
-    except wire.TagError as error:
+        return structural_tag(given)
+    except TagError as error:
         place = f"{field}.{error.field}" if error.field else field
         raise refused(f"{field}: {error}.", place, "invalid_value") from None
 

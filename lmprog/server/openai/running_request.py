@@ -62,6 +62,8 @@ class RequestPrompt:
     """Whether a text ends with the stop text that ended it."""
     names_tokens: bool = False
     """Whether log-probabilities name their tokens by id and not by text."""
+    thought: wire.ThoughtLimit | None = None
+    """How long the answer may think."""
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
@@ -134,6 +136,7 @@ class RunningRequest:
                 stream=stream,
                 priority=prompt.priority,
                 timeout=timeout,
+                thought=prompt.thought,
             )
             ops.append(gen)
         self._left = len(prompts)

@@ -20,20 +20,24 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from lmprog import wire
+from lmprog.errors import UnsupportedSchema
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.limits import LIMITS, within
+from lmprog.server.options.server_settings import Confines
 from lmprog.tool_calls.constraining import (
     ToolShape,
     arguments_constraint,
     calls_constraint,
+    free_or_calls,
     opening_of,
     opening_of_named,
 )
 from lmprog.tool_calls.describing import function_shape, tools_text
-from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText, harmony_answer
+from lmprog.tool_calls.harmony import THOUGHT_LIMIT, HarmonyStream, ThoughtText, harmony_answer
 from lmprog.tool_calls.lexemes import is_tag, lexemes
 from lmprog.tool_calls.reading import Parameters, ParsedCall, arguments_in
 from lmprog.tool_calls.stream import CallStream
+from lmprog.tool_calls.thoughts import Marks, ThoughtStream, after_thought
 from lmprog.tool_calls.writing import as_json
 
 Choice: TypeAlias = Literal["none", "auto", "required", "named"]
@@ -59,10 +63,15 @@ class AnswerReader:
     """
 
     def __init__(
-        self, calls: CallStream | HarmonyStream | None, one_at_most: bool, is_short: bool
+        self,
+        calls: CallStream | HarmonyStream | ThoughtStream | None,
+        one_at_most: bool,
+        is_short: bool,
+        shows_thoughts: bool = True,
     ) -> None:
         """`calls` None: all text is content."""
         self._calls = calls
+        self._shows_thoughts = shows_thoughts
         self._one_at_most = one_at_most
         self._is_short = is_short
         self._ids: set[str] = set()
@@ -86,7 +95,8 @@ class AnswerReader:
                 if self._ids and self._one_at_most:
                     continue
                 part = self._named(part)
-            kept.append(part)
+            if self._shows_thoughts or not isinstance(part, ThoughtText):
+                kept.append(part)
         return kept
 
     def _named(self, call: ParsedCall) -> ParsedCall:
@@ -168,8 +178,14 @@ class Toolbox:
     """How the model calls tools."""
     id: str = ""
     """Of the call of a named tool."""
-    begins_turn: bool = True
-    """The answer begins as the template has it by default: no answer goes on, no thought is off."""
+    thinks: wire.ThoughtState = "closed"
+    """How the prompt leaves it to the answer to begin with a thought."""
+    shows_thoughts: Literal["apart", "within", "none"] = "apart"
+    """Whether they are parts of their own, parts of the content, or left out."""
+    confines: Confines = "known"
+    """In which answers with a free choice calls are held to their schemas: where a tool is strict,
+    also where the template writes calls, always.
+    """
     written: str = ""
     """The header of the answer, where it is written before an earlier beginning of the answer."""
 
@@ -201,7 +217,9 @@ class Toolbox:
 
     @property
     def opening(self) -> str:
-        """What is written for the model before it begins."""
+        """What is written for the model before it begins; nothing where it may think first."""
+        if self.thinks != "closed":
+            return ""
         match self.choice:
             case "required":
                 return opening_of(self.form)
@@ -212,25 +230,70 @@ class Toolbox:
 
     @property
     def constraint(self) -> wire.Constraint | None:
-        if self.choice == "named":
+        if self.choice == "named" and self.thinks == "closed":
             return arguments_constraint(self.form, self._shapes[0])
-        if self.choice == "required":
-            return calls_constraint(self.form, self._shapes, self.parallel, self.opening)
+        if self.choice in ("required", "named"):
+            calls = calls_constraint(self.form, self._shapes, self.parallel, self.opening)
+            return self._after_thought(calls)
         if self.answer is not None:
             if self.written:
                 return self.answer
             calls = calls_constraint(self.form, self._shapes, self.parallel)
-            return wire.AnyOf((self.in_channel(self.answer), calls))
-        return None
+            return self._after_thought(wire.AnyOf((self._in_channel(self.answer), calls)))
+        return self._confined if self.is_confined else None
 
-    def in_channel(self, answer: wire.Constraint) -> wire.Constraint:
-        """The constraint of an answer's text, where that has a header of its own."""
+    @property
+    def is_confined(self) -> bool:
+        """Whether the answer may be text, and what it begins as a call is held to the schemas."""
+        if self.choice != "auto" or self.answer is not None or self.written:
+            return False
+        is_known = self.confines == "known" and not self.support.dialect
+        return is_known or self.confines == "all" or any(one.strict for one in self.tools)
+
+    @property
+    def _confined(self) -> wire.Constraint:
+        """Schemas of tools that are not strict are left out where one cannot be enforced."""
+        if all(tool.strict for tool in self.tools):
+            return self._free_or_calls(self._shapes)
+        some = [
+            shape if tool.strict else shape._replace(parameters={"type": "object"})
+            for tool, shape in zip(self.tools, self._shapes, strict=True)
+        ]
+        otherwise = self._free_or_calls(some)
+        try:
+            return wire.Preferred(self._free_or_calls(self._shapes), otherwise)
+        except UnsupportedSchema:
+            return otherwise
+
+    def _free_or_calls(self, shapes: list[ToolShape]) -> wire.Constraint:
+        return self._after_thought(free_or_calls(self.form, shapes, self.parallel), True)
+
+    def _after_thought(self, then: wire.Constraint, may_be_cut: bool = False) -> wire.Constraint:
+        return after_thought(self.support.thought, self.thinks, then, may_be_cut)
+
+    def confined(self, answer: wire.Constraint) -> wire.Constraint:
+        """The constraint of a whole answer of which this is the text's."""
+        return self._after_thought(self._in_channel(answer))
+
+    def _in_channel(self, answer: wire.Constraint) -> wire.Constraint:
         return harmony_answer(answer) if self.form.harmony and not self.written else answer
+
+    def limit_of(self, most: int | None) -> wire.ThoughtLimit | None:
+        """A bound of the thought that the answer may begin with; None where there is none."""
+        if most is None:
+            return None
+        if self.form.harmony:
+            return None if self.written else THOUGHT_LIMIT.of(most)
+        thought = self.support.thought
+        if self.thinks == "closed":
+            return None
+        begin = "" if self.thinks == "open" else thought.begin
+        return wire.ThoughtLimit(begin, thought.end, f"\n{thought.end}\n\n", most)
 
     @property
     def stop(self) -> tuple[str, ...]:
         """A stop text, where only one call may be made: the tag that ends a call."""
-        if self.choice != "auto" or self.answer is not None or self.parallel:
+        if self.choice != "auto" or self.answer is not None or self.parallel or self.is_confined:
             return ()
         tags = [lexeme for lexeme in lexemes(self.form.literals[-1]) if is_tag(lexeme)]
         return tuple(tags[-1:])
@@ -238,7 +301,7 @@ class Toolbox:
     @property
     def streams_arguments(self) -> bool:
         """Whether all text is the JSON of one call's arguments, which can go out as it comes."""
-        return self.choice == "named" and self.form.keyed is None
+        return self.choice == "named" and self.form.keyed is None and self.thinks == "closed"
 
     @property
     def _shapes(self) -> list[ToolShape]:
@@ -251,22 +314,25 @@ class Toolbox:
     def reader(self) -> AnswerReader | NamedReader:
         """For a text that comes in pieces."""
         tools = {shape.name: shape.parameters for shape in self._shapes}
-        if self.choice == "named":
+        if self.choice == "named" and self.thinks == "closed":
             return NamedReader(self.form, self.tools[0].name, tools, self.id)
         # under a constraint, it does not matter in which tokens the tags are spelled
-        tags = () if self.constraint is not None else self.support.tags
+        is_held = self.choice in ("required", "named") or self.answer is not None
+        tags = () if is_held else self.support.tags
         calls: CallStream | HarmonyStream | None = None
         if self.form.harmony:
             called = tools if self.choice != "none" else {}
             calls = HarmonyStream(called, self.written + self.opening, special=tags)
         elif self.choice != "none":
-            calls = CallStream(self.form, tools, self.opening, self._thought, special=tags)
-        return AnswerReader(calls, not self.parallel, self.support.short_ids)
-
-    @property
-    def _thought(self) -> str:
-        """The tag of the thought that the answer begins in."""
-        return "" if self.opening or not self.begins_turn else self.support.thought
+            begun = self.thinks == "open" and self.shows_thoughts == "within"
+            tag = self.support.thought.begin if begun else ""
+            calls = CallStream(self.form, tools, self.opening, tag, special=tags)
+        whole: CallStream | HarmonyStream | ThoughtStream | None = calls
+        if self.thinks != "closed" and self.shows_thoughts != "within":
+            thought = self.support.thought
+            whole = ThoughtStream(Marks(thought.begin, thought.end, self.thinks == "open"), calls)
+        shows = self.shows_thoughts != "none"
+        return AnswerReader(whole, not self.parallel, self.support.short_ids, shows)
 
     def read(self, output: wire.Output) -> ReadAnswer:
         """A whole answer."""

@@ -52,6 +52,8 @@ _HELP: Mapping[str, str] = {
     "allow_cache_salt": "let requests choose a cache of their own",
     "generation_config": "auto: take sampling defaults from the checkpoint's "
     "generation_config.json",
+    "confine_calls": "strict, known or all: under tool_choice auto, hold calls to the schemas of "
+    "tools that say strict, also wherever the model's template writes calls, or always",
     "strict_api": "refuse unknown fields of requests",
     "ui_show_text": "show cached text on the page",
     "replicas": "runtimes to start; requests are spread over them, and survive the death of one",

@@ -13,6 +13,7 @@ from typing import Literal
 from lmprog.errors import InvalidParameter
 
 Isolation = Literal["shared", "key", "strict"]
+Confines = Literal["strict", "known", "all"]
 _SIZES = ("max_body_bytes", "memory_mb", "max_stored_bytes")
 _ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^/?#\s]+")
 
@@ -59,6 +60,10 @@ class ServerSettings:
     generation_config: Literal["auto", "none"] = "auto"
     """Whether the checkpoint's own way to sample counts for OpenAI's and Anthropic's requests that
     do not say.
+    """
+    confine_calls: Confines = "known"
+    """Where the model may call a tool or not, whose calls are held to the tools' schemas: those of
+    tools that say `strict`, also those of models whose own template writes calls, all.
     """
     strict_api: bool = False
     """Refuse unknown fields instead of ignoring them with a warning."""

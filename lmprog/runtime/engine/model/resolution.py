@@ -6,9 +6,10 @@ Knows numbers and names; knows no tensors.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
@@ -25,6 +26,12 @@ _USUAL_TOKENS = 65_536
 """Key/value memory is sized for so many tokens, or for eight whole contexts, where the
 configuration is silent.
 """
+STATES_OF_MEMORY = 0.15
+"""Of what keys, values and recurrent states take together, the part of states."""
+FEWEST_STATES = 32
+"""One for each sequence that runs, and those that are kept."""
+CLOSEST_STATES = 64
+"""Tokens of a prompt between two kept states, at least: each cuts the computing of the prompt."""
 
 
 def data_type(
@@ -75,6 +82,24 @@ def num_pages(config: RuntimeConfig, context_len: int, bytes_per_page: int) -> i
         return pages_that_fit(config.kv_memory_mb << 20, bytes_per_page)
     usual = -(-max(8 * context_len, _USUAL_TOKENS) // page_size)
     return min(usual, pages_that_fit(free_memory() // 4, bytes_per_page))
+
+
+class StateSlots(NamedTuple):
+    """Memory for the states of a model's recurrent layers."""
+
+    num_slots: int
+    every: int
+    """Tokens of a prompt whose keys and values cost what states may, for one state."""
+
+
+def state_slots(kv_bytes: int, num_tokens: int, state_bytes: int) -> StateSlots:
+    """Beside memory of `kv_bytes` for so many tokens: states take a part `STATES_OF_MEMORY` of both
+    together, but have room for `FEWEST_STATES`.
+    """
+    share = STATES_OF_MEMORY / (1.0 - STATES_OF_MEMORY)
+    num_slots = min(num_tokens, int(kv_bytes * share / state_bytes))
+    every = math.ceil(state_bytes * num_tokens / (kv_bytes * share))
+    return StateSlots(max(FEWEST_STATES, num_slots), max(CLOSEST_STATES, every))
 
 
 def quantized_type(config: RuntimeConfig, location: Path | None) -> WeightType | None:

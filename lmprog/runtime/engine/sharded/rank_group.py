@@ -36,8 +36,9 @@ _NEVER = timedelta(days=3650)
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 TRANSPORTS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """By the kind of device that ranks compute on: what carries tensors, by where they are."""
-_ARRAYS = [one.name for one in fields(Batch) if one.name not in ("page_size", "adapters")]
-"""What ranks are given; they have no adapters, which several ranks refuse."""
+_REFUSED = ("adapters", "states")
+_ARRAYS = [one.name for one in fields(Batch) if one.name not in ("page_size", *_REFUSED)]
+"""What ranks are given: all but what several ranks refuse."""
 _HEAD = 2 + len(_ARRAYS)
 _FIRST_INTS = 2048
 """Integers of a batch that go out with its lengths; a decoding step of a few rows has no more."""
@@ -170,7 +171,7 @@ class RankGroup:
             rest = torch.empty(_HEAD + total - _FIRST_INTS, dtype=torch.int32)
             dist.broadcast(rest, 0)
             flat = np.concatenate([flat, rest.numpy()])
-        arrays, at = {}, _HEAD
+        arrays, at = dict[str, Any](), _HEAD
         for name, length in zip(_ARRAYS, lengths, strict=True):
             arrays[name] = flat[at : at + length]
             at += length

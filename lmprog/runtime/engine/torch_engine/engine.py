@@ -10,11 +10,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from lmprog.config import RuntimeConfig
+from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter, load_adapters
 from lmprog.runtime.engine.attention import (
@@ -26,13 +27,23 @@ from lmprog.runtime.engine.attention import (
 from lmprog.runtime.engine.attention.backend import kept_scales
 from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape
-from lmprog.runtime.engine.model.resolution import computable, context_length, data_type, num_pages
+from lmprog.runtime.engine.model.resolution import (
+    StateSlots,
+    computable,
+    context_length,
+    data_type,
+    num_pages,
+    state_slots,
+)
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
 from lmprog.runtime.engine.torch_engine.adapted_decoder import AdaptedDecoder, fused_adapter
 from lmprog.runtime.engine.torch_engine.decoder import Decoder
 from lmprog.runtime.engine.torch_engine.weights import load_weights, random_weights, weight_reader
 from lmprog.runtime.scheduling.batch import Batch
+
+if TYPE_CHECKING:
+    from lmprog.runtime.engine.torch_engine.recurrent_layers import RecurrentLayers
 
 log = logging.getLogger("lmprog")
 
@@ -73,6 +84,8 @@ class Loaded:
     dtype: torch.dtype
     num_weights: int
     adapters: tuple[Adapter, ...] = ()
+    recurrent: RecurrentLayers | None = None
+    """None: it has no recurrent layers."""
 
 
 class TorchEngine:
@@ -87,7 +100,10 @@ class TorchEngine:
         shape: AttentionShape,
         num_pages: int,
         threads: Threads,
+        states: StateSlots | None = None,
     ) -> None:
+        """`states`: slots of the model's recurrent layers, which have them already."""
+        self.states = states
         self.location = loaded.location
         self.context_len = loaded.context_len
         self.vocab_size = loaded.model.vocab_size
@@ -159,8 +175,16 @@ def load_torch_engine(config: RuntimeConfig, folder: Path | None) -> TorchEngine
         pages = num_pages(
             config, loaded.context_len, page_bytes(config.attention, shape, page_size)
         )
+        states = None
+        if loaded.recurrent:
+            states = state_slots(
+                pages * page_bytes(config.attention, shape, page_size),
+                pages * page_size,
+                loaded.recurrent.state_bytes,
+            )
+            loaded.recurrent.take_slots(states.num_slots)
         attention = make_attention(config.attention, shape, pages, page_size, threads.most)
-    return TorchEngine(loaded, attention, shape, pages, threads)
+    return TorchEngine(loaded, attention, shape, pages, threads, states)
 
 
 def attention_shape(loaded: Loaded, kv_dtype: str | None) -> AttentionShape:
@@ -199,9 +223,17 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     foreign = foreign_config(folder)
     dtype = DTYPES[data_type(config, described, folder, frozenset())]
     model = Fallback(folder, foreign, dtype)
+    model.recurrent.take_slots(1)  # the check computes one sequence
     check(model, folder, dtype)
+    if model.recurrent:
+        check_options(config, "states")
     return Loaded(
-        model, folder, context_length(config, model.context_len), dtype, model.num_weights
+        model,
+        folder,
+        context_length(config, model.context_len),
+        dtype,
+        model.num_weights,
+        recurrent=model.recurrent or None,
     )
 
 
@@ -209,9 +241,11 @@ def computed_by(folder: Path | None) -> str:
     """Whose decoder computes it. Raises ModelError for what its config says that none does."""
     if folder is None or _own_shape(read_config(folder), folder) is not None:
         return "lmprog's own decoder"
-    from lmprog.runtime.engine.torch_engine.fallback import foreign_config
+    from lmprog.runtime.engine.torch_engine.fallback import RECURRENT, foreign_config
 
-    foreign_config(folder)
+    config = foreign_config(folder)
+    if config.model_type in RECURRENT:
+        return "transformers, with recurrent layers (without drafts, adapters and a second tier)"
     return "transformers"
 
 

@@ -3,10 +3,11 @@
 Transformers lets a model call an attention function by name. Ours hands queries, keys and values to
 the backend, so that no mask and no cache of its own is made. What a backend must know beforehand
 (heads, scale, window, bound of every layer) is learnt from a pass over one token (`Probe`).
-Architectures that keep more than keys and values (state spaces, convolutions, sinks) are refused by
-name where they show themselves, and otherwise by `check`, which compares once what comes out of our
-pages with the model's own attention: that finds states beside keys and values, biases of scores,
-positions that are counted instead of given. Code from a repository is never run.
+Recurrent layers of the families in `RECURRENT` compute on slots (`recurrent_layers`); others that
+keep more than keys and values are refused by name where they show themselves, and otherwise by
+`check`, which compares once what comes out of our pages with the model's own attention: that finds
+states beside keys and values, biases of scores, positions that are counted instead of given. Code
+from a repository is never run.
 
 The one module that imports transformers; our own decoders do without it.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,7 +33,8 @@ from transformers.utils import logging as transformers_logging
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.reference import ReferenceAttention
-from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.engine.torch_engine.recurrent_layers import NOTHING, RecurrentLayers
+from lmprog.runtime.scheduling.batch import Batch, RowStates
 
 log = logging.getLogger("lmprog")
 
@@ -46,6 +48,23 @@ _BIASED = frozenset({"bloom", "mpt"})
 """Architectures whose scores have a bias by distance, always."""
 
 
+RECURRENT = frozenset(
+    {
+        *("lfm2", "lfm2_moe"),  # short convolutions
+        *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),  # gated delta nets
+        "kimi_linear",  # a delta net with gates by channel, and latent attention
+        *("qwen3_5", "qwen3_5_moe"),  # the same, beside a part for pictures, which is not loaded
+        *("granitemoehybrid", "bamba", "nemotron_h", "falcon_h1"),  # Mamba 2
+        "jamba",  # Mamba 1
+    }
+)
+"""Architectures whose recurrent layers are computed, each compared with transformers by tests."""
+
+
+_STATES = frozenset({"conv", "hybrid", "linear_attention", "mamba"})
+"""Types of layers that keep a state."""
+
+
 class _Attend(Protocol):
     """What an attention layer of the model is given: one sequence that holds all tokens of the
     step.
@@ -57,7 +76,9 @@ class _Attend(Protocol):
 
 
 class Fallback:
-    """A model of transformers. `forward` keeps nothing: all state is in the backend's pages."""
+    """A model of transformers. `forward` keeps nothing: all state is in the backend's pages, and in
+    slots where it has recurrent layers.
+    """
 
     def __init__(self, folder: Path, config: Any, dtype: torch.dtype) -> None:
         self.name = f"lmprog_{id(self)}"
@@ -66,16 +87,21 @@ class Fallback:
         self.model = _loaded(folder, config, dtype, self.name)
         text = config.get_text_config()
         self.vocab_size = int(text.vocab_size)
+        self.recurrent = RecurrentLayers(
+            self.model if config.model_type in RECURRENT else torch.nn.Module()
+        )
         self._picks_logits = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        self._layers = self._probed(folder, text)
+        self._layers, self._places = self._probed(folder, text)
         self.context_len = _context_len(folder, text)
         self.num_weights = sum(weight.numel() for weight in self.model.parameters())
 
-    def _probed(self, folder: Path, text: Any) -> tuple[ProbedLayer, ...]:
-        """The attention of every layer, learnt by computing one token."""
+    def _probed(self, folder: Path, text: Any) -> tuple[tuple[ProbedLayer, ...], Mapping[int, int]]:
+        """The attention of every layer that has one, learnt by computing one token, and each one's
+        place among them by its number in the model.
+        """
         probe, zero = Probe(), torch.zeros(1, dtype=torch.int64)
         try:
-            with self._attending(probe):
+            with self._attending(probe), self.recurrent.computing(None):
                 self._logits(zero, zero, zero)
         except (
             RuntimeError,
@@ -87,7 +113,8 @@ class Fallback:
             raise ModelError(
                 f"{folder} ({text.model_type}) fails on its first token: {error}"
             ) from error
-        return probe.layers(folder, text)
+        layers = probe.layers(folder, text, others=bool(self.recurrent))
+        return layers, {number: place for place, number in enumerate(probe.numbers)}
 
     def attention_shape(self, kv_dtype: torch.dtype) -> AttentionShape:
         first = self._layers[0]
@@ -108,9 +135,9 @@ class Fallback:
         attention.plan(batch)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
-            return attention.run(layer, q, k, v)
+            return attention.run(self._places[layer], q, k, v)
 
-        with self._attending(attend):
+        with self._attending(attend), self.recurrent.computing(batch):
             return self._logits(
                 torch.from_numpy(batch.tokens).long(),
                 torch.from_numpy(batch.positions).long(),
@@ -196,10 +223,13 @@ def foreign_config(folder: Path) -> Any:
             f"{folder} is no language model that transformers can generate with "
             f"({config.model_type})"
         )
-    if getattr(AutoModelForCausalLM._model_mapping[type(config)], "_is_stateful", False):
+    is_stateful = getattr(AutoModelForCausalLM._model_mapping[type(config)], "_is_stateful", False)
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if (is_stateful or kinds & _STATES) and config.model_type not in RECURRENT:
+        known = ", ".join(sorted(RECURRENT))
         raise ModelError(
-            f"{config.model_type} keeps a state that is not keys and values: it cannot share "
-            "prefixes"
+            f"{config.model_type} keeps a state that is not keys and values, of a kind that is not "
+            f"computed yet; recurrent layers are computed of {known}"
         )
     return config
 
@@ -291,7 +321,7 @@ _IRRELEVANT = frozenset(
 """Options that say nothing about this layer's attention: positions are already in queries and
 keys.
 """
-_KINDS = frozenset({"full_attention", "sliding_attention"})
+_KINDS = frozenset({"full_attention", "sliding_attention", "attention", "hybrid"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +348,11 @@ class Probe:
     def __init__(self) -> None:
         self._seen: list[tuple[int, ProbedLayer]] = []
 
+    @property
+    def numbers(self) -> list[int]:
+        """Of the layers that attend, in order."""
+        return [number for number, _ in self._seen]
+
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
     ) -> Tensor:
@@ -339,13 +374,14 @@ class Probe:
         self._seen.append((layer, probed))
         return v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
 
-    def layers(self, folder: Path, config: Any) -> tuple[ProbedLayer, ...]:
-        """All layers in order. Raises ModelError where the pass was not one attention in each
-        layer.
+    def layers(self, folder: Path, config: Any, others: bool = False) -> tuple[ProbedLayer, ...]:
+        """All layers that attend, in order. Raises ModelError where the pass was not one attention
+        in each layer, or with `others`, which are computed too, not one in some.
         """
-        numbers = [number for number, _ in self._seen]
+        numbers = self.numbers
         wanted = int(config.num_hidden_layers)
-        if numbers != list(range(wanted)):
+        known = [number for number in range(wanted) if number in numbers or not others]
+        if numbers != known or not numbers:
             raise ModelError(
                 f"{folder} ({config.model_type}) has {wanted} layers, of which "
                 f"{len(numbers)} attend through the "
@@ -359,7 +395,7 @@ class Probe:
                 f"{folder} ({config.model_type}) has layers with different heads, which is "
                 "not supported"
             )
-        _refuse_hidden_windows(folder, config, layers)
+        _refuse_hidden_windows(folder, config, layers, numbers)
         return layers
 
 
@@ -376,9 +412,12 @@ def _refuse_options(layer: int, options: dict[str, Any]) -> None:
         raise ModelError(f"attention of layer {layer} drops keys at random")
 
 
-def _refuse_hidden_windows(folder: Path, config: Any, layers: tuple[ProbedLayer, ...]) -> None:
+def _refuse_hidden_windows(
+    folder: Path, config: Any, layers: tuple[ProbedLayer, ...], numbers: list[int]
+) -> None:
     """Windows that a model would have drawn only into its masks, which are never made here."""
     kinds = list(getattr(config, "layer_types", None) or [])
+    kinds = [kinds[number] for number in numbers] if kinds else []
     if strange := sorted(set(kinds) - _KINDS):
         raise ModelError(
             f"{folder} ({config.model_type}) has layers of the types {strange}, which are "
@@ -458,4 +497,9 @@ def _stretch(tokens: np.ndarray[tuple[int], np.dtype[np.int32]], start: int, end
         copies=np.zeros((0, 2), np.int32),
         logit_tokens=each.copy(),
         page_size=_COUNT,
+        states=RowStates(
+            np.array([0 if start else NOTHING], np.int32),
+            np.zeros(1, np.int32),
+            np.zeros((0, 3), np.int32),
+        ),
     )

@@ -10,13 +10,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmprog.wire.constraints import (
+from lmprog import wire
+from lmprog.tool_calls.constraining import ToolShape, arguments_constraint
+from lmprog.wire import (
     AnyOf,
     Choices,
     Constraint,
     FreeText,
+    Grammar,
     InOrder,
     JsonSchema,
+    KeyedArguments,
+    KeyedValue,
     Regex,
     Repeated,
 )
@@ -69,10 +74,19 @@ def _format(given: Any, at: str, depth: int) -> Constraint:
         raise TagError("must be an object", at)
     match given.get("type"):
         case "json_schema":
-            _only(given, at, ("type", "json_schema", "style"))
-            if given.get("style", "json") != "json":
-                raise TagError('must be "json"', f"{at}.style")
-            return _schema(given.get("json_schema"), f"{at}.json_schema")
+            _only(given, at, ("type", "json_schema", "style", "any_order"))
+            return _styled(given, at, given.get("style", "json"))
+        case "qwen_xml_parameter":
+            _only(given, at, ("type", "json_schema", "any_order"))
+            return _styled(given, at, "qwen_xml")
+        case "grammar":
+            _only(given, at, ("type", "grammar"))
+            return Grammar(_text(given.get("grammar"), f"{at}.grammar"))
+        case "token":
+            _only(given, at, ("type", "token"))
+            return Choices((_text(given.get("token"), f"{at}.token"),))
+        case "optional" | "star" | "plus" | "repeat" as kind:
+            return _repeated(given, at, kind, depth)
         case "regex":
             _only(given, at, ("type", "pattern"))
             return Regex(_text(given.get("pattern"), f"{at}.pattern"))
@@ -97,10 +111,66 @@ def _format(given: Any, at: str, depth: int) -> Constraint:
         case "tags_with_separator":
             return _separated(given, at, depth)
     raise TagError(
-        f"unknown type {str(given.get('type'))[:40]!r}; valid: any_text, const_string, "
-        "json_schema, or, regex, sequence, tag, tags_with_separator, triggered_tags",
+        f"unknown type {str(given.get('type'))[:40]!r}; valid: any_text, const_string, grammar, "
+        "json_schema, optional, or, plus, qwen_xml_parameter, regex, repeat, sequence, star, tag, "
+        "tags_with_separator, token, triggered_tags",
         f"{at}.type",
     )
+
+
+_ROUNDS: Mapping[str, tuple[int, int | None]] = {
+    "optional": (0, 1),
+    "star": (0, None),
+    "plus": (1, None),
+}
+_MOST_ROUNDS = 1_000_000
+
+
+def _repeated(given: Mapping[str, Any], at: str, kind: str, depth: int) -> Constraint:
+    bounds = ("min", "max") if kind == "repeat" else ()
+    _only(given, at, ("type", "content", *bounds))
+    low, high = _ROUNDS.get(kind, (0, None))
+    if kind == "repeat":
+        low, most = (_count(given.get(name), f"{at}.{name}") for name in bounds)
+        high = None if most < 0 else most
+        if low < 0 or (high is not None and high < low):
+            raise TagError("must be at least 0, and max at least min, or -1", f"{at}.min")
+    return Repeated(_format(given.get("content"), f"{at}.content", depth + 1), low, high)
+
+
+def _count(given: Any, at: str) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or not -1 <= given <= _MOST_ROUNDS:
+        raise TagError(f"must be an integer up to {_MOST_ROUNDS:,}", at)
+    return given
+
+
+def _keyed(before_key: str, before_value: str, after_value: str) -> KeyedArguments:
+    """Strings as they are and all else as JSON, in the same tags."""
+    around = KeyedValue(before_key, before_value, after_value)
+    return KeyedArguments(around, around)
+
+
+_STYLES = {
+    "qwen_xml": _keyed("<parameter=", ">", "</parameter>"),
+    "minimax_xml": _keyed('<parameter name="', '">', "</parameter>"),
+    "glm_xml": _keyed("<arg_key>", "</arg_key><arg_value>", "</arg_value>"),
+}
+
+
+def _styled(given: Mapping[str, Any], at: str, style: Any) -> Constraint:
+    """A value of the schema: JSON, or an object whose properties are tags one after the other, in
+    the schema's order.
+    """
+    schema = _schema(given.get("json_schema"), f"{at}.json_schema")
+    any_order = _flag(given, "any_order", at)
+    if style == "json":
+        return JsonSchema(schema.schema, any_order=any_order)
+    keyed = _STYLES.get(style) if isinstance(style, str) else None
+    if keyed is None:
+        raise TagError(f"must be json, {', '.join(_STYLES)}", f"{at}.style")
+    form = wire.CallForm(("", "", ""), ("name", "arguments"), keyed=keyed)
+    shape = ToolShape("", json.loads(schema.schema) if schema.schema[0] == "{" else {})
+    return arguments_constraint(form, shape)
 
 
 def _tag(
@@ -108,7 +178,11 @@ def _tag(
 ) -> tuple[str, Constraint]:
     """How a tag begins, and what is confined after that, its end included."""
     _only(given, at, names)
-    begin, end = _text(given.get("begin"), f"{at}.begin"), _text(given.get("end"), f"{at}.end", 0)
+    begin = _text(_token_of(given.get("begin")), f"{at}.begin")
+    ends = given.get("end")
+    if isinstance(ends, list) and len(ends) == 1:
+        ends = ends[0]
+    end = _text(_token_of(ends), f"{at}.end", 0)
     if "schema" in names:
         content: Constraint = _schema(given.get("schema"), f"{at}.schema")
     else:
@@ -118,6 +192,12 @@ def _tag(
             raise TagError("must not be empty after any_text", f"{at}.end")
         return begin, FreeText(content.avoided, end)
     return begin, InOrder((content, *_literal(end)))
+
+
+def _token_of(given: Any) -> Any:
+    """The text of a tag that is given as a token."""
+    is_token = isinstance(given, Mapping) and given.get("type") == "token"
+    return given.get("token") if is_token else given
 
 
 def _triggered_format(given: Mapping[str, Any], at: str, depth: int) -> Constraint:

@@ -2,15 +2,21 @@
 
 The reasoning is the text between the marks at the start; the answer is the rest. Leading white
 space is removed from both, trailing white space from the reasoning. Works on complete and on
-streamed text, with the same result. Knows texts only; `cursor` keeps reasoning out of a branch.
+streamed text, with the same result. An answer's constraint holds for what comes behind. Knows texts
+and constraints; what a model's marks are, its template says (`runtime/text/tool_call_derivation`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from lmprog.errors import InvalidParameter, not_allowed
+from lmprog import wire
+from lmprog.errors import not_allowed
+from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText
+from lmprog.tool_calls.reading import ParsedCall
+from lmprog.tool_calls.stream import CallStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,18 @@ class Marks:
     begin: str = "<think>"
     end: str = "</think>"
     opened: bool = False
+    are_models: bool = False
+    """Those of the model's own template are meant, and these where it has none."""
+
+    def of_model(self, form: wire.ThoughtForm, begins_turn: bool) -> Marks:
+        """These, or those of the model's template. `begins_turn`: the answer begins where the
+        template may have opened a thought.
+        """
+        if not self.are_models:
+            return self
+        if not form.begin:
+            return replace(self, are_models=False)
+        return Marks(form.begin, form.end, begins_turn and form.prompt == "open")
 
     def split(self, text: str) -> tuple[str, str]:
         """The reasoning and the answer of a complete text. Without a closing mark there is no
@@ -33,62 +51,23 @@ class Marks:
 
 
 Wanted: TypeAlias = bool | tuple[str, str] | Marks
-"""`gen(reasoning=...)`: True for `<think>` and `</think>`, a pair of other marks, or `Marks`."""
+"""`gen(reasoning=...)`: True for the model's own marks, a pair of other marks, or `Marks`."""
 
 THOUGHT = "_reasoning_content"
 """SGLang's end of the name of what was thought before the answer that is called like the rest of
 it.
 """
-_THINK = Marks()
-MODEL_TYPES = {
-    **dict.fromkeys(
-        (
-            "deepseek-v3",
-            "glm45",
-            "interns1",
-            "kimi_k2",
-            "mimo",
-            "minimax",
-            "nano_v3",
-            "nemotron_3",
-            "qwen3",
-        ),
-        _THINK,
-    ),
-    **dict.fromkeys(
-        ("deepseek-r1", "minimax-append-think", "qwen3-thinking", "step3", "step3p5"),
-        Marks(opened=True),
-    ),
-    "kimi": Marks("◁think▷", "◁/think▷"),
-    "mistral": Marks("[THINK]", "[/THINK]"),
-}  # SGLang's model names
+_OF_MODEL = Marks(are_models=True)
 
 
 def marks_of(wanted: Wanted | None) -> Marks | None:
     """The requested marks; None if reasoning is not separated. Raises `InvalidParameter`."""
     if wanted is None or wanted is False:
         return None
-    marks = _THINK if wanted is True else Marks(*wanted) if isinstance(wanted, tuple) else wanted
+    marks = _OF_MODEL if wanted is True else Marks(*wanted) if isinstance(wanted, tuple) else wanted
     if not isinstance(marks, Marks) or not marks.end or not (marks.begin or marks.opened):
         allowed = "True, or a pair of texts: what opens and what closes the reasoning"
         raise not_allowed("reasoning", wanted, allowed)
-    return marks
-
-
-def marks_of_model(model_type: str) -> Marks:
-    """The marks of a model family, by SGLang's name. Raises `InvalidParameter` for an
-    unknown name.
-    """
-    marks = MODEL_TYPES.get(model_type.lower())
-    if marks is None:
-        allowed = ", ".join(MODEL_TYPES)
-        raise InvalidParameter(
-            f"there is no model_type {model_type!r}; there are: {allowed} (or give "
-            f"marks=(begin, end))",
-            name="model_type",
-            value=model_type,
-            allowed=allowed,
-        )
     return marks
 
 
@@ -174,3 +153,59 @@ class Splitter:
             text = text.lstrip()
         self._has_answer = self._has_answer or bool(text)
         return text
+
+
+class ThoughtStream:
+    """An answer that comes in pieces and may begin with a thought. `rest` reads what comes behind
+    it; None: all of that is text.
+    """
+
+    def __init__(self, marks: Marks, rest: CallStream | HarmonyStream | None) -> None:
+        self._splitter = Splitter(marks)
+        self._rest = rest
+
+    def feed(self, text: str, tags: Sequence[int] = ()) -> list[str | ParsedCall | ThoughtText]:
+        """What is certain now. `tags`: where in `text` special tokens begin."""
+        split = self._splitter.push(text)
+        begin = len(text) - len(split.answer)
+        return self._parts(split, [at - begin for at in tags if at >= begin])
+
+    def finish(self, output: wire.Output | None = None) -> list[str | ParsedCall | ThoughtText]:
+        """The text has ended, as `output` says."""
+        found = self._parts(self._splitter.finish(), ())
+        return found if self._rest is None else [*found, *self._rest.finish(output)]
+
+    @property
+    def is_cut(self) -> bool:
+        """At the end: whether that came within what was begun as a call."""
+        return self._rest is not None and self._rest.is_cut
+
+    def _parts(self, split: SplitText, tags: Sequence[int]) -> list[str | ParsedCall | ThoughtText]:
+        found: list[str | ParsedCall | ThoughtText] = []
+        if split.reasoning:
+            found.append(ThoughtText(split.reasoning))
+        if split.answer and self._rest is None:
+            found.append(split.answer)
+        elif split.answer and self._rest is not None:
+            found += self._rest.feed(split.answer, tags)
+        return found
+
+
+_SPACE = wire.Regex(r"\s{0,4}")
+
+
+def after_thought(
+    form: wire.ThoughtForm, state: wire.ThoughtState, answer: wire.Constraint, may_be_cut: bool
+) -> wire.Constraint:
+    """An answer that begins with a thought, of which only the end is known. `may_be_cut`: the text
+    may end in it; else it is closed while there are tokens for the answer.
+    """
+    if state == "closed":
+        return answer
+    opening = () if state == "open" else (wire.Choices((form.begin,)),)
+    thought = wire.InOrder((*opening, wire.FreeText((), form.end), _SPACE))
+    whole: wire.Constraint = wire.InOrder((thought, answer))
+    options = [whole] if state == "open" else [whole, answer]
+    if may_be_cut:
+        options.append(wire.InOrder((*opening, wire.FreeText((form.end,)))))
+    return options[0] if len(options) == 1 else wire.AnyOf(tuple(options))

@@ -1,0 +1,212 @@
+"""Recurrent states of sequences: which slot of the state pool each running sequence owns, where a
+row's state comes from, and which snapshots a step leaves in the tree.
+
+A running sequence owns one slot, from its admission on. Its first row reads the snapshot at which
+its prefix was found, or nothing, and writes the slot; later rows read and write it. So a fork
+shares the snapshot until it is advanced, and a snapshot is never written again. Where a prefix is
+computed by another row of the same step, that row leaves a snapshot there too: rows of a step read
+what rows before them write.
+
+Snapshots are left where the next prompt may part: before the last token of a prompt, every so many
+tokens of it, where the tree's tokens end that others had computed, and where a sequence ends or is
+preempted, which gives its own slot to the tree. Without a snapshot at the end of a known prefix a
+row begins at the last one before it.
+
+Knows the tree's snapshots and sequences; knows no contents of a slot and no pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from lmprog.radix import Match, Node, RadixTree
+from lmprog.radix.snapshots import StateSnapshot, StateSnapshots
+from lmprog.runtime.scheduling.plan import PlanStates, Row
+from lmprog.runtime.scheduling.sequence import NOTHING, OwnState, Sequence
+
+
+class StatePool(NamedTuple):
+    """What an engine keeps recurrent states in."""
+
+    num_slots: int
+    every: int
+    """Tokens of a prompt between two snapshots: so many cost what a state costs."""
+
+
+class RecurrentStates:
+    """Of all sequences; collects those of one step after the other."""
+
+    def __init__(self, pool: StatePool, tree: RadixTree, *, is_shared: bool) -> None:
+        """`is_shared`: whether sequences look for what they share in the tree."""
+        assert pool.num_slots >= 2, "one slot is a sequence's, another the snapshot it begins from"
+        self.snapshots = tree.watcher = StateSnapshots(pool.num_slots)
+        self._tree = tree
+        self._is_shared = is_shared
+        self._every = pool.every
+        self._rows: list[tuple[OwnState, int]] = []
+        """Of the step: whose state each row writes, and where it ends."""
+        self._left: list[tuple[int, int, int]] = []
+        """Snapshots of the step: the row, after how many of its tokens, the slot."""
+        self._held: list[StateSnapshot] = []
+        """The same, which stay locked until the step is over."""
+
+    # --- the step being planned
+
+    def begin(self) -> None:
+        """Another step is planned; the last one is over."""
+        for one in self._held:
+            self.snapshots.unlock(one)
+        self._held.clear()
+        self._left.clear()
+        self._rows.clear()
+
+    def finish(self, rows: Iterable[Row]) -> PlanStates:
+        """Where the states of the rows come from and go."""
+        slots: list[tuple[int, int]] = []
+        for sequence, _, start, end, _, _ in rows:
+            own = sequence.recurrent
+            assert own is not None, "a running sequence owns a slot"
+            source = NOTHING
+            if own.at == start:
+                source = own.slot
+            elif start:
+                assert own.source is not None, f"there is no state behind {start} tokens"
+                assert own.source.position == start, f"there is no state behind {start} tokens"
+                source = own.source.slot
+            slots.append((source, own.slot))
+            self._rows.append((own, end))
+        return PlanStates(tuple(slots), tuple(self._left))
+
+    def settle(self) -> None:
+        """The step's rows are computed."""
+        for own, end in self._rows:
+            own.at = end
+            self._let_go(own)
+        self.begin()
+
+    def undo(self) -> None:
+        """The step failed: what its rows were to leave in the tree is not there."""
+        for one in self._held:
+            self.snapshots.drop(one)
+
+    # --- one sequence
+
+    def usable(self, match: Match, writer: tuple[int, int] | None) -> Match:
+        """The part of `match` behind which there is a state. `writer` is the row of this step that
+        computes the last token, and how many of its tokens those up to there are: it leaves a
+        snapshot.
+        """
+        found = self.snapshots.last(match.node, match.length)
+        if found is not None and found.position == match.length:
+            return match
+        if writer is not None and self._leave(match.node, match.length, writer):
+            return match
+        node, length = match.node, 0 if found is None else found.position
+        while length <= node.begin and node.parent is not None:
+            node = node.parent
+        size = self._tree.page_size
+        return Match(node, length, match.pages[: length // size], node.partial_page(length, size))
+
+    def begin_from(self, sequence: Sequence, node: Node, length: int) -> None:
+        """The sequence goes on from `length`, where `node` ends and where a snapshot is."""
+        own = sequence.recurrent
+        found = self.snapshots.last(node, length)
+        assert found is not None, "a usable match has a snapshot"
+        assert found.position == length, "a usable match ends at its snapshot"
+        self.snapshots.use(found)
+        self.snapshots.lock(found)
+        if own is None:
+            own = sequence.recurrent = OwnState(NOTHING)
+        self._let_go(own)
+        own.source, own.at = found, NOTHING
+
+    def own(self, sequence: Sequence) -> bool:
+        """Gives the sequence a slot, if it has none. False: there is none."""
+        own = sequence.recurrent
+        if own is None:
+            own = sequence.recurrent = OwnState(NOTHING)
+        if own.slot == NOTHING:
+            slot = self.snapshots.take_slot()
+            if slot is None:
+                return False
+            own.slot = slot
+        return True
+
+    def is_discarded(self, sequence: Sequence) -> bool:
+        """What it was to begin from was never computed."""
+        own = sequence.recurrent
+        return own is not None and own.source is not None and not own.source.is_kept
+
+    def cut(self, sequence: Sequence, count: int) -> int:
+        """How many of the next `count` tokens one row should compute. Where a state is missing,
+        known tokens are computed again: up to where the tree's end, so that what follows is shared
+        at once, and a snapshot is left there.
+        """
+        start, own = sequence.computed, sequence.recurrent
+        keys = sequence.keys(min(start + count, sequence.num_tokens_at_enqueue))
+        known = self._tree.match(keys, sequence.namespace.root).length if self._is_shared else 0
+        if own is None or not start < known < start + count:
+            return count
+        own.fork = known
+        return known - start
+
+    def leave_all(self, sequence: Sequence, start: int, end: int, row: int) -> None:
+        """The row, number `row` of the step, computes the positions `start .. end`: as far as the
+        tree has them it leaves snapshots where others may part.
+        """
+        own = sequence.recurrent
+        assert own is not None, "a running sequence owns a slot"
+        known = self._tree.match(sequence.keys(end), sequence.namespace.root)
+        regular = range(start - start % self._every + self._every, end + 1, self._every)
+        for position in sorted({*regular, own.fork, sequence.logits_from}):
+            if start < position <= known.length:
+                on_the_way = position != own.fork
+                self._leave(known.node, position, (row, position - start), on_the_way)
+        own.fork = NOTHING
+
+    def _leave(
+        self, node: Node, position: int, writer: tuple[int, int], on_the_way: bool = False
+    ) -> bool:
+        """A row leaves a snapshot after so many of its tokens; False: there is no slot."""
+        found = self.snapshots.last(node, position)
+        if found is not None and found.position == position:
+            return True
+        slot = self.snapshots.take_slot()
+        if slot is None:
+            return False
+        made = self.snapshots.put(node, position, slot, on_the_way)
+        self.snapshots.lock(made)
+        self._held.append(made)
+        self._left.append((*writer, slot))
+        return True
+
+    def release(self, sequence: Sequence, node: Node | None = None) -> None:
+        """The sequence gives its slot up: to the tree, where that has what it computed on the path
+        to `node`, and the state is the one behind that.
+        """
+        own, sequence.recurrent = sequence.recurrent, None
+        if own is None:
+            return
+        self._let_go(own)
+        if own.slot == NOTHING:
+            return
+        if node is not None and own.at == sequence.computed:
+            found = self.snapshots.last(node, own.at)
+            if found is None or found.position != own.at:
+                self.snapshots.put(node, own.at, own.slot)
+                return
+            self.snapshots.use(found)
+        self.snapshots.slots.free([own.slot])
+
+    def _let_go(self, own: OwnState) -> None:
+        source, own.source = own.source, None
+        if source is not None:
+            self.snapshots.unlock(source)
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        """All invariants; raises AssertionError."""
+        owned = [one.recurrent for one in running]
+        taken = [own.slot for own in owned if own is not None]
+        assert len(taken) == len(owned), "a running sequence owns a slot"
+        self.snapshots.check(taken)

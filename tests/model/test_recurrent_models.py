@@ -1,0 +1,209 @@
+"""Models with recurrent layers generate what transformers does, whatever is shared, cut, mixed or
+preempted; and what their states do not allow is refused."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from lmprog.config import RuntimeConfig, SchedulerConfig
+from lmprog.errors import InvalidParameter, ModelError
+from lmprog.runtime.engine.draft_model import load_draft_engine
+from lmprog.runtime.engine.engine import SelectedEngine, load_engine
+from lmprog.runtime.engine.kept_pages import open_store
+from lmprog.runtime.engine.torch_engine.engine import TorchEngine
+from lmprog.runtime.engine.torch_engine.fallback import RECURRENT as KNOWN
+from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
+from lmprog.runtime.model_report import model_report
+from lmprog.runtime.scheduling.generation import Generation
+from lmprog.runtime.scheduling.recurrent import StatePool
+from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.wire import SamplingParams
+from tests.model.checkpoints import RECURRENT, VOCABULARY, Recipe
+from tests.model.conftest import Judge, Judged
+from tests.runtime.rig import Rig
+
+GREEDY = SamplingParams(temperature=0.0, logprobs=5)
+LENGTHS = (1, 2, 3, 64, 65, 200)
+NUM_NEW = 8
+KINDS = ["lfm2", "qwen3_next", "granitemoehybrid"]
+"""A short convolution, a gated delta net, a Mamba 2."""
+
+
+@cache
+def prompts() -> list[list[int]]:
+    """Of some lengths, and such that begin with a part of one another."""
+    dice = random.Random(3)
+    made = [[dice.randrange(VOCABULARY) for _ in range(length)] for length in LENGTHS]
+    base = made[-1]
+    made += [[*base[:common], dice.randrange(VOCABULARY)] for common in (16, 37, 37, 64, 150)]
+    return [*made, base]
+
+
+@cache
+def engine_of(folder: Path, page_size: int) -> TorchEngine:
+    scheduler = SchedulerConfig(page_size=page_size, num_pages=4096 // page_size)
+    made = load_engine(
+        RuntimeConfig(model=str(folder), dtype="float32", threads=1, scheduler=scheduler)
+    )
+    assert isinstance(made, TorchEngine)
+    assert made.states is not None
+    return made
+
+
+def rig_of(made: Judged, num_slots: int = 32, every: int = 64, **config: Any) -> Rig:
+    fields: dict[str, Any] = {"page_size": 16, "num_pages": 256, **config}
+    preempt_every = fields.pop("preempt_every", 0)
+    pool = StatePool(num_slots, every)
+    engine = engine_of(made.folder, fields["page_size"])
+    return Rig(SchedulerConfig(**fields), 512, preempt_every, engine, TorchSampler(), pool)
+
+
+def answers(rig: Rig, at_once: int) -> list[Sequence]:
+    todo, done = prompts(), list[Sequence]()
+    for start in range(0, len(todo), at_once):
+        done += [rig.gen(prompt, NUM_NEW, GREEDY) for prompt in todo[start : start + at_once]]
+        rig.run()
+    return done
+
+
+def assert_as_transformers(made: Judged, sequences: list[Sequence]) -> None:
+    """The tokens, and the likeliest five at each of them."""
+    for sequence in sequences:
+        tokens, start = list(sequence.tokens), sequence.group.prompt_len
+        wanted = _logprobs(made, tuple(tokens))[start - 1 : -1]
+        assert wanted.argmax(-1).tolist() == tokens[start:], f"prompt of {start} tokens"
+        assert isinstance(sequence.task, Generation)
+        for scored, row in zip(sequence.task.logprobs, wanted, strict=True):
+            for token, logprob in scored.top:
+                assert abs(logprob - float(row[token])) < 1e-4
+
+
+_JUDGED: dict[tuple[Path, tuple[int, ...]], torch.Tensor] = {}
+
+
+def _logprobs(made: Judged, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Transformers', computed in one pass without any cache. # [tokens, vocab]"""
+    key = (made.folder, tokens)
+    if key not in _JUDGED:
+        with torch.no_grad():
+            _JUDGED[key] = made.model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
+    return _JUDGED[key]
+
+
+WITH_PICTURES = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
+
+
+def test_each_family_that_is_computed_has_a_recipe_here() -> None:
+    assert {*RECURRENT, *WITH_PICTURES} == KNOWN
+
+
+@pytest.mark.parametrize("name", list(WITH_PICTURES))
+def test_of_a_checkpoint_with_a_part_for_pictures_the_text_part_is_computed(
+    name: str, tmp_path: Path
+) -> None:
+    recipe = RECURRENT[f"{name}_text"]
+    seen = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2}
+    seen |= {"out_hidden_size": 64, "num_position_embeddings": 16}
+    kind = getattr(transformers, f"{WITH_PICTURES[name]}Config")
+    whole = kind(text_config=recipe.config().to_dict(), vision_config=seen)
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{WITH_PICTURES[name]}ForConditionalGeneration")(whole).eval()
+    model.save_pretrained(tmp_path)
+    made = Judged(tmp_path, model, [], [])
+    assert_as_transformers(made, answers(rig_of(made, max_chunk=50), at_once=12))
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+@pytest.mark.parametrize("name", list(RECURRENT))
+def test_each_family_generates_what_transformers_does(name: str, chunk: int, judged: Judge) -> None:
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    assert_as_transformers(made, answers(rig_of(made, max_chunk=chunk), at_once=12))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "one after the other": {"at_once": 1},
+    "cache off": {"share": False},
+    "pages of 1": {"page_size": 1, "num_pages": 4096},
+    "a budget of 10 tokens": {"token_budget": 10},
+    "preempted every third step": {"max_chunk": 16, "preempt_every": 3},
+    "hardly any memory": {"num_pages": 20},
+    "hardly any slots": {"num_slots": 2, "at_once": 3},
+    "a snapshot at every fifth token": {"every": 5},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", KINDS)
+def test_the_cache_never_changes_the_answer(name: str, case: str, judged: Judge) -> None:
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    config = {"at_once": len(prompts()), **CASES[case]}
+    at_once = config.pop("at_once")
+    rig = rig_of(made, **config)
+    assert_as_transformers(made, answers(rig, at_once))
+    assert (rig.scheduler.stats.preemptions > 2) == ("preempt_every" in config)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_forks_answer_as_if_each_were_alone_and_compute_only_their_own(
+    name: str, judged: Judge
+) -> None:
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    rig = rig_of(made)
+    first = rig.gen(prompts()[-1], NUM_NEW, GREEDY)
+    rig.run()
+    before = rig.scheduler.stats.computed_tokens
+    forks = [rig.gen([*first.tokens, 5, token], NUM_NEW, GREEDY) for token in range(7)]
+    rig.run()
+    assert_as_transformers(made, forks)
+    each = 2 + NUM_NEW
+    assert rig.scheduler.stats.computed_tokens - before <= 7 * each
+
+
+def test_a_kind_of_layer_that_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    Recipe("MiniMax", {"layer_types": kinds, "num_local_experts": 4}).make(tmp_path)
+    with pytest.raises(ModelError, match=r"minimax keeps a state .* not .*computed yet"):
+        load_engine(RuntimeConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"scheduler": SchedulerConfig(speculation="always")}, "do not go back behind a wrong"),
+        ({"draft_model": "nano"}, "do not go back behind a wrong"),
+        ({"kv_events": "tcp://127.0.0.1:5557"}, "do not say where their states"),
+        ({"lora": ("a=b",)}, "computes no adapters"),
+        ({"quantize": "int8"}, "needs the native engine"),
+        ({"engine": "native"}, "needs the native engine"),
+        ({"kv_disk_mb": 10}, "torch and devices keep no pages"),
+    ],
+)
+def test_what_states_do_not_allow_is_refused(
+    options: dict[str, Any], reason: str, judged: Judge
+) -> None:
+    made = judged("lfm2-states", RECURRENT["lfm2"], judge=False)
+    config = RuntimeConfig(model=str(made.folder), dtype="float32", **options)
+    with pytest.raises(InvalidParameter, match=reason):
+        open_store(config, load_engine(config), None)  # type: ignore[arg-type]
+
+
+def test_the_report_on_a_model_says_that_it_has_recurrent_layers(judged: Judge) -> None:
+    made = judged("lfm2-states", RECURRENT["lfm2"], judge=False)
+    config = RuntimeConfig(model=str(made.folder))
+    engine = next(one for one in model_report(config) if one.name == "engine")
+    assert engine.state == "warn"
+    assert "transformers, with recurrent layers (without drafts" in engine.what
+
+
+def test_a_model_with_states_drafts_for_nobody(judged: Judge) -> None:
+    made = judged("lfm2-states", RECURRENT["lfm2"], judge=False)
+    config = RuntimeConfig(model="nano", draft_model=str(made.folder))
+    with pytest.raises(InvalidParameter, match="recurrent layers"):
+        load_draft_engine(config, SelectedEngine(None, TorchSampler(), "cpu"))

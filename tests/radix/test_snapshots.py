@@ -1,0 +1,140 @@
+"""Snapshots of recurrent states go with the tokens of the tree, and are evicted by themselves."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from lmprog.radix import Node, PageAllocator, RadixTree
+from lmprog.radix.snapshots import StateSnapshots
+
+PAGE_SIZE = 4
+
+
+class Kept:
+    """A tree with snapshots."""
+
+    def __init__(self, num_slots: int = 8) -> None:
+        self.pages = PageAllocator(64)
+        self.tree = RadixTree(PAGE_SIZE, self.pages)
+        self.snapshots = self.tree.watcher = StateSnapshots(num_slots)
+
+    def insert(self, *tokens: int) -> Node:
+        count = -(-len(tokens) // PAGE_SIZE)
+        pages = self.pages.allocate(count)
+        assert pages is not None
+        inserted = self.tree.insert(array("i", tokens), pages)
+        self.pages.free(pages[: inserted.first_taken])
+        return inserted.node
+
+    def put(self, node: Node, position: int) -> int:
+        slot = self.snapshots.take_slot()
+        assert slot is not None
+        self.snapshots.put(node, position, slot)
+        return slot
+
+    def last(self, node: Node, length: int) -> tuple[int, int] | None:
+        found = self.snapshots.last(node, length)
+        return None if found is None else (found.position, found.slot)
+
+    def check(self) -> None:
+        self.tree.check()
+        self.snapshots.check(())
+
+
+def test_the_last_snapshot_at_or_before_a_position_is_found_along_the_path() -> None:
+    kept = Kept()
+    kept.insert(1, 2, 3, 4, 5)
+    node = kept.insert(1, 2, 3, 4, 5, 6, 7, 8, 9)
+    early, late = kept.put(node, 3), kept.put(node, 8)
+    assert kept.last(node, 2) is None
+    assert kept.last(node, 3) == kept.last(node, 7) == (3, early)
+    assert kept.last(node, 8) == kept.last(node, 9) == (8, late)
+    kept.check()
+
+
+def test_a_split_takes_each_snapshot_to_the_part_of_its_position() -> None:
+    kept = Kept()
+    node = kept.insert(1, 2, 3, 4, 5, 6, 7, 8)
+    at_cut, behind = kept.put(node, 5), kept.put(node, 6)
+    other = kept.insert(1, 2, 3, 4, 5, 9, 9)
+    assert kept.last(other, 7) == (5, at_cut)
+    assert kept.last(node, 8) == (6, behind)
+    kept.check()
+
+
+def test_snapshots_leave_the_tree_with_their_tokens() -> None:
+    kept = Kept()
+    node = kept.insert(*range(12))
+    first, last = kept.put(node, 4), kept.put(node, 9)
+    kept.tree.evict(1)
+    assert kept.last(node, 12) == (4, first)
+    assert last not in (one.slot for one in kept.snapshots._order)
+    kept.tree.clear()
+    assert kept.snapshots.slots.num_free == 8
+    kept.check()
+
+
+def test_a_locked_snapshot_keeps_its_slot_until_the_lock_is_given_back() -> None:
+    kept = Kept(num_slots=1)
+    node = kept.insert(1, 2, 3)
+    kept.put(node, 3)
+    found = kept.snapshots.last(node, 3)
+    assert found is not None
+    kept.snapshots.lock(found)
+    assert kept.snapshots.take_slot() is None
+    kept.tree.discard(node)
+    assert not found.is_kept
+    assert kept.snapshots.take_slot() is None
+    kept.check()
+    kept.snapshots.unlock(found)
+    assert kept.snapshots.take_slot() == found.slot
+
+
+def test_the_snapshot_used_least_recently_is_evicted_first_and_a_live_branchs_later() -> None:
+    kept = Kept(num_slots=3)
+    nodes = [kept.insert(start, start + 1) for start in (10, 20, 30)]
+    slots = [kept.put(node, 2) for node in nodes]
+    kept.tree.pin(nodes[0])
+    found = kept.snapshots.last(nodes[1], 2)
+    assert found is not None
+    kept.snapshots.use(found)
+    assert kept.snapshots.take_slot() == slots[2]
+    assert kept.snapshots.take_slot() == slots[1]
+    assert kept.snapshots.take_slot() == slots[0], "nothing else is left"
+    assert kept.snapshots.num_evicted == 3
+
+
+def test_what_was_left_on_the_way_and_never_used_goes_first() -> None:
+    kept = Kept(num_slots=3)
+    node = kept.insert(*range(12))
+    slots = [kept.put(node, 2)]
+    for position in (4, 6):
+        slot = kept.snapshots.take_slot()
+        assert slot is not None
+        kept.snapshots.put(node, position, slot, on_the_way=True)
+        slots.append(slot)
+    found = kept.snapshots.last(node, 4)
+    assert found is not None
+    kept.snapshots.use(found)
+    kept.check()
+    assert [kept.snapshots.take_slot() for _ in range(3)] == [slots[2], slots[0], slots[1]]
+
+
+def test_the_audit_finds_a_snapshot_that_lost_its_place() -> None:
+    kept = Kept()
+    node = kept.insert(1, 2, 3, 4, 5)
+    kept.put(node, 5)
+    kept.snapshots.check(())
+    node.shorten(4)
+    with pytest.raises(AssertionError, match="behind"):
+        kept.snapshots.check(())
+
+
+def test_the_audit_finds_a_slot_that_nobody_has() -> None:
+    kept = Kept()
+    assert kept.snapshots.take_slot() == 0
+    kept.snapshots.check([0])
+    with pytest.raises(AssertionError, match="leaked"):
+        kept.snapshots.check(())
