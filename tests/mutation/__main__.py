@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.mutation.call_mutants import CALL_MUTANTS
 from tests.mutation.draft_mutants import DRAFT_MUTANTS
 from tests.mutation.identity_mutants import IDENTITY_MUTANTS
+from tests.mutation.ledger_mutants import LEDGER_MUTANTS
 from tests.mutation.memory_mutants import MEMORY_MUTANTS
 from tests.mutation.mutant import ROOMS, Mutant
 from tests.mutation.outer_mutants import OUTER_MUTANTS
@@ -41,7 +42,8 @@ SIMULATION = (
 )
 MUTANTS = [
     *(*MEMORY_MUTANTS, *TIER_MUTANTS, *DRAFT_MUTANTS),
-    *(*CALL_MUTANTS, *OUTER_MUTANTS, *IDENTITY_MUTANTS, *STATE_MUTANTS),
+    *(*CALL_MUTANTS, *OUTER_MUTANTS, *IDENTITY_MUTANTS),
+    *(*LEDGER_MUTANTS, *STATE_MUTANTS),
 ]
 
 

@@ -15,7 +15,12 @@ from tests.runtime.test_shares_hold import LIAR, Asker, BusyRuntime
 IGNORING = wire.SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-class ShortMemory(Rig):
+class Asked(Rig):
+    def ask(self, first: int, length: int, max_tokens: int, client: str = "") -> Sequence:
+        return self.gen([first] * length, max_tokens, IGNORING, client=client)
+
+
+class ShortMemory(Asked):
     """128 tokens, of which a call that may have forty more runs."""
 
     def __init__(self, **changes: Any) -> None:
@@ -26,9 +31,6 @@ class ShortMemory(Rig):
         """Its tokens and those that run do not fit together."""
         self.step()
         assert self.large.state is SequenceState.WAITING
-
-    def ask(self, first: int, length: int, max_tokens: int, client: str = "") -> Sequence:
-        return self.gen([first] * length, max_tokens, IGNORING, client=client)
 
 
 def test_a_short_call_goes_past_one_that_waits_for_memory() -> None:
@@ -51,9 +53,12 @@ def test_short_calls_of_other_clients_go_past_it_too() -> None:
 
 def test_a_call_that_would_not_end_before_the_first_can_begin_does_not_pass() -> None:
     rig = ShortMemory()
-    long = rig.ask(3, 4, 60)
+    soon, long = rig.ask(3, 4, 20), rig.ask(4, 4, 45)
     rig.step()
-    assert long.state is SequenceState.WAITING
+    assert (soon.state, long.state) == (SequenceState.RUNNING, SequenceState.WAITING)
+    rig.scheduler.end(soon)
+    rig.step()
+    assert long.state is SequenceState.WAITING, "though it fits in what is free"
 
 
 def test_a_call_that_does_not_fit_beside_what_those_that_run_may_add_does_not_pass() -> None:
@@ -74,6 +79,23 @@ def test_nobody_passes_who_came_later_than_the_margin_allows() -> None:
     assert short.state is SequenceState.WAITING, "it came after the first"
     rig.run()
     assert short.num_generated == 2
+
+
+def test_nobody_passes_before_a_prompt_of_whoever_was_served_less_goes_on() -> None:
+    rig = Asked(SchedulerConfig(page_size=4, num_pages=32, token_budget=8))
+    prompt = rig.ask(89, 60, 40, client="long")
+    for _ in range(2):
+        rig.step()
+    first = rig.ask(90, 118, 1, client="first")
+    more = rig.ask(91, 4, 1, client="more")
+    for client, seconds in [("first", 0.0), ("long", 1.0), ("more", 1000.0)]:
+        rig.scheduler.shares.serve(client, seconds)
+    rig.step()
+    assert (prompt.computed, first.state) == (24, SequenceState.WAITING)
+    assert more.state is SequenceState.WAITING
+    while more.state is SequenceState.WAITING:
+        rig.step()
+    assert first.state is SequenceState.WAITING, "then it passes"
 
 
 def test_short_calls_without_end_do_not_move_the_beginning_of_the_first() -> None:

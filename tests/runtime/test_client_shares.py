@@ -131,11 +131,13 @@ def test_a_client_that_left_has_no_weight_any_more() -> None:
 
 
 @pytest.mark.parametrize("judge", [None, wire.Judge("?")])
-def test_forks_and_judges_have_the_weight_of_their_branch(judge: wire.Judge | None) -> None:
+def test_forks_and_judges_have_the_weight_and_the_account_of_their_branch(
+    judge: wire.Judge | None,
+) -> None:
     talk = Talk()
     sampling = wire.SamplingParams(n=2, max_tokens=4, ignore_eos=True)
     talk.say(
-        wire.Open(1, weight=2.5),
+        wire.Open(1, weight=2.5, account="key"),
         text(1, "abcd"),
         wire.Fork(1, (2,)),
         wire.Generate(2, 1, sampling, keep="first" if judge is None else "best", judge=judge),
@@ -143,8 +145,8 @@ def test_forks_and_judges_have_the_weight_of_their_branch(judge: wire.Judge | No
     seen = set()
     while not seen or not talk.scheduler.idle:
         talk.step()
-        seen |= {one.group.weight for one in talk.scheduler.running}
-    assert seen == {2.5}
+        seen |= {(one.group.weight, one.group.client) for one in talk.scheduler.running}
+    assert seen == {(2.5, (b"", "key"))}
 
 
 def test_branches_of_any_salt_are_on_the_account_that_their_client_names() -> None:
@@ -246,6 +248,15 @@ def test_work_of_the_host_is_on_the_account_it_is_done_for() -> None:
     assert seconds["one"] >= 0.008
     assert seconds["two"] >= 4 * seconds["one"]
     assert seconds.keys() == {"one", "two"}
+
+
+def test_whoever_asks_for_a_constraint_pays_for_its_compiling() -> None:
+    talk = Talk(is_timed=True)
+    sampling = wire.SamplingParams(max_tokens=4)
+    talk.say(wire.Open(1, account="one"), text(1, "ab"))
+    talk.say(wire.Generate(1, 1, sampling, constraint=wire.Regex("(abc|bcd)*")))
+    assert done(talk.until_idle()).keys() == {1}
+    assert talk.scheduler.shares.totals["one"].host_seconds > 0.0, "no other clock has moved"
 
 
 def test_an_account_knows_how_long_its_calls_waited_and_for_what() -> None:

@@ -9,6 +9,7 @@ import pytest
 from lmprog import wire
 from lmprog.runtime.programs import delivery
 from lmprog.runtime.programs.clients import TURN_SECONDS, HostWork, Pieces
+from lmprog.runtime.scheduling.sequence import SequenceGroup
 from lmprog.runtime.scheduling.waiting_queue import ClientShares
 from lmprog.simulation.fake_engine import LetterTokenizer
 from tests.runtime.talk import ME, Talk, done, failed, text
@@ -92,6 +93,40 @@ def test_no_piece_of_a_select_takes_longer_than_a_turn_and_an_option() -> None:
     assert isinstance(reply, wire.Chosen)
     assert sum(seconds) >= 2 * 400 * 20 * PER_LETTER, "it is tokenised, and its tokens are named"
     assert max(seconds) <= TURN_SECONDS + 22 * PER_LETTER + 1e-9
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_stage_of_a_select_has_a_piece_for_each_option(
+    method: wire.SelectMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "AT_ONCE", 0)
+    counts, queued = list[int](), list[int]()
+    talk, begin = slow_talk(), HostWork.begin
+    add = talk.scheduler.add
+
+    def counting(self: HostWork, payer: Any, pieces: Pieces, is_wanted: Any) -> None:
+        def counted() -> Pieces:
+            counts.append(0)
+            for _ in pieces:
+                counts[-1] += 1
+                queued.append(0)
+                yield
+
+        begin(self, payer, counted(), is_wanted)
+
+    def adding(group: SequenceGroup, sequences: Any) -> None:
+        queued[-1] += len(sequences)
+        add(group, sequences)
+
+    monkeypatch.setattr(HostWork, "begin", counting)
+    monkeypatch.setattr(talk.scheduler, "add", adding)
+    talk.say(wire.Select(1, 1, options(200), method))
+    assert isinstance(until(talk, 1)[0], wire.Chosen)
+    assert max(queued) == delivery.SUBMITTED
+    making, choosing = counts
+    more = method == "unconditional_likelihood_normalized"
+    assert making >= (3 + more) * 200
+    assert choosing >= (2 + (method != "token_length_normalized")) * 200
 
 
 def test_another_clients_call_goes_on_while_a_select_is_made() -> None:

@@ -130,6 +130,7 @@ def test_stored_responses_are_forgotten_where_their_client_needs_the_memory(fake
             half = Half(build_app(gateway), 760_000, "127.0.0.1")
             async with asyncio.timeout(60):
                 while gateway.memory.held < 760_000:
+                    assert not half.status, "refused"
                     await asyncio.sleep(0)
             found = [(await client.get(f"/v1/responses/{name}")).status_code for name in names]
             assert found == sorted(found, reverse=True), "those used longest ago go first"

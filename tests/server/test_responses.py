@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from lmprog.errors import InvalidParameter
-from lmprog.server.fairness.accounts import MemoryPool
+from lmprog.server.fairness.accounts import HeldBytes, MemoryPool
 from lmprog.server.openai.messages import ChatMessage
 from lmprog.server.responses.stored_responses import Kept, ResponseFile, SavedResponse, Store
 from tests.server.fake_runtime import Fake, asking
@@ -288,9 +288,9 @@ def test_messages_call_the_fields_by_this_dialects_names(live: Live) -> None:
     )
 
 
-def kept(name: str, size: int = 10, caller: str = "") -> Kept:
+def kept(name: str, size: int = 10, caller: str = "", account: str = "test") -> Kept:
     state = {"id": name, "background": False, "status": "completed", "tools": "x" * size}
-    made = Kept(caller, "test", state, [ChatMessage("user", "x")])
+    made = Kept(caller, account, state, [ChatMessage("user", "x")])
     made.seal(state, [ChatMessage("user", "x")])
     return made
 
@@ -307,6 +307,21 @@ def test_the_store_is_bounded_in_number_and_in_size_and_forgets_what_was_used_lo
         assert len(store) == 1
         store.put(kept("bigger", 30_000))
         assert (len(store), store.num_bytes) == (0, 0)
+
+    asyncio.run(main())
+
+
+def test_only_responses_of_whoever_needs_the_memory_are_forgotten_for_it() -> None:
+    async def main() -> None:
+        pool = MemoryPool(100_000)
+        store = Store(10**6, pool)
+        for name in "abc":
+            store.put(kept(f"other {name}", 9_000, account="two"))
+            store.put(kept(name, 9_000, account="one"))
+        HeldBytes(pool, "one").take(30_000)
+        assert len(store) == 5
+        assert await store.get("", "a") is None
+        assert pool.held == store.num_bytes + 30_000
 
     asyncio.run(main())
 
