@@ -53,6 +53,7 @@ $(LIGHT): pyproject.toml constraints.txt
 $(READY): $(LIGHT)
 	@echo "Installing what the tests need; the first time this downloads PyTorch and takes some minutes."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m lmprog.native >/dev/null
 	@touch $@
 
 demo: $(LIGHT)

@@ -23,6 +23,7 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -298,14 +299,15 @@ def link(
 ) -> list[str]:
     """Compiles the units for processors of `family` into the shared object `built`, and returns the
     flags that the compiler did not know. Object files stay beside it. `tell` is told at the
-    beginning and after each quarter how many files are done."""
+    beginning and after each quarter how many files are done. One compiler more runs than there are
+    processors, since the oldest is waited for, and may be the slowest."""
     root = kernels_folder()
     objects = [built.with_name(f"{index}.o") for index in range(len(units))]
     unknown: list[str] = []
     running: deque[Callable[[], list[str]]] = deque()
     tell(0, len(units))
     for begun, (unit, out) in enumerate(zip(units, objects, strict=True)):
-        if len(running) == (os.cpu_count() or 1):
+        if len(running) > (os.cpu_count() or 1):
             unknown += running.popleft()()
             done = begun - len(running)
             if done * 4 // len(units) > (done - 1) * 4 // len(units):
@@ -432,11 +434,14 @@ _SAID = {
 
 
 def main() -> None:
-    """Builds everything there is to build (`python -m lmprog.native`), so that no first use has to
-    wait for it.
+    """Builds everything that is used here (`python -m lmprog.native`), so that no first use has to
+    wait for it: attention by itself is for the engine on torch.
     """
+    has_torch = importlib.util.find_spec("torch") is not None
     for name in buildable():
-        sys.stdout.write(f"native {name}: {_SAID[origin(name)]}\n")
+        is_used = has_torch or name != "attention"
+        said = _SAID[origin(name)] if is_used else "for torch, which is not installed"
+        sys.stdout.write(f"native {name}: {said}\n")
 
 
 if __name__ == "__main__":
