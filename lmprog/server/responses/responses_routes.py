@@ -114,12 +114,11 @@ class Responding:
             async for told in self._events(stream):
                 yield told
         except (asyncio.CancelledError, GeneratorExit):
-            if self.writer.state["status"] not in ("completed", "incomplete"):
-                self.writer.fail(_INTERRUPTED)
-            raise
-        finally:
-            if self.kept is None or not self.kept.is_background:  # else `end_background` does
+            if self.kept is None or not self.kept.is_background:  # else `end_background` says how
+                if self.writer.state["status"] not in ("completed", "incomplete"):
+                    self.writer.fail(_INTERRUPTED)
                 self._seal()
+            raise
 
     def failed(self, problem: Problem) -> bytes:
         """The last events of a stream that fails."""
