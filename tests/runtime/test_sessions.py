@@ -279,6 +279,18 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(machine.scheduler.sessions.kinds) == 3
 
 
+def test_a_client_of_many_requests_makes_nobody_elses_session_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "MOST_PAUSES", 8)
+    machine, prompt = Machine(), text(100)
+    first = machine.ask(prompt, client="one")
+    for _ in range(20):
+        machine.ask(text(20), client="many")
+    assert machine.scheduler.sessions.num_pauses == 8
+    assert machine.ask([*prompt, *text(10)], client="one").number == first.number
+
+
 def test_pauses_are_told_apart_by_the_tool_that_an_answer_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

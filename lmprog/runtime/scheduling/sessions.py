@@ -361,7 +361,9 @@ class Sessions:
             self._keep(pause)
         self._programs.expect(turn.number, expected.seconds)
         if len(self._pauses) > MOST_PAUSES:
-            oldest = next(iter(self._pauses))
+            own = self._of_client[session.client]
+            is_more = len(own) * len(self._of_client) > MOST_PAUSES  # than an equal share
+            oldest = next(iter(own if is_more else self._pauses))
             self._count(oldest, now, ended=False)
             self._forget(oldest)
 
