@@ -166,8 +166,10 @@ class ServedFolder:
             raise InvalidParameter(message, name="arguments") from None
         backend = self._backends.get((url, key))
         if backend is None:
-            backend = await threads.call("lmprog-start", partial(RuntimeEndpoint, url, key))
-            self._backends[url, key] = backend
+            made = await threads.call("lmprog-start", partial(RuntimeEndpoint, url, key))
+            backend = self._backends.setdefault((url, key), made)
+            if backend is not made:  # of two first requests at a time
+                await threads.call("lmprog-stop", made.close)
         done = await program.using(backend=backend).arun(**arguments)
         return as_json(done.value), done.usage
 
