@@ -14,8 +14,15 @@ from typing import Any
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.mixture import ExpertNames, SharedExpert, read_mixture, size_of
-from lmprog.runtime.engine.model.rope import read_rope
-from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, Norms, read_shape
+from lmprog.runtime.engine.model.recurrent import Recurrent, checked, layers_of
+from lmprog.runtime.engine.model.rope import FeatureNotComputed, read_rope
+from lmprog.runtime.engine.model.shape import (
+    FAMILIES,
+    ModelShape,
+    Norms,
+    WeightNames,
+    read_shape,
+)
 
 Config = dict[str, Any]
 
@@ -26,7 +33,7 @@ def shardable_families() -> tuple[str, ...]:
 
 
 def is_native(model_type: str) -> bool:
-    return model_type in FAMILIES or model_type in _FURTHER or model_type in _MIXTURES
+    return model_type in FAMILIES or model_type in _FURTHER | _MIXTURES | _HYBRIDS
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -35,7 +42,7 @@ def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
     name = config["model_type"]
     if name in FAMILIES:
         return read_shape(config)
-    return (_FURTHER | _MIXTURES)[name](dict(config))
+    return (_FURTHER | _MIXTURES | _HYBRIDS)[name](dict(config))
 
 
 def _as_llama(config: Config, *own: str, **defaults: Any) -> ModelShape:
@@ -302,6 +309,102 @@ def _gpt_oss(config: Config) -> ModelShape:
     )
 
 
+# --- with recurrent layers ------------------------------------------------------------------------
+
+
+def _lfm2(config: Config) -> ModelShape:
+    if config.get("conv_bias"):
+        raise FeatureNotComputed("convolutions with a bias are not supported by the native decoder")
+    count, tied = config.get("num_hidden_layers", 32), config.get("tie_word_embeddings", True)
+    attending = config.get("full_attn_idxs")
+    kinds = config.get("layer_types") or [
+        "full_attention" if attending is None or layer in attending else "conv"
+        for layer in range(count)
+    ]
+    inner = config.get("block_ff_dim", config.get("intermediate_size", 12_288))
+    if config.get("block_auto_adjust_ff_dim", True):
+        of, grown = (
+            int(config.get("block_multiple_of", 256)),
+            config.get("block_ffn_dim_multiplier"),
+        )
+        inner = int((grown or 1.0) * int(2 * inner / 3))
+        inner = -(-inner // of) * of
+    fields: Config = {"rope_theta": 1e6, "max_position_embeddings": 128_000}
+    fields |= {"num_key_value_heads": 8} | config
+    fields |= {"intermediate_size": inner, "rms_norm_eps": config.get("norm_eps", 1e-5)}
+    fields["tie_word_embeddings"] = config.get("tie_embedding", tied)
+    shape = _as_llama(fields, "layer_types")
+    layers = layers_of(config, kinds, "conv")
+    taps = size_of({"conv_L_cache": 3} | config, "conv_L_cache")
+    return replace(
+        shape,
+        norms=Norms(attention_norm="operator_norm", mlp_norm="ffn_norm"),
+        qk_norm=True,
+        names=WeightNames(
+            *("feed_forward", "w1", "w3", "w2", "out_proj", "q_layernorm", "k_layernorm"),
+            last_norm="model.embedding_norm",
+        ),
+        recurrent=checked(Recurrent("short_conv", layers, taps, shape.hidden)),
+    )
+
+
+def _qwen3_5(config: Config) -> ModelShape:
+    """Also Qwen 3 Next. Of a checkpoint with a part for pictures the text part is meant."""
+    config = text_part(config)
+    if not config.get("attn_output_gate", True):
+        raise FeatureNotComputed("a Qwen 3.5 without gates of attention is not supported")
+    ropes = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    partial = ropes.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
+    positions_of_pictures = ("mrope_section", "mrope_interleaved")  # a text's are all the same
+    ropes = {name: one for name, one in ropes.items() if name not in positions_of_pictures}
+    every = config.get("full_attention_interval") or 4
+    kinds = config.get("layer_types") or [
+        "linear_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(config["num_hidden_layers"])
+    ]
+    own = ("layer_types", "rope_scaling", "partial_rotary_factor", *_EXPERTS)
+    ropes = {"rope_theta": config.get("rope_theta") or 10_000.0} | ropes
+    defaults = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 32_768}
+    defaults |= {"intermediate_size": 1}
+    shape = _as_llama(config | {"rope_parameters": ropes}, *own, **defaults)
+    return replace(
+        shape,
+        qk_norm=True,
+        norms_add_one=True,
+        gated_attention=True,
+        rotary_dim=int(shape.head_dim * (partial or 0.25)),
+        recurrent=_delta_net(config, layers_of(config, kinds, "linear_attention")),
+    )
+
+
+def _delta_net(config: Config, layers: frozenset[int]) -> Recurrent:
+    defaults = {"num_key_heads": 16, "num_value_heads": 32, "key_head_dim": 128}
+    defaults |= {"value_head_dim": 128, "conv_kernel_dim": 4}
+    told = {f"linear_{name}": size for name, size in defaults.items()} | config
+    sizes = {name: size_of(told, f"linear_{name}") for name in defaults}
+    keys = sizes["num_key_heads"] * sizes["key_head_dim"]
+    values = sizes["num_value_heads"] * sizes["value_head_dim"]
+    return checked(
+        Recurrent(
+            *("delta_net", layers, sizes["conv_kernel_dim"], 2 * keys + values),
+            heads=sizes["num_value_heads"],
+            groups=sizes["num_key_heads"],
+            key_dim=sizes["key_head_dim"],
+            value_dim=sizes["value_head_dim"],
+            is_joined=config["model_type"] == "qwen3_next",
+        )
+    )
+
+
+def text_part(config: Mapping[str, Any]) -> Config:
+    """What a checkpoint that also sees pictures says of its text part; else `config` itself."""
+    part = config.get("text_config")
+    if not isinstance(part, dict):
+        return dict(config)
+    common = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+    return {**part, **{name: config[name] for name in common if name in config}}
+
+
 def _windows(config: Config, is_local: Callable[[int], bool]) -> tuple[int | None, ...]:
     """The window of each layer: those that `layer_types` names, or for which `is_local`."""
     window = config.get("sliding_window", 4096)
@@ -335,6 +438,11 @@ _MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
     "gpt_oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "granitemoeshared": _granite_moe,
+}
+_HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
+    "lfm2": _lfm2,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5": _qwen3_5,
 }
 _NATIVE_ALONE = frozenset({"gpt_oss"})
 """Whose sinks and biases of experts no other decoder of ours computes."""
