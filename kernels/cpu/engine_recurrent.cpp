@@ -97,8 +97,7 @@ void Engine::prepare_head_row(const lmprog_layer &layer, long row) {
     for (int head = 0; head < r.heads; head++) {
         const bool is_net = r.kind == LMPROG_DELTA_NET;
         const float score = (is_net ? decays : rates)[head] + layer.decay_bias[head];
-        float step = score > 20.0f ? score : log1pf(expf(score));
-        if (!is_net) step = std::min(std::max(step, r.rate_least), r.rate_most);
+        const float step = score > 20.0f ? score : log1pf(expf(score));
         rates[head] = is_net ? 1.0f / (1.0f + expf(-rates[head])) : step;
         decays[head] = expf(-expf(layer.decay_log[head]) * step);
     }
@@ -139,7 +138,7 @@ void Engine::finish_head(const lmprog_layer &layer, int head, long row) {
 
 void Engine::finish_mamba_row(const lmprog_layer &layer, long row) {
     const lmprog_recurrent &r = model_.recurrent;
-    const long size = mixed(layer), each = size / r.norm_groups;
+    const long size = mixed(layer), each = size / r.groups;
     float *out = attended_.row(row);
     kernels_->activate({LMPROG_SILU, 0, 0}, qkv_.row(row) + columns_of(r).z, out, out, size);
     for (long at = 0; at < size; at += each)

@@ -89,15 +89,13 @@ typedef struct {
  * matrix S, for each token: S = decay * S; S += k (rate * (v - S k)); S q is normalized and multiplied with silu(z). rate =
  * sigmoid(score), decay = exp(-exp(decay_log) * softplus(score + decay_bias)).
  * MAMBA 2. in: v of [heads * value_dim], k and q of [groups * key_dim], which all go through convolution and silu, and z. rate =
- * softplus(score + decay_bias), within rate_least .. rate_most, decay = exp(-exp(decay_log) * rate); S = decay * S; S += k (rate
- * * v); (S q + skip * v) * silu(z) is normalized by groups. */
+ * softplus(score + decay_bias), decay = exp(-exp(decay_log) * rate); S = decay * S; S += k (rate * v); (S q + skip * v) * silu(z)
+ * is normalized by groups. */
 enum { LMPROG_SHORT_CONV = 1, LMPROG_DELTA_NET = 2, LMPROG_MAMBA2 = 3 };
 
 typedef struct {
     int32_t kind; /* 0: the model has no recurrent layers */
     int32_t taps, channels, heads, groups, key_dim, value_dim, num_slots;
-    int32_t norm_groups; /* of Mamba 2 */
-    float rate_least, rate_most;
 } lmprog_recurrent;
 
 /* Each token goes through the `used` experts with the greatest scores of the router, the first of equal ones. Their

@@ -36,12 +36,13 @@ GREEDY = SamplingParams(temperature=0.0, logprobs=5)
 LENGTHS = (1, 2, 3, 64, 65, 200)
 NUM_NEW = 8
 NATIVE = [name for name in RECURRENT if is_native(name)]
-EITHER = [(name, "native") for name in NATIVE] + [(name, "torch") for name in RECURRENT]
+BY_TORCH = [name for name in RECURRENT if name not in NATIVE or name == "lfm2"]
+EITHER = [*((name, "native") for name in NATIVE), *((name, "torch") for name in BY_TORCH)]
 KINDS = [
-    *(("lfm2", "native"), ("qwen3_5_text", "native")),
-    *(("qwen3_next", "torch"), ("granitemoehybrid", "torch")),
+    *(("lfm2", "native"), ("qwen3_next", "native"), ("granitemoehybrid", "native")),
+    *(("qwen3_5_text", "torch"), ("bamba", "torch")),
 ]
-"""Short convolutions, gated delta nets, a Mamba 2."""
+"""Short convolutions, gated delta nets, Mamba 2."""
 
 
 @cache
@@ -55,14 +56,10 @@ def prompts() -> list[list[int]]:
 
 
 @cache
-def engine_of(
-    folder: Path, page_size: int, kind: Any, threads: int = 1
-) -> NativeEngine | TorchEngine:
+def engine_of(folder: Path, page_size: int, kind: Any) -> NativeEngine | TorchEngine:
     scheduler = SchedulerConfig(page_size=page_size, num_pages=4096 // page_size)
     made = load_engine(
-        RuntimeConfig(
-            str(folder), engine=kind, dtype="float32", threads=threads, scheduler=scheduler
-        )
+        RuntimeConfig(str(folder), engine=kind, dtype="float32", threads=1, scheduler=scheduler)
     )
     assert made.name == kind
     assert made.states is not None
@@ -73,9 +70,9 @@ def rig_of(
     made: Judged, kind: str = "native", num_slots: int = 32, every: int = 64, **config: Any
 ) -> Rig:
     fields: dict[str, Any] = {"page_size": 16, "num_pages": 256, **config}
-    preempt_every, threads = fields.pop("preempt_every", 0), fields.pop("threads", 1)
+    preempt_every = fields.pop("preempt_every", 0)
     pool = StatePool(num_slots, every)
-    engine = engine_of(made.folder, fields["page_size"], kind, threads)
+    engine = engine_of(made.folder, fields["page_size"], kind)
     sampler = NativeSampler(engine) if isinstance(engine, NativeEngine) else TorchSampler()
     return Rig(SchedulerConfig(**fields), 512, preempt_every, engine, sampler, pool)
 
@@ -145,13 +142,29 @@ def test_each_family_generates_what_transformers_does(
     assert_as_transformers(made, answers(rig_of(made, kind, max_chunk=chunk), at_once=12))
 
 
-@pytest.mark.parametrize("name", NATIVE)
-def test_cuts_company_and_threads_change_no_bit_of_what_a_native_state_says(
-    name: str, judged: Judge
-) -> None:
+VARIANTS = {
+    "lfm2": {"block_auto_adjust_ff_dim": True, "block_multiple_of": 32, "conv_L_cache": 4},
+    "granitemoehybrid": {"num_local_experts": 0, "position_embedding_type": "rope"}
+    | {"mamba_conv_bias": False, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
+    "qwen3_next": {"decoder_sparse_step": 2, "rope_parameters": None},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_a_config_says_otherwise_is_computed_natively_too(name: str, judged: Judge) -> None:
+    recipe = RECURRENT[name]
+    made = judged(f"{name}-other", Recipe(recipe.family, recipe.fields | VARIANTS[name]))
+    rig = rig_of(made)
+    sequence = rig.gen(prompts()[-1], NUM_NEW, GREEDY)
+    rig.run()
+    assert_as_transformers(made, [sequence])
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "granitemoehybrid"])
+def test_the_cache_changes_no_bit_of_what_a_native_state_says(name: str, judged: Judge) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
     alone = logprobs(answers(rig_of(made), at_once=1))
-    for case in ({"max_chunk": 5, "every": 7}, {"threads": 3}, {"share": False}):
+    for case in ({"max_chunk": 5, "every": 7}, {"share": False}):
         assert logprobs(answers(rig_of(made, **case), at_once=12)) == alone
 
 
@@ -246,10 +259,11 @@ def test_the_report_on_a_model_says_who_computes_its_recurrent_layers(
     name: str, state: str, says: str, judged: Judge
 ) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
-    config = RuntimeConfig(model=str(made.folder))
-    engine = next(one for one in model_report(config) if one.name == "engine")
-    assert engine.state == state
-    assert says in engine.what
+    found = {one.name: one for one in model_report(RuntimeConfig(model=str(made.folder)))}
+    assert found["engine"].state == state
+    assert says in found["engine"].what
+    if name == "lfm2":
+        assert "recurrent states; " in found["memory"].what
 
 
 def test_a_model_with_states_drafts_for_nobody(judged: Judge) -> None:

@@ -210,6 +210,11 @@ class NativePlan:
     states: StateSlots | None
     """None: it has no recurrent layers."""
 
+    @property
+    def state_bytes(self) -> int:
+        """Of all slots."""
+        return 0 if self.states is None else self.states.num_slots * state_bytes(self.shape)
+
 
 def native_plan(config: RuntimeConfig, folder: Path | None) -> NativePlan:
     """Raises ModelError, and InvalidParameter where it cannot be as asked."""

@@ -8,12 +8,19 @@ read as a Llama's, which refuses what nobody knows by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.model.mixture import ExpertNames, SharedExpert, read_mixture, size_of
+from lmprog.runtime.engine.model.mixture import (
+    ExpertNames,
+    Mixture,
+    SharedExpert,
+    read_mixture,
+    size_of,
+)
 from lmprog.runtime.engine.model.recurrent import Recurrent, checked, layers_of
 from lmprog.runtime.engine.model.rope import FeatureNotComputed, read_rope
 from lmprog.runtime.engine.model.shape import (
@@ -127,6 +134,7 @@ def _phi3(config: Config) -> ModelShape:
     return replace(
         shape,
         joined=True,
+        names=WeightNames(gate_up="gate_up_proj"),
         windows=(window,) * shape.num_layers,
         rotary_dim=int(shape.head_dim * (partial or 1.0)),
     )
@@ -236,21 +244,29 @@ def _qwen2_moe(config: Config) -> ModelShape:
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
+        "norm_topk_prob": False,
     } | config
+    return replace(
+        shape,
+        qkv_bias=has_bias,
+        mixture=_with_shared_expert(described, shape.num_layers),
+        windows=windows,
+    )
+
+
+def _with_shared_expert(config: Config, num_layers: int) -> Mixture:
     shared = SharedExpert(
-        size_of(described, "shared_expert_intermediate_size"),
+        size_of(config, "shared_expert_intermediate_size"),
         gate="mlp.shared_expert.gate_proj.weight",
         up="mlp.shared_expert.up_proj.weight",
         down="mlp.shared_expert.down_proj.weight",
         share="mlp.shared_expert_gate.weight",
     )
-    layers = _mixed_layers(config, shape.num_layers)
-    further = {"normalized": bool(config.get("norm_topk_prob", False)), "shared": shared}
-    return replace(
-        shape,
-        qkv_bias=has_bias,
-        mixture=read_mixture(described, "moe_intermediate_size", layers, **further),
-        windows=windows,
+    return read_mixture(
+        *(config, "moe_intermediate_size", _mixed_layers(config, num_layers)),
+        normalized=bool(config["norm_topk_prob"]),
+        layout="stacked",
+        shared=shared,
     )
 
 
@@ -321,14 +337,11 @@ def _lfm2(config: Config) -> ModelShape:
         "full_attention" if attending is None or layer in attending else "conv"
         for layer in range(count)
     ]
-    inner = config.get("block_ff_dim", config.get("intermediate_size", 12_288))
+    told = {"intermediate_size": 12_288, "block_multiple_of": 256} | config
+    inner = size_of(told, "block_ff_dim" if "block_ff_dim" in told else "intermediate_size")
     if config.get("block_auto_adjust_ff_dim", True):
-        of, grown = (
-            int(config.get("block_multiple_of", 256)),
-            config.get("block_ffn_dim_multiplier"),
-        )
-        inner = int((grown or 1.0) * int(2 * inner / 3))
-        inner = -(-inner // of) * of
+        grown = int((config.get("block_ffn_dim_multiplier") or 1.0) * int(2 * inner / 3))
+        inner = -(-grown // told["block_multiple_of"]) * int(told["block_multiple_of"])
     fields: Config = {"rope_theta": 1e6, "max_position_embeddings": 128_000}
     fields |= {"num_key_value_heads": 8} | config
     fields |= {"intermediate_size": inner, "rms_norm_eps": config.get("norm_eps", 1e-5)}
@@ -341,7 +354,10 @@ def _lfm2(config: Config) -> ModelShape:
         norms=Norms(attention_norm="operator_norm", mlp_norm="ffn_norm"),
         qk_norm=True,
         names=WeightNames(
-            *("feed_forward", "w1", "w3", "w2", "out_proj", "q_layernorm", "k_layernorm"),
+            *("feed_forward", "w1", "w3", "w2"),
+            out="out_proj",
+            q_norm="q_layernorm",
+            k_norm="k_layernorm",
             last_norm="model.embedding_norm",
         ),
         recurrent=checked(Recurrent("short_conv", layers, taps, shape.hidden)),
@@ -375,6 +391,96 @@ def _qwen3_5(config: Config) -> ModelShape:
         rotary_dim=int(shape.head_dim * (partial or 0.25)),
         recurrent=_delta_net(config, layers_of(config, kinds, "linear_attention")),
     )
+
+
+def _qwen3_5_mixture(config: Config) -> ModelShape:
+    """Also Qwen 3 Next, where every layer has a mixture, or all but some."""
+    config = text_part(config)
+    shape = _qwen3_5(config)
+    sizes: Config = {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+    described = sizes | {"shared_expert_intermediate_size": 512, "norm_topk_prob": True} | config
+    if config["model_type"] != "qwen3_next":
+        described = described | {"norm_topk_prob": True, "mlp_only_layers": None}
+        described["decoder_sparse_step"] = 1
+    return replace(shape, mixture=_with_shared_expert(described, shape.num_layers))
+
+
+def _granite_hybrid(config: Config) -> ModelShape:
+    experts, inner = config.get("num_local_experts", 8), config.get("shared_intermediate_size")
+    inner = size_of({"shared_intermediate_size": inner or 1024}, "shared_intermediate_size")
+    own = ("layer_types", "layers_block_type", *_EXPERTS)
+    rest = {name: value for name, value in config.items() if name not in own}
+    if not experts:
+        rest["intermediate_size"] = inner
+    shape = _granite({"max_position_embeddings": 2048} | rest)
+    kinds = config.get("layer_types") or config.get("layers_block_type") or []
+    every = frozenset(range(shape.num_layers))
+    both, ends = "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"
+    mixture = None
+    if experts:
+        mixture = read_mixture(
+            *({"num_experts_per_tok": 2} | config, "intermediate_size", every),
+            names=ExpertNames("block_sparse_moe", router="router.layer"),
+            layout="granite",
+            shared=SharedExpert(inner, both, both, ends),
+        )
+    return replace(
+        shape,
+        mixture=mixture,
+        names=WeightNames("shared_mlp", down="output_linear", gate_up="input_linear"),
+        unrotated=frozenset() if config.get("position_embedding_type") == "rope" else every,
+        recurrent=_mamba2(config, layers_of(config, kinds, "linear_attention")),
+    )
+
+
+def _bamba(config: Config) -> ModelShape:
+    attending = config.get("attn_layer_indices") or []
+    layers = frozenset(range(size_of(config, "num_hidden_layers"))) - frozenset(attending)
+    ropes = dict(config.get("rope_parameters") or {})
+    ropes.pop("partial_rotary_factor", None)
+    fields = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_position_embeddings": 262_144}
+    told = fields | config | {"rope_parameters": ropes or None}
+    shape = _as_llama(told, "attn_layer_indices", "partial_rotary_factor", "layer_types")
+    return replace(
+        shape,
+        rotary_dim=shape.head_dim // 2,
+        norms=Norms(mlp_norm="pre_ff_layernorm"),
+        names=WeightNames("feed_forward", last_norm="model.final_layernorm"),
+        recurrent=_mamba2(config, layers),
+    )
+
+
+def _mamba2(config: Config, layers: frozenset[int]) -> Recurrent:
+    if config.get("mamba_proj_bias") or _is_limited(config.get("time_step_limit")):
+        raise FeatureNotComputed(
+            "a Mamba 2 with biases of its products or bounds of its steps is not supported by the "
+            "native decoder"
+        )
+    told = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256} | config
+    heads, groups, keys = (
+        size_of(told, f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state")
+    )
+    values = (config.get("mamba_expand") or 2) * size_of(config, "hidden_size")
+    return checked(
+        Recurrent(
+            *("mamba2", layers, size_of({"mamba_d_conv": 4} | config, "mamba_d_conv")),
+            channels=values + 2 * groups * keys,
+            heads=heads,
+            groups=groups,
+            key_dim=keys,
+            value_dim=values // heads,
+            conv_bias=bool(config.get("mamba_conv_bias", True)),
+        )
+    )
+
+
+def _is_limited(bounds: Any) -> bool:
+    """`time_step_limit`; transformers writes infinity as an object."""
+    if bounds is None:
+        return False
+    least, most = bounds
+    most = most.get("__float__") if isinstance(most, dict) else most
+    return bool(least) or most not in ("Infinity", math.inf)
 
 
 def _delta_net(config: Config, layers: frozenset[int]) -> Recurrent:
@@ -443,6 +549,9 @@ _HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
     "lfm2": _lfm2,
     "qwen3_5_text": _qwen3_5,
     "qwen3_5": _qwen3_5,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "qwen3_5_moe"), _qwen3_5_mixture),
+    "granitemoehybrid": _granite_hybrid,
+    "bamba": _bamba,
 }
 _NATIVE_ALONE = frozenset({"gpt_oss"})
 """Whose sinks and biases of experts no other decoder of ours computes."""

@@ -32,10 +32,7 @@ class Recurrent:
     """Of heads with common keys."""
     key_dim: int = 0
     value_dim: int = 0
-    norm_groups: int = 1
     conv_bias: bool = False
-    rates: tuple[float, float] = (0.0, 0.0)
-    """Mamba 2: the least and the greatest."""
     is_joined: bool = False
     """The checkpoint keeps what comes in as one weight, group by group (Qwen 3 Next)."""
 
@@ -66,8 +63,10 @@ def checked(recurrent: Recurrent) -> Recurrent:
 
 
 def layers_of(config: Mapping[str, Any], kinds: Sequence[str], kind: str) -> frozenset[int]:
-    """The layers of the type `kind`; all others are full attention."""
+    """The layers of the type `kind`; all others are full attention. Some say mamba or attention."""
     count = config.get("num_hidden_layers")
+    words = {"mamba": "linear_attention", "attention": "full_attention"}
+    kinds = [words.get(one, one) for one in kinds]
     if len(kinds) != count or not set(kinds) <= {kind, "full_attention"}:
         raise ModelError(
             f"layer_types must name {kind} or full_attention for each of {count} layers: {kinds}"

@@ -42,6 +42,8 @@ class WeightNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    gate_up: str = ""
+    """The weight that has the rows of both; "": each has its own."""
     out: str = "o_proj"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
@@ -95,7 +97,7 @@ class ModelShape:
     unrotated: frozenset[int] = frozenset()
     """Layers without rotation (SmolLM 3)."""
     joined: bool = False
-    """The checkpoint keeps queries, keys and values as one weight, and gate and up (Phi 3)."""
+    """The checkpoint keeps queries, keys and values as one weight (Phi 3)."""
     mixture: Mixture | None = None
     sinks: bool = False
     """Each head has one more score that takes its share of the softmax (GPT-OSS)."""

@@ -229,8 +229,8 @@ def _feed_forward(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
     gates = []
     for offset, name in enumerate((shape.names.gate, shape.names.up)):
         own, split = f"{block}{name}.weight", Split("inner")
-        if shape.joined:
-            joined, begin = f"{block}gate_up_proj.weight", offset * inner
+        if shape.names.gate_up:
+            joined, begin = f"{block}{shape.names.gate_up}.weight", offset * inner
             gates.append(Part(joined, begin, inner, 0, 2, offset, own=own, split=split))
         else:
             gates.append(Part(own, 0, inner, step=2, offset=offset, split=split))

@@ -553,13 +553,10 @@ def c_recurrent(shape: ModelShape, slots: StateSlots | None = None) -> interface
     recurrent = shape.recurrent
     if recurrent is None:
         return interface.CRecurrent()
-    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim", "norm_groups")
-    least, most = recurrent.rates
+    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim")
     return interface.CRecurrent(
         kind=interface.RECURRENT_KINDS[recurrent.kind],
         num_slots=0 if slots is None else slots.num_slots,
-        rate_least=least,
-        rate_most=most,
         **{name: getattr(recurrent, name) for name in named},
     )
 

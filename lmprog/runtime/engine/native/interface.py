@@ -134,8 +134,7 @@ RECURRENT_KINDS = {"short_conv": 1, "delta_net": 2, "mamba2": 3}
 class CRecurrent(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "taps", "channels", "heads", "groups", "key_dim")),
-        *((name, c_int32) for name in ("value_dim", "num_slots", "norm_groups")),
-        *((name, c_float) for name in ("rate_least", "rate_most")),
+        *((name, c_int32) for name in ("value_dim", "num_slots")),
     )
 
 
