@@ -57,13 +57,21 @@ struct Recurrent {
     // --- matrices
 
     static void recur(const Recurrence &r) {
-        for (int first = 0; first < r.values; first += kPanel) {
+        r.corrects ? all_columns<true>(r) : all_columns<false>(r);
+    }
+
+    // Where registers are wide, two panels at once: what a token gains is known when all its sums are, so less is waited.
+    template <bool Corrects>
+    static LMPROG_INLINE void all_columns(const Recurrence &r) {
+        for (int first = 0; first < r.values;) {
             float *state = r.state + static_cast<long>(first) * r.keys;
-            const bool whole = first + kPanel <= r.values;
-            if (r.corrects)
-                whole ? columns<kPanel / W, true>(r, state, first) : columns<kPanel / 2 / W, true>(r, state, first);
+            const int left = r.values - first;
+            if (W == 16 && left >= 2 * kPanel)
+                columns<2 * kPanel / W, Corrects>(r, state, first), first += 2 * kPanel;
+            else if (left >= kPanel)
+                columns<kPanel / W, Corrects>(r, state, first), first += kPanel;
             else
-                whole ? columns<kPanel / W, false>(r, state, first) : columns<kPanel / 2 / W, false>(r, state, first);
+                columns<kPanel / 2 / W, Corrects>(r, state, first), first += kPanel;
         }
     }
 
@@ -99,16 +107,20 @@ struct Recurrent {
             LMPROG_UNROLL for (int n = 0; n < N; n++) k_sums[u][n] = q_sums[u][n] = V::zero();
         const float *k = r.k + token * r.stride, *q = r.q + token * r.stride, *last = k - r.stride;
         const F decay = Gains ? V::set1(r.decays[(token - 1) * r.gate_stride]) : V::zero();
+        constexpr int kVectors = kPanel / W;  // of a panel
+        const long panel = static_cast<long>(r.keys) * kPanel;
         const auto take = [&](int key, int u) __attribute__((always_inline)) {
+            const F k_now = V::set1(Reads && Corrects ? k[key] : 0.0f), q_now = V::set1(Reads ? q[key] : 0.0f);
+            const F k_last = V::set1(Gains ? last[key] : 0.0f);
             LMPROG_UNROLL for (int n = 0; n < N; n++) {
-                float *at = state + static_cast<long>(key) * kPanel + n * W;
+                float *at = state + n / kVectors * panel + static_cast<long>(key) * kPanel + n % kVectors * W;
                 F s = V::load(at);
                 if (Gains) {
-                    s = V::fma(V::set1(last[key]), gained[n], V::mul(s, decay));
+                    s = V::fma(k_last, gained[n], V::mul(s, decay));
                     V::store(at, s);
                 }
-                if (Reads && Corrects) k_sums[u][n] = V::fma(V::set1(k[key]), s, k_sums[u][n]);
-                if (Reads) q_sums[u][n] = V::fma(V::set1(q[key]), s, q_sums[u][n]);
+                if (Reads && Corrects) k_sums[u][n] = V::fma(k_now, s, k_sums[u][n]);
+                if (Reads) q_sums[u][n] = V::fma(q_now, s, q_sums[u][n]);
             }
         };
         int key = 0;

@@ -147,6 +147,8 @@ VARIANTS = {
     "granitemoehybrid": {"num_local_experts": 0, "position_embedding_type": "rope"}
     | {"mamba_conv_bias": False, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
     "qwen3_next": {"decoder_sparse_step": 2, "rope_parameters": None},
+    "qwen3_5_text": {"linear_key_head_dim": 26, "linear_value_head_dim": 112}
+    | {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 3},
 }
 
 
