@@ -15,8 +15,16 @@ from lmprog.runtime.engine.device.kernels import Kernels
 
 MakeKernels = Callable[..., Kernels]
 _OF_BYTES = ("float32-e4m3", "bf1664-e4m3", "f16256-e4m3")
-TRIED_MODULES = tuple(key for key in MODULES if not key.kept_name or key.name in _OF_BYTES)
-"""Of those with pages of e4m3 floats, one of each way to read them: compiling takes seconds."""
+_BETWEEN = ("float80", "bf1680", "f1696", "bf16112", "bf1680-e4m3", "f1696-e4m3")
+TRIED_MODULES = tuple(
+    key
+    for key in MODULES
+    if (not key.kept_name and key.head_dim & (key.head_dim - 1) == 0)
+    or key.name in (*_OF_BYTES, *_BETWEEN)
+)
+"""Compiling takes seconds: of those with pages of e4m3 floats one of each way to read them, and of
+heads that are no power of two one of each way to lay them out.
+"""
 
 
 @pytest.fixture

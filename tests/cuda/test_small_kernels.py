@@ -71,7 +71,7 @@ def counts(driver: EmulatedDriver, **given: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize(
-    ("type_name", "dim", "tolerance"), [*PLAIN, ("float", 32, 1e-6), ("bf16", 256, 5e-3)]
+    ("type_name", "dim", "tolerance"), [*PLAIN, ("float", 32, 1e-6), ("bf16", 256, 5e-3), ("bf16", 80, 5e-3)]
 )
 def test_rope_append_turns_normalizes_and_writes_to_slots(
     kernels_of: MakeKernels, type_name: str, dim: int, tolerance: float, is_normed: bool
