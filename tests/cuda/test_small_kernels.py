@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from lmprog.runtime.engine.device import kernels as declared
 from lmprog.runtime.engine.device.driver import ModuleKey
@@ -71,7 +72,8 @@ def counts(driver: EmulatedDriver, **given: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_normed", [False, True])
 @pytest.mark.parametrize(
-    ("type_name", "dim", "tolerance"), [*PLAIN, ("float", 32, 1e-6), ("bf16", 256, 5e-3), ("bf16", 80, 5e-3)]
+    ("type_name", "dim", "tolerance"),
+    [*PLAIN, ("float", 32, 1e-6), ("bf16", 256, 5e-3), ("bf16", 80, 5e-3)],
 )
 def test_rope_append_turns_normalizes_and_writes_to_slots(
     kernels_of: MakeKernels, type_name: str, dim: int, tolerance: float, is_normed: bool
@@ -171,9 +173,10 @@ def test_norm_add_adds_the_product_and_divides_by_the_length(
     assert out[3].isnan().all()
 
 
+@pytest.mark.parametrize("is_gelu", [False, True])
 @pytest.mark.parametrize(("type_name", "dim", "tolerance"), PLAIN)
 def test_silu_mul_gates(
-    kernels_of: MakeKernels, type_name: str, dim: int, tolerance: float
+    kernels_of: MakeKernels, type_name: str, dim: int, tolerance: float, is_gelu: bool
 ) -> None:
     kernels = kernels_of(type_name, dim, 4)
     driver, dtype, inner = driver_of(kernels), TYPES[type_name], 1048
@@ -186,13 +189,14 @@ def test_silu_mul_gates(
         counts=address(number),
         inner=inner,
         count_at=Count.TOKENS,
+        is_gelu=int(is_gelu),
     )
     kernels.launch("silu_mul", args)
     driver.event().wait()
     gate, up = both.double().chunk(2, -1)
-    assert torch.allclose(
-        out[:4].double(), (torch.nn.functional.silu(gate) * up)[:4], atol=tolerance, rtol=tolerance
-    )
+    opened = functional.gelu(gate, approximate="tanh") if is_gelu else functional.silu(gate)
+    wanted = (opened * up)[:4]
+    assert torch.allclose(out[:4].double(), wanted, atol=tolerance, rtol=tolerance)
     assert out[4].isnan().all()
 
 

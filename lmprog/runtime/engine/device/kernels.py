@@ -66,7 +66,7 @@ RopeArgs = _struct(
 NormArgs = _struct(
     "NormArgs", "x added weight out counts", "hidden count_at eps factor", floats="eps factor"
 )
-SiluArgs = _struct("SiluArgs", "gate_up out counts", "inner count_at")
+SiluArgs = _struct("SiluArgs", "gate_up out counts", "inner count_at is_gelu unused")
 ProductArgs = _struct(
     "ProductArgs",
     "x weights scales bias out counts",
