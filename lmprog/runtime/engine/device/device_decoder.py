@@ -19,6 +19,7 @@ from lmprog.runtime.engine.device.device_weights import DeviceWeights
 from lmprog.runtime.engine.device.driver import Driver
 from lmprog.runtime.engine.device.kernels import Count, Kernels, NormArgs, SiluArgs, address
 from lmprog.runtime.engine.device.products import Product, ProductInputs, Products, taken_rows
+from lmprog.runtime.engine.device.sampling import DeviceLogits
 from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention, placed
 from lmprog.runtime.engine.model.rope import rotations
 from lmprog.runtime.engine.model.shape import ModelShape
@@ -35,6 +36,10 @@ from lmprog.runtime.engine.torch_engine.decoder import (
 )
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
+MOST_LOGITS = 256
+"""More than most steps want: all rows that decode. Beyond, as for scores of prompts, they are computed
+by pieces.
+"""
 _Group = tuple[FusedLayers, Tensor]
 """An adapter, and the places of its tokens."""
 
@@ -136,6 +141,8 @@ class DeviceDecoder:
         self._rotations = [
             placed(self._driver, turns) for turns in _rotation_tables(shape, context_len)
         ]
+        self.most_logits = MOST_LOGITS
+        """Rows of logits that are in memory at once; a power of two."""
         self._num_logits = 0
         self._logits = torch.empty(0)
         self._head = torch.empty(0)
@@ -155,7 +162,10 @@ class DeviceDecoder:
         return self._weights.num_weights
 
     def make_room(self, num_logits: int) -> bool:
-        """Room for so many rows of logits; whether buffers have moved for it."""
+        """Room for so many rows of logits, or as many as there are at once; whether buffers have
+        moved for it.
+        """
+        num_logits = min(num_logits, self.most_logits)
         if num_logits <= self._num_logits:
             return False
         self._driver.event().wait()
@@ -165,9 +175,19 @@ class DeviceDecoder:
         self._logits = memory.view(torch.float32).view(num_logits, self.shape.vocab_size)
         return True
 
-    def logits(self, count: int) -> Tensor:
-        """Of the last step that was issued. # [count, vocab] float32"""
-        return self._logits[:count]
+    def logits(self, wanted: int, at: Mapping[str, int]) -> DeviceLogits:
+        """Of the last step that was issued, with its arrays `at`. Where more are wanted than are in
+        memory at once, none is there until its piece is computed.
+        """
+        if wanted <= self.most_logits:
+            return DeviceLogits(self._logits[:wanted], wanted)
+
+        def compute(start: int) -> None:
+            rows = min(self.most_logits, len(self._normed) - start)  # beyond `wanted` too
+            x = self._normed[start : start + rows]
+            self._issue_logits(ProductInputs(x, at["counts0"], Count.LOGITS), self._logits[:rows])
+
+        return DeviceLogits(self._logits[: self.most_logits], wanted, compute)
 
     def issue(self, inputs: StepInputs, attention: TreeAttention) -> None:
         """Everything from token ids to logits."""
@@ -301,11 +321,15 @@ class DeviceDecoder:
         compute(lambda: torch.index_select(self._attended, 0, inputs.logit_tokens, out=attended))
         self._half(inputs, index, x, attended, Count.LOGITS)
         self._norm(inputs, x, self._more[:wanted], Count.LOGITS, self._weights.norm)
-        given = _given(inputs, self._normed[:wanted], Count.LOGITS)
-        logits, cap = self._logits[:wanted], self.shape.logit_softcap
+        if wanted <= self.most_logits:
+            given = _given(inputs, self._normed[:wanted], Count.LOGITS)
+            self._issue_logits(given, self._logits[:wanted])
+
+    def _issue_logits(self, given: ProductInputs, logits: Tensor) -> None:
         self._compute_logits(given, logits)
+        cap = self.shape.logit_softcap
         if cap is not None:
-            compute(lambda: logits.div_(cap).tanh_().mul_(cap))
+            self._driver.compute(lambda: logits.div_(cap).tanh_().mul_(cap))
 
     def _compute_logits(self, given: ProductInputs, logits: Tensor) -> None:
         head = self._head[: len(given.x)]

@@ -107,6 +107,10 @@ class AskedModel:
         )
 
 
+def _rounded(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
 class OpenedDevice:
     """A device with the kernels for a model, which is not there yet."""
 
@@ -116,7 +120,7 @@ class OpenedDevice:
         products = None if asked.weight_kind is None else ProductKey(key.type_name)
         self.driver = open_driver(device, *(one for one in (key, products) if one is not None))
         self.kernels = Kernels(self.driver, key, products)
-        self.budget = 1 << (max(8, config.scheduler.token_budget) - 1).bit_length()
+        self.budget = _rounded(max(8, config.scheduler.token_budget))
         """The most tokens of a step."""
         self._config, self._asked = config, asked
         self._attention_name: DeviceAttentionName = asked.attention_name or "tree"
@@ -155,6 +159,7 @@ class OpenedDevice:
     ) -> DeviceEngine:
         """With `decoder`, which was made for these kernels."""
         asked, config = self._asked, self._config
+        decoder.most_logits = max(decoder.most_logits, _rounded(config.scheduler.max_rows))
         decoder.make_room(config.scheduler.max_rows)
         reader = page_reader(self._attention_name, asked.attention, self.driver.device)
         page_size = config.scheduler.page_size
