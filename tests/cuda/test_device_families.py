@@ -18,6 +18,7 @@ from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.model.families import shardable_families
 from lmprog.runtime.engine.model.shape import FAMILIES, read_config
 from lmprog.wire import SamplingParams
+from tests.cuda.conftest import named
 from tests.model.checkpoints import FURTHER, MIXTURES, VOCABULARY, Recipe
 from tests.runtime.rig import Rig
 
@@ -41,7 +42,7 @@ def prompts() -> list[list[int]]:
 
 def tokens(folder: Path, device: str, **changes: object) -> list[list[int]]:
     config = RuntimeConfig(
-        str(folder), dtype="float32", device=device, context_len=512, scheduler=SCHEDULER
+        str(folder), dtype="float32", device=named(device), context_len=512, scheduler=SCHEDULER
     )
     made = select_engine(replace(config, **changes))  # type: ignore[arg-type]
     assert isinstance(made.engine, DeviceEngine) is (device == "emulated")

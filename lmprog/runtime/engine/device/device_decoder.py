@@ -37,8 +37,8 @@ from lmprog.runtime.engine.torch_engine.decoder import (
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
 MOST_LOGITS = 256
-"""More than most steps want: all rows that decode. Beyond, as for scores of prompts, they are computed
-by pieces.
+"""More than most steps want: all rows that decode. Beyond, as for scores of prompts, they are
+computed by pieces.
 """
 _Group = tuple[FusedLayers, Tensor]
 """An adapter, and the places of its tokens."""

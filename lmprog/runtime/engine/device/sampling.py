@@ -221,8 +221,8 @@ class DeviceLogits:
     values: torch.Tensor
     num_rows: int
     compute: Callable[[int], None] | None = None
-    """Where there are more rows than `values` holds: begins to compute those from a number on. None:
-    all are there.
+    """Where there are more rows than `values` holds: begins to compute those from a number on.
+    None: all are there.
     """
 
     def pieces(self) -> Iterator[tuple[int, DeviceLogits]]:
@@ -323,9 +323,7 @@ class DeviceSampler:
             self._room_for(len(picks))
             self._driver.copy(self._chosen[: len(picks)], tokens)
         results = StepResults(tuple(samples), tuple(map(_joined, parts)))
-        return DeviceResults(
-            self._chosen, range(len(picks)), self._driver.event(), lambda: results
-        )
+        return DeviceResults(self._chosen, range(len(picks)), self._driver.event(), lambda: results)
 
     def _pick(
         self, logits: DeviceLogits, picks: Sequence[SampleRequest], starts: Sequence[int]
