@@ -20,7 +20,14 @@ from lmprog.runtime.engine.device.kernels import Kernels
 MakeKernels = Callable[..., Kernels]
 TEST_DEVICE = os.environ.get("LMPROG_TEST_DEVICE", "emulated")
 ON_DEVICE = frozenset(
-    ["test_tree_attention", "test_small_kernels", "test_mask_sample", "test_products", "test_emulated_engine", "test_device_families"]
+    [
+        "test_tree_attention",
+        "test_small_kernels",
+        "test_mask_sample",
+        "test_products",
+        "test_emulated_engine",
+        "test_device_families",
+    ]
 )
 """Files whose tests ask for results alone."""
 EMULATOR_ALONE = {

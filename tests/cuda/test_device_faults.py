@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
 )
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import placed
+from tests.cuda.test_device_families import family_is_right
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 KEY = ModuleKey("float", 32)
@@ -245,6 +247,27 @@ FAULTS = {
     ),
     "tokens of pieces do not stay on the device": Planted(
         sampling, DeviceSampler, "_by_pieces", "self._driver.copy(self._chosen[: len(picks)], tokens)", "pass", pieces_are_right
+    ),
+    "what a half gives is not normalized": Planted(
+        device_decoder, DeviceDecoder, "_norm_after", "if weight is not None", "if weight is None and inputs is None", partial(family_is_right, "gemma2")
+    ),
+    "logits are not capped": Planted(
+        device_decoder, DeviceDecoder, "_issue_logits", "if cap is not None", "if cap == 0", partial(family_is_right, "gemma2-softcaps")
+    ),
+    "tokens are not scaled": Planted(
+        device_decoder, DeviceDecoder, "issue", "self.shape.embedding_scale != 1.0", "self.shape.embedding_scale == 0", partial(family_is_right, "granite")
+    ),
+    "layers without rotation have one": Planted(
+        device_decoder, DeviceDecoder, "_turned", "len(shape.ropes) if rope is None else rope", "rope or 0", partial(family_is_right, "smollm3")
+    ),
+    "heads are normalized one by one": Planted(
+        device_decoder, DeviceDecoder, "_turned", "not shape.qk_norm_wide", "shape.qk_norm_wide", partial(family_is_right, "olmo2")
+    ),
+    "a half without a norm has one": Planted(
+        device_decoder, DeviceDecoder, "_begin_half", "if is_normed", "if x is not None", partial(family_is_right, "olmo2")
+    ),
+    "every gate is silu": Planted(
+        device_decoder, DeviceDecoder, "_feed_forward", 'int(self.shape.activation == "gelu_tanh")', "0", partial(family_is_right, "gemma2")
     ),
     "a graph is not replayed": Planted(
         device_engine, DeviceEngine, "_replay", "graph.replay()", "pass", steps_are_right
