@@ -58,10 +58,14 @@ ATTENTION: dict[str, Fault] = {
     "page offsets in 32 bits": (_TREE, "args.kv + page * 2 * half +", "args.kv + (u32)page * 2 * (u32)half +"),
     "merge without the last partial": ("tree_merge.cuh", "float o[own] = {}, sum = " "0.0f;", "float o[own] = {}, sum = 0.0f; if (end - start > 2) continue;"),
     "merge of what was written directly": ("tree_merge.cuh", "if (end - start < 2) continue;", ""),
-    "blocks beyond the last are written": (_TREE, "if (is_even || warp * slice + i < Tile::blocks)\n                target", "target"),
-    "rows that are no power of two are swizzled too": (_TREE, "if constexpr (!Pitch<pieces>::is_swizzled) return (u32)(row * Pitch<pieces>::value + piece) * 16;", ""),
     "barrier that half of the threads reach": (_TREE, "    block_sync();\n    for (int " "x " "= " "0; x < 2; x++) {\n        float total", "    if (warp) block_sync();\n    for (int x = 0; x < 2; x++) {\n        float total"),
 }  # fmt: skip
+
+BETWEEN: dict[str, Fault] = {
+    "blocks beyond the last are written": (_TREE, "if (is_even || warp * slice + i < Tile::blocks)\n                target", "target"),
+    "rows that are no power of two are swizzled too": (_TREE, "if constexpr (!Pitch<pieces>::is_swizzled) return (u32)(row * Pitch<pieces>::value + piece) * 16;", ""),
+}  # fmt: skip
+"""With heads that are no power of two."""
 
 SAMPLING: dict[str, Fault] = {
     "histogram read before it is empty": (_SAMPLE, "shared_store<u32>(i * 4, 0);\n        block_sync();", "shared_store<u32>(i * 4, 0);"),

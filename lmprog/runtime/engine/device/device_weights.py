@@ -244,7 +244,10 @@ class _Loader:
             return None if tensor is None else placed(self._driver, tensor)
 
         return DeviceLayer(
-            **made,
+            qkv=made["qkv"],
+            out=made["out"],
+            gate_up=made["gate_up"],
+            down=made["down"],
             qkv_bias=there(own.qkv_bias),
             out_bias=there(own.out_bias),
             gate_up_bias=there(own.gate_up_bias),
