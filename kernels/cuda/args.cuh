@@ -101,6 +101,8 @@ struct SiluArgs {
     const i32 *counts;
     i32 inner;
     i32 count_at;
+    i32 is_gelu;  // by its tanh approximation; 0: silu
+    i32 unused;
 };
 
 // Weights as `product.cuh` describes them.

@@ -61,7 +61,8 @@ LM_DEV void norm_add(const NormArgs<T> &args) {
     }
 }
 
-// out = gate / (1 + exp(-gate)) * up
+// out = gate / (1 + exp(-gate)) * up, or gelu's approximation by a tangent in its place, which is
+// gate / (1 + exp(-2 u)) with u = sqrt(2 / pi) (gate + 0.044715 gate^3)
 template <class T>
 LM_DEV void silu_mul(const SiluArgs<T> &args) {
     constexpr int size = Word<T>::size;
@@ -74,8 +75,10 @@ LM_DEV void silu_mul(const SiluArgs<T> &args) {
         const Word<T> up = load_word(args.gate_up + (token * 2 + 1) * args.inner + at);
         for (int e = 0; e < size; e++) {
             const float x = to_float(gate.number[e]);
+            const float by =
+                args.is_gelu ? 1.5957691216057308f * x * (1.0f + 0.044715f * x * x) : x;
             gate.number[e] =
-                from_float<T>(divide_fast(x, 1.0f + exp_exact(-x)) * to_float(up.number[e]));
+                from_float<T>(divide_fast(x, 1.0f + exp_exact(-by)) * to_float(up.number[e]));
         }
         store_word(args.out + token * args.inner + at, gate);
     }

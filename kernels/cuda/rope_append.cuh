@@ -21,7 +21,7 @@ LM_DEV void store_pair(e4m3 *to, Pair x) {
 
 template <class T, class K, int dim>
 LM_DEV void rope_append(const RopeArgs<T, K> &args) {
-    constexpr int pairs = dim / 2, own = pairs < 32 ? 1 : pairs / 32;
+    constexpr int pairs = dim / 2, own = (pairs + 31) / 32;
     const int lane = lane_id(), tokens = global_load(args.counts + kTokens),
               writes = global_load(args.counts + kWrites);
     const int all = args.heads + 2 * args.kv_heads, stride = num_blocks() * (kRopeThreads / 32);

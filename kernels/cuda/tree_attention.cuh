@@ -18,20 +18,33 @@
 #pragma once
 #include "args.cuh"
 
+// 16-byte pieces from one row of `pieces` to the next in shared memory. A power of two is swizzled;
+// other rows lie an odd number of pieces apart, so that the same piece of eight rows lies in
+// different banks by itself.
+template <int pieces>
+struct Pitch {
+    static constexpr bool is_swizzled = (pieces & (pieces - 1)) == 0;
+    static constexpr int value = is_swizzled ? pieces : pieces | 1;
+};
+
 template <class K, int dim>
 struct TreeTile {
+    static_assert(dim % 16 == 0 && dim >= 64 && dim <= 256 && (dim < 128 || dim % 64 == 0),
+                  "heads of 64 to 112 by steps of 16, and of 128 to 256 by steps of 64");
     static constexpr bool is_bytes = sizeof(K) == 1;
     static constexpr int columns = dim > 128 ? 32 : 64;  // keys of a tile
     static constexpr int groups = columns / 16;          // keys are multiplied 16 at a time
-    static constexpr int stages = is_bytes || dim == 64 ? 4 : dim == 128 ? 3 : 2;
+    static constexpr int stages = is_bytes || dim == 64 ? 4 : dim <= 128 ? 3 : 2;
     static constexpr int per_piece = 16 / sizeof(K);  // numbers in 16 bytes
     static constexpr int pieces = dim / per_piece;    // of a key
     static constexpr int steps = is_bytes ? 2 : 1;    // 16 numbers of a key: in one matrix load
-    static constexpr u32 tile_bytes = columns * dim * sizeof(K);
+    static constexpr int blocks = dim / 16;  // of 16 numbers of a query, or columns of the output
+    static constexpr int loads = (blocks + steps - 1) / steps * steps;  // blocks that are loaded
+    static constexpr u32 tile_bytes = columns * Pitch<pieces>::value * 16;
     static constexpr u32 ring_bytes = stages * 2 * tile_bytes;
     static constexpr bool keeps_queries =
         dim > (is_bytes ? 64 : 128);  // the 64-row tile has queries in shared memory, not registers
-    static constexpr u32 queries_bytes = keeps_queries ? 64 * dim * 2 : 0;
+    static constexpr u32 queries_bytes = keeps_queries ? 64 * Pitch<dim / 8>::value * 16 : 0;
     static constexpr int small_threads = groups * 32, large_threads = 128;
     static constexpr u32 small_bytes =
         ring_bytes + 16 * columns * 2 + 2 * groups * 16 * 4;  // + weights, maxima, sums
@@ -42,6 +55,7 @@ struct TreeTile {
 // eight rows lies in different banks, also where two rows are as long as all banks.
 template <int pieces>
 LM_DEV u32 swizzled(int row, int piece) {
+    if constexpr (!Pitch<pieces>::is_swizzled) return (u32)(row * Pitch<pieces>::value + piece) * 16;
     return (u32)(row * pieces + (piece ^ (pieces < 8 ? row >> 1 & 3 : row & 7))) * 16;
 }
 
@@ -92,8 +106,11 @@ LM_DEV void score_group(float s[2][4], const u32 (*q)[4], u32 keys, int column, 
     typedef TreeTile<K, dim> Tile;
     const int lane = lane_id();
     u32 b[4];
-    load_matrices(b, keys + swizzled<Tile::pieces>(column + (lane & 7) + ((lane >> 4) << 3),
-                                                   step * 2 / Tile::steps + ((lane >> 3) & 1)));
+    int piece = step * 2 / Tile::steps + ((lane >> 3) & 1);
+    if constexpr (Tile::loads > Tile::blocks)  // beyond the last piece: it again, times zeros
+        piece = piece < Tile::pieces ? piece : Tile::pieces - 1;
+    load_matrices(
+        b, keys + swizzled<Tile::pieces>(column + (lane & 7) + ((lane >> 4) << 3), piece));
     if constexpr (Tile::is_bytes) {
         for (int i = 0; i < 4; i++) {  // keys 8 * (i / 2) .. + 8, piece i % 2
             const u32 pair[2] = {e4m3_pair<T>(b[i] & 0x00ff00ffu),
@@ -204,7 +221,7 @@ LM_DEV void pair_up(u32 low, u32 high, u32 *first, u32 *second) {
 
 // Queries of the warp's 16 rows as left sides, straight from global memory.
 template <class T, class K, int dim>
-LM_DEV void load_queries(u32 q[dim / 16][4], const TreeArgs<T, K> &args, const int token[2],
+LM_DEV void load_queries(u32 (*q)[4], const TreeArgs<T, K> &args, const int token[2],
                          const int at_head[2]) {
     for (int x = 0; x < 2; x++) {
         const T *row =
@@ -307,8 +324,9 @@ struct Target {
 template <class T, class K, int dim>
 LM_DEV void attend_small(const TreeArgs<T, K> &args, const Item &item, int head) {
     typedef TreeTile<K, dim> Tile;
-    constexpr int slice =
-        dim / 16 / Tile::groups;  // blocks of 16 output columns that this warp sums
+    constexpr int slice = (Tile::blocks + Tile::groups - 1) /
+                          Tile::groups;  // blocks of 16 output columns that this warp sums
+    constexpr bool is_even = slice * Tile::groups == Tile::blocks;
     const u32 weights = Tile::ring_bytes, maxima = weights + 16 * Tile::columns * 2,
               sums = maxima + Tile::groups * 64;
     const int lane = lane_id(), warp = warp_id(), group = args.heads / args.kv_heads;
@@ -328,7 +346,7 @@ LM_DEV void attend_small(const TreeArgs<T, K> &args, const Item &item, int head)
         at_head[x] = head * group + row % group;
         sight[x] = sight_of(args, token[x]);
     }
-    u32 q[dim / 16][4];
+    u32 q[Tile::loads][4] = {};
     load_queries<T, K, dim>(q, args, token, at_head);
     float o[slice][2][4] = {}, maximum[2] = {minus_infinity(), minus_infinity()},
           sum[2] = {0.0f, 0.0f};
@@ -391,7 +409,8 @@ LM_DEV void attend_small(const TreeArgs<T, K> &args, const Item &item, int head)
                        (u32)(row * pieces + ((g * 2 + (lane >> 4)) ^ (row & (pieces - 1)))) * 16);
 #pragma unroll
             for (int i = 0; i < slice; i++)
-                add_values<T, K, dim>(o[i], a, values, g * 16, warp * slice + i, none);
+                if (is_even || warp * slice + i < Tile::blocks)
+                    add_values<T, K, dim>(o[i], a, values, g * 16, warp * slice + i, none);
         }
     }
     if constexpr (Tile::is_bytes) {
@@ -412,7 +431,8 @@ LM_DEV void attend_small(const TreeArgs<T, K> &args, const Item &item, int head)
             Target<T, dim>::of(args, item, token[x], at_head[x], sight[x]);
 #pragma unroll
         for (int i = 0; i < slice; i++)
-            target.write_block(args, warp * slice + i, o[i], x, total);
+            if (is_even || warp * slice + i < Tile::blocks)
+                target.write_block(args, warp * slice + i, o[i], x, total);
         if (target.sum && warp == 0 && (lane & 3) == 0)
             global_store(target.sum, maximum[x] + log2_fast(total));
     }
@@ -441,7 +461,7 @@ LM_DEV void attend_large(const TreeArgs<T, K> &args, const Item &item, int head)
         at_head[x] = head * group + row % group;
         sight[x] = sight_of(args, token[x]);
     }
-    u32 q[Tile::keeps_queries ? Tile::steps : dim / 16][4];
+    u32 q[Tile::keeps_queries ? Tile::steps : Tile::loads][4] = {};
     if constexpr (!Tile::keeps_queries) load_queries<T, K, dim>(q, args, token, at_head);
     float o[dim / 16][2][4] = {}, maximum[2] = {minus_infinity(), minus_infinity()},
                   sum[Tile::groups][2] = {};
@@ -465,10 +485,14 @@ LM_DEV void attend_large(const TreeArgs<T, K> &args, const Item &item, int head)
 #pragma unroll(Tile::keeps_queries ? 2 : dim / 16)
         for (int k = 0; k < dim / 16; k += Tile::steps) {
             if constexpr (Tile::keeps_queries)
-                for (int j = 0; j < Tile::steps; j++)
-                    load_matrices(q[j],
-                                  Tile::ring_bytes + swizzled<pieces>(warp * 16 + (lane & 15),
+                for (int j = 0; j < Tile::steps; j++) {
+                    if (Tile::loads == Tile::blocks || k + j < Tile::blocks)
+                        load_matrices(
+                            q[j], Tile::ring_bytes + swizzled<pieces>(warp * 16 + (lane & 15),
                                                                       (k + j) * 2 + (lane >> 4)));
+                    else
+                        for (int i = 0; i < 4; i++) q[j][i] = 0;
+                }
 #pragma unroll
             for (int g = 0; g < Tile::groups; g++)
                 score_group<T, K, dim>(s[g], q + (Tile::keeps_queries ? 0 : k), keys, g * 16, k,

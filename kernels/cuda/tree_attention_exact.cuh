@@ -8,6 +8,7 @@
 
 template <int dim>
 struct ExactTile {
+    static_assert(dim % 16 == 0 && dim <= 256, "heads of 16 to 256 by steps of 16");
     static constexpr int columns = 32, threads = 128;
     static constexpr u32 row_bytes =
         (dim + 4) * 4;  // padded: neighbouring rows lie in different banks
@@ -56,7 +57,7 @@ template <class K, int dim>
 LM_DEV void attend_exact(const TreeArgs<float, K> &args, const Item &item, int head) {
     typedef ExactTile<dim> Tile;
     constexpr int own = dim / 8;  // output columns of a thread, in runs of `run`
-    constexpr int run = own < 4 ? own : 4;
+    constexpr int run = own % 4 ? 2 : 4;
     const int row = thread_id() / 8, part = thread_id() % 8, group = args.heads / args.kv_heads;
     const int token = token_of(args, item, row, group), at_head = head * group + row % group;
     const Sight sight = sight_of(args, token);

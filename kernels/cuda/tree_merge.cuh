@@ -7,7 +7,7 @@ constexpr int kMergeThreads = 128;
 
 template <class T, int dim>
 LM_DEV void tree_merge(const MergeArgs<T> &args) {
-    constexpr int own = dim < 32 ? 1 : dim / 32;
+    constexpr int own = (dim + 31) / 32;
     const int total = global_load(args.counts + kTokens) * args.heads, lane = lane_id();
     const int stride = num_blocks() * (kMergeThreads / 32);
     for (int work = block_id() * (kMergeThreads / 32) + warp_id(); work < total; work += stride) {

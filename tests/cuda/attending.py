@@ -142,11 +142,11 @@ class TreeStep:
         )
         self.kernels.launch("tree_merge", merging)
         driver.event().wait()
-        return out
+        return out.cpu()
 
     def expected(self, layer: LayerAttention) -> torch.Tensor:
         """In float64. # [tokens, heads, dim]"""
-        batch, kv = self.batch, self.kv.double()
+        batch, kv, q = self.batch, self.kv.cpu().double(), self.q.cpu().double()
         out = torch.empty(self.q.shape, dtype=torch.float64)
         for row in range(batch.num_rows):
             first, last = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
@@ -160,7 +160,7 @@ class TreeStep:
                 for side in (0, 1)
             )
             positions = torch.tensor(batch.positions[first:last]).long()
-            out[first:last] = attend(self.q[first:last].double(), keys, values, positions, layer)
+            out[first:last] = attend(q[first:last], keys, values, positions, layer)
         return out
 
 

@@ -6,6 +6,7 @@ emulator does it. What torch does on a GPU (memory, streams, events, graphs) is 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -21,14 +22,13 @@ from lmprog.errors import NotSupported
 from lmprog.runtime.engine.device import cuda_driver, loading
 from lmprog.runtime.engine.device.cuda_driver import CudaDriver, CudaMemory, why_not
 from lmprog.runtime.engine.device.device_memory import DeviceMemoryFull, VirtualMemory
-from lmprog.runtime.engine.device.driver import Launch, ModuleKey
+from lmprog.runtime.engine.device.driver import KernelsKey, Launch, ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import (
     EmulatedDriver,
     EmulatedKernels,
     KernelFault,
     emulated_kernels,
 )
-from lmprog.runtime.engine.device.kernels import kernel_shapes
 
 _STREAM = 0x5EED
 _Dims = ctypes.POINTER(ctypes.c_uint)
@@ -40,17 +40,17 @@ _ON_LAUNCH = ctypes.CFUNCTYPE(
 class FakeGpuDriver(CudaDriver):
     """Loads and launches as its base does; everything is done at once, in the processor's memory."""
 
-    def __init__(self, key: ModuleKey, library: ctypes.CDLL) -> None:
-        super().__init__(0, key)
+    def __init__(self, library: ctypes.CDLL, *keys: KernelsKey) -> None:
+        super().__init__(0, *keys)
         self.device = torch.device("cpu")
         self.num_launches = 0
-        self._emulator = EmulatedDriver(emulated_kernels(key))
-        self._shapes = kernel_shapes(key)
+        self._emulator = EmulatedDriver(emulated_kernels(*keys))
+        self._library = library
         self._callback = _ON_LAUNCH(self._launched)  # kept: the library calls it
         self._failure: Exception | None = None
-        library.fake_cuda_on_launch(self._callback)
 
     def launch(self, launch: Launch) -> None:
+        self._library.fake_cuda_on_launch(self._callback)
         super().launch(launch)
         if self._failure is not None:
             raise self._failure
@@ -139,8 +139,8 @@ def answers() -> tuple[str, int]:
     wanted = alone()
     opened: list[FakeGpuDriver] = []
 
-    def open_driver(_: str, key: ModuleKey) -> FakeGpuDriver:
-        opened.append(FakeGpuDriver(key, LIBRARY))
+    def open_driver(_: str, *keys: KernelsKey) -> FakeGpuDriver:
+        opened.append(FakeGpuDriver(LIBRARY, *keys))
         return opened[-1]
 
     loading.open_driver = open_driver
@@ -158,7 +158,7 @@ def maps() -> list[int]:
     from lmprog.runtime.scheduling.idle_memory import IdleMemory
     from tests.cuda.test_virtual_pages import alone, answers, virtual_engine, virtual_rig
 
-    loading.open_driver = lambda _, key: FakeGpuDriver(key, LIBRARY)
+    loading.open_driver = lambda _, *keys: FakeGpuDriver(LIBRARY, *keys)
     engine = virtual_engine()
     free = [engine.driver.memory_info().free]
     rig = virtual_rig(engine)
@@ -216,6 +216,26 @@ def unmappable() -> str:
     return ""
 
 
+def tests() -> dict[str, int]:
+    """How many tests of these files end how, where LMPROG_TEST_DEVICE names the fake GPU."""
+    import pytest
+
+    loading.open_driver = lambda _, *keys: FakeGpuDriver(LIBRARY, *keys)
+    ends: dict[str, int] = {}
+
+    class Counting:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call" or report.skipped:
+                ends[report.outcome] = ends.get(report.outcome, 0) + 1
+
+    here = os.path.dirname(__file__)
+    files = [os.path.join(here, name) for name in os.environ["FAKE_GPU_TESTS"].split()]
+    given = ["-q", "-p", "no:cacheprovider", "-k", os.environ["FAKE_GPU_CHOICE"], *files]
+    with contextlib.redirect_stdout(sys.stderr):
+        pytest.main(given, plugins=[Counting()])
+    return ends
+
+
 def pins() -> list[int]:
     """Bytes that are registered while memory of the host is in use, and afterwards."""
     driver = CudaDriver(0, ModuleKey("bf16", 128))
@@ -242,7 +262,7 @@ def opens() -> tuple[str | None, str | None]:
 
 def all_of(cases: list[tuple[str, dict[str, str]]]) -> Iterator[Any]:
     """What each case gives with its environment, or how it failed."""
-    looks = {one.__name__: one for one in (opens, answers, maps, verbs, unmappable, pins)}
+    looks = {one.__name__: one for one in (opens, answers, maps, verbs, unmappable, pins, tests)}
     for name, environment in cases:
         os.environ.update(environment)
         try:

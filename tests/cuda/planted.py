@@ -47,8 +47,8 @@ ATTENTION: dict[str, Fault] = {
     "keys in place of values": (_TREE, "swizzled<pieces>(row, piece), from + half", "swizzled<pieces>(row, piece), from"),
     "heads in the wrong order": (
         _TREE,
-        "at_head[x] = head * group + row % group;\n        sight[x] = sight_of(args, " "token[x]);\n    }\n    u32 q[dim / 16][4];",
-        "at_head[x] = row % group * args.kv_heads + head;\n        sight[x] = " "sight_of(args, " "token[x]);\n    }\n    u32 q[dim / 16][4];",
+        "at_head[x] = head * group + row % group;\n        sight[x] = sight_of(args, " "token[x]);\n    }\n    u32 q[Tile::loads][4] = {};",
+        "at_head[x] = row % group * args.kv_heads + head;\n        sight[x] = " "sight_of(args, " "token[x]);\n    }\n    u32 q[Tile::loads][4] = {};",
     ),
     "several partials written directly": (_TREE, "if (end - start == 1) {", "if (end - " "start " ">= 1) {"),
     "weights packed in the wrong order": (_TREE, "a[1] = pack<T>(s[0][2], s[0][3]);", "a[1] = pack<T>(s[0][3], s[0][2]);"),
@@ -60,6 +60,12 @@ ATTENTION: dict[str, Fault] = {
     "merge of what was written directly": ("tree_merge.cuh", "if (end - start < 2) continue;", ""),
     "barrier that half of the threads reach": (_TREE, "    block_sync();\n    for (int " "x " "= " "0; x < 2; x++) {\n        float total", "    if (warp) block_sync();\n    for (int x = 0; x < 2; x++) {\n        float total"),
 }  # fmt: skip
+
+BETWEEN: dict[str, Fault] = {
+    "blocks beyond the last are written": (_TREE, "if (is_even || warp * slice + i < Tile::blocks)\n                target", "target"),
+    "rows that are no power of two are swizzled too": (_TREE, "if constexpr (!Pitch<pieces>::is_swizzled) return (u32)(row * Pitch<pieces>::value + piece) * 16;", ""),
+}  # fmt: skip
+"""With heads that are no power of two."""
 
 SAMPLING: dict[str, Fault] = {
     "histogram read before it is empty": (_SAMPLE, "shared_store<u32>(i * 4, 0);\n        block_sync();", "shared_store<u32>(i * 4, 0);"),

@@ -43,7 +43,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CALLS = ["cuLibraryLoadData", "cuLibraryGetKernel", "cuKernelGetFunction", "cuFuncSetAttribute"]
 _OLD, _OLDER_THAN_TORCH = {"FAKE_CUDA_VERSION": "11040"}, {"FAKE_CUDA_VERSION": "12080"}
 _REFUSED = {"FAKE_TORCH_REFUSES": "The NVIDIA driver on your system is too old\nPlease update"}
+_TESTS = {
+    "LMPROG_TEST_DEVICE": "cuda:0",
+    "FAKE_GPU_TESTS": "test_tree_attention.py test_small_kernels.py test_products.py test_items.py",
+    "FAKE_GPU_CHOICE": "whole_prompt or kv_copy or silu or company or loaded_once or shared_prefix",
+}
 CASES: list[tuple[str, dict[str, str]]] = [
+    ("tests", _TESTS),  # first: the device of tests is named when they are imported
     ("opens", {}),
     *(("opens", given) for given in (_OLD, _OLDER_THAN_TORCH, _REFUSED)),
     *(("opens", {"FAKE_CUDA_FAILS": call}) for call in CALLS),
@@ -101,6 +107,14 @@ def test_what_a_driver_refuses_is_an_error_and_a_full_device_says_so(said: Said)
 
 def test_a_device_without_virtual_memory_is_one_line(said: Said) -> None:
     assert said("unmappable").startswith("kv_pool = 'virtual' needs virtual memory management")
+
+
+def test_the_tests_of_this_folder_run_on_the_device_that_is_named(said: Said) -> None:
+    """Those that only make sense on the emulator are skipped."""
+    ends = said("tests")
+    assert ends.keys() == {"passed", "skipped"}, ends
+    assert ends["passed"] > 15
+    assert ends["skipped"] > 1
 
 
 def test_large_memory_of_the_host_is_pinned_to_the_byte_and_given_up(said: Said) -> None:

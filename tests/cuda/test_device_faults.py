@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,14 @@ import torch
 
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
-from lmprog.runtime.engine.device import device_engine, sampling, staging, tree_attention
+from lmprog.runtime.engine.device import (
+    device_decoder,
+    device_engine,
+    sampling,
+    staging,
+    tree_attention,
+)
+from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.emulated_driver import (
@@ -30,9 +38,15 @@ from lmprog.runtime.engine.device.sampling import DeviceLogits, DeviceSampler
 from lmprog.runtime.engine.device.staging import Staging, StagingLayout
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
-from lmprog.runtime.scheduling.sampling_requests import SampleRequest
+from lmprog.runtime.scheduling.sampling_requests import (
+    SampleRequest,
+    SampleResult,
+    ScoreRequest,
+    ScoreResult,
+)
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import placed
+from tests.cuda.test_device_families import family_is_right
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 KEY = ModuleKey("float", 32)
@@ -138,6 +152,40 @@ def steps_are_right() -> None:
     assert torch.allclose(*found, atol=1e-5)
 
 
+def pieces_are_right() -> None:
+    """Logits that are computed by pieces give what whole ones give: for picks in any order, scores
+    over the ends of pieces, likely tokens, and the tokens that stay on the device.
+    """
+    found = []
+    sampling = [SamplingParams(temperature=1.0, logprobs=at) for at in (None, 0, 3)]
+    picks = [SampleRequest(row, sampling[row % 3], row, 1) for row in (39, 3, 16, 15, 32, 16)]
+    scores = [ScoreRequest(10, tuple(range(26)), 2), ScoreRequest(1, (5,)), ScoreRequest(4, ())]
+    for most in (64, 16):
+        engine = small_engine(True, most)
+        for _ in range(3):
+            logits = engine.forward(rows_of([40], 0))
+            begun = engine.sampler.begin(logits, picks, scores)
+            results = begun.wait()
+        chosen = begun.chosen[torch.tensor(begun.place_of)].tolist()
+        assert chosen == [one and one.token for one in results.samples]
+        found.append((chosen, results.scores, results.samples))
+        decoder = engine._decoder
+        assert len(decoder._logits) == len(decoder._head) == most
+    (chosen, wanted, samples), (pieces, got, others) = found
+    assert pieces == chosen
+    for one, other in zip((*wanted, *samples[2:]), (*got, *others[2:]), strict=True):
+        assert one is not None
+        assert other is not None
+        assert np.allclose(numbers_of(one), numbers_of(other), atol=1e-5, equal_nan=True)
+
+
+def numbers_of(result: SampleResult | ScoreResult) -> list[float]:
+    """Log-probabilities, and tokens beside them."""
+    if isinstance(result, SampleResult):
+        return [result.logprob, *(x for one in result.top for x in one)]
+    return [*result.logprobs, *(x for one in result.tops for likely in one for x in likely)]
+
+
 # --- the faults
 
 
@@ -191,15 +239,44 @@ FAULTS = {
     "graphs are kept when logits move": Planted(
         device_engine, DeviceEngine, "_make_room", "self._graphs.clear()", "pass", steps_are_right
     ),
+    "each piece of logits is the first one": Planted(
+        device_decoder, DeviceDecoder, "logits", "self._normed[start : start + rows]", "self._normed[:rows]", pieces_are_right
+    ),
+    "picks keep their rows in a piece": Planted(
+        sampling, DeviceSampler, "_by_pieces", "picks[at].logit - start", "picks[at].logit", pieces_are_right
+    ),
+    "tokens of pieces do not stay on the device": Planted(
+        sampling, DeviceSampler, "_by_pieces", "self._driver.copy(self._chosen[: len(picks)], tokens)", "pass", pieces_are_right
+    ),
+    "what a half gives is not normalized": Planted(
+        device_decoder, DeviceDecoder, "_norm_after", "if weight is not None", "if weight is None and inputs is None", partial(family_is_right, "gemma2")
+    ),
+    "logits are not capped": Planted(
+        device_decoder, DeviceDecoder, "_issue_logits", "if cap is not None", "if cap == 0", partial(family_is_right, "gemma2-softcaps")
+    ),
+    "tokens are not scaled": Planted(
+        device_decoder, DeviceDecoder, "issue", "self.shape.embedding_scale != 1.0", "self.shape.embedding_scale == 0", partial(family_is_right, "granite")
+    ),
+    "layers without rotation have one": Planted(
+        device_decoder, DeviceDecoder, "_turned", "len(shape.ropes) if rope is None else rope", "rope or 0", partial(family_is_right, "smollm3")
+    ),
+    "heads are normalized one by one": Planted(
+        device_decoder, DeviceDecoder, "_turned", "not shape.qk_norm_wide", "shape.qk_norm_wide", partial(family_is_right, "olmo2")
+    ),
+    "a half without a norm has one": Planted(
+        device_decoder, DeviceDecoder, "_begin_half", "if is_normed", "if x is not None", partial(family_is_right, "olmo2")
+    ),
+    "every gate is silu": Planted(
+        device_decoder, DeviceDecoder, "_feed_forward", 'int(self.shape.activation == "gelu_tanh")', "0", partial(family_is_right, "gemma2")
+    ),
     "a graph is not replayed": Planted(
         device_engine, DeviceEngine, "_replay", "graph.replay()", "pass", steps_are_right
     ),
 }  # fmt: skip
 
 
-def small_engine(is_captured: bool) -> DeviceEngine:
+def small_engine(is_captured: bool, most_logits: int = 64) -> DeviceEngine:
     from lmprog.config import RuntimeConfig, SchedulerConfig
-    from lmprog.runtime.engine.device.device_decoder import DeviceDecoder
     from lmprog.runtime.engine.device.loading import OpenedDevice, _weights, asked_model
 
     scheduler = SchedulerConfig(num_pages=16, token_budget=64, max_rows=4, page_size=16)
@@ -212,6 +289,7 @@ def small_engine(is_captured: bool) -> DeviceEngine:
             opened.kernels, asked.shape, weights, asked.context_len, opened.budget
         )
         engine = opened.engine(decoder, 16, is_captured)
+        decoder.most_logits = most_logits
         engine.attention.fill(0.25)
     return engine
 
@@ -241,7 +319,10 @@ def rows_of(counts: list[int], start: int) -> device_engine.Batch:
 
 @pytest.mark.parametrize(
     "look",
-    [picks_are_right, a_broken_row_is_seen, staging_is_right, pages_are_right, steps_are_right],
+    [
+        *(picks_are_right, a_broken_row_is_seen, staging_is_right, pages_are_right),
+        *(steps_are_right, pieces_are_right),
+    ],
 )
 def test_nothing_is_found_where_nothing_is_planted(look: Callable[[], None]) -> None:
     look()

@@ -26,6 +26,7 @@ from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.wire import SamplingParams
+from tests.cuda.conftest import named
 from tests.cuda.trees import Row, batch_of
 from tests.runtime.guesses import knowing
 from tests.runtime.rig import GREEDY, Rig
@@ -38,7 +39,11 @@ NEW_TOKENS = 4
 def selected(device: str, page_size: int = 16) -> SelectedEngine:
     scheduler = SchedulerConfig(page_size=page_size, num_pages=1024 // page_size, token_budget=128)
     config = RuntimeConfig(
-        model="dummy:tiny", dtype="float32", device=device, context_len=512, scheduler=scheduler
+        model="dummy:tiny",
+        dtype="float32",
+        device=named(device),
+        context_len=512,
+        scheduler=scheduler,
     )
     return select_engine(config)
 
@@ -143,7 +148,7 @@ def steps(engine: DeviceEngine, *batches: Batch) -> list[torch.Tensor]:
     for batch in batches:
         logits = engine.forward(batch)
         engine.driver.event().wait()
-        found.append(logits.values.clone())
+        found.append(logits.values.clone().cpu())
     return found
 
 

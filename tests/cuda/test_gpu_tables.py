@@ -12,38 +12,87 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.gpu import __main__ as gpu_benchmark
+from benchmarks.gpu import compiled as table_of_compiled
 from benchmarks.gpu import machine_code, model
-from benchmarks.gpu.compiled import RECORDED, TABLES, Compiled, compiled, resident
+from benchmarks.gpu.compiled import (
+    RECORDED,
+    TABLES,
+    Compiled,
+    compiled,
+    recorded,
+    resident,
+    sources_of,
+    stale,
+)
 from benchmarks.runner import run
 from lmprog.errors import NotSupported
 from lmprog.native import compiler as host_compiler
+from lmprog.native import kernels_folder
 from lmprog.runtime.engine.device import cuda_driver
 from lmprog.runtime.engine.device.cuda_driver import ARCHITECTURES, architecture_of
 from lmprog.runtime.engine.device.driver import ModuleKey
 from lmprog.runtime.engine.device.kernels import kernel_shapes
 
-NUMBERS = ("registers", "stack", "spills", "shared", "threads", "blocks")
-
-
-def table(compiler: str) -> list[Compiled]:
-    with TABLES[compiler].open() as file:
-        return [
-            Compiled(**{name: int(x) if name in NUMBERS else x for name, x in row.items()})
-            for row in csv.DictReader(file)
-        ]
-
 
 @pytest.mark.parametrize("compiler", TABLES)
 def test_the_table_has_every_kernel_for_every_architecture_and_none_spills(compiler: str) -> None:
-    rows = {(row.module, row.architecture, row.kernel): row for row in table(compiler)}
+    rows = {(row.module, row.architecture, row.kernel): row for row in recorded(compiler)}
     for key in RECORDED:
         for architecture in ARCHITECTURES:
             for name, shape in kernel_shapes(key).items():
-                row = rows.pop((key.name, architecture, name))
+                row = rows.pop((key.name, architecture, name), None)
+                if row is None:
+                    continue  # `OLDER` has how many there are
                 assert row.is_sound, row
                 assert (row.shared, row.threads) == (shape.shared_bytes, shape.threads)
                 assert row.blocks == resident(architecture, row.threads, row.registers, row.shared)
     assert not rows
+
+
+OLDER = {"nvcc": 211, "nvrtc": 198}
+"""Modules and architectures of each table with rows that are marked as older, or lack some."""
+
+
+@pytest.mark.parametrize("compiler", TABLES)
+def test_no_row_is_of_other_sources_unless_it_says_so(compiler: str) -> None:
+    """`python -m benchmarks.gpu.compiled --by ... --write` makes those anew that are."""
+    rows, source = recorded(compiler), {key.name: key.source for key in RECORDED}
+    of_others = [
+        row for row in rows if row.sources not in ("-", sources_of(source[row.module], row.kernel))
+    ]
+    assert of_others == [], "make them anew"
+    assert len(stale(rows)) == OLDER[compiler]
+
+
+def test_what_is_stale_is_said() -> None:
+    rows = [
+        Compiled(key.name, architecture, name, 1, 0, 0, 0, 32, 1, sources_of(key.source, name))
+        for key in RECORDED
+        for architecture in ARCHITECTURES
+        for name in kernel_shapes(key)
+    ]
+    assert stale(rows) == set()
+    changed = replace(rows[7], sources="0" * 8)
+    gone = [changed if row is rows[7] else row for row in rows[:-1]]
+    both = {(row.module, row.architecture) for row in (rows[7], rows[-1])}
+    assert stale(gone) == both
+
+
+def test_sources_are_those_that_a_kernel_is_made_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"module.cu": ("tree_merge", "norm_add"), "products.cu": ("product_int8_few",)}
+    of = {name: sources_of(file, name) for file, all_ in names.items() for name in all_}
+    assert len(set(of.values())) == 3
+    shutil.copytree(kernels_folder() / "cuda", tmp_path / "cuda")
+    merge = tmp_path / "cuda" / "tree_merge.cuh"
+    merge.write_text("// said otherwise\n" + merge.read_text().replace("own = ", "own  = "))
+    monkeypatch.setattr(table_of_compiled, "kernels_folder", lambda: tmp_path)
+    now = sources_of.__wrapped__
+    assert now("module.cu", "tree_merge") == of["tree_merge"]
+    merge.write_text(merge.read_text().replace("end - start < 2", "end - start < 3"))
+    assert now("module.cu", "tree_merge") != of["tree_merge"]
+    assert now("module.cu", "norm_add") == of["norm_add"]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")

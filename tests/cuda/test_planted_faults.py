@@ -37,7 +37,7 @@ from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest
 from lmprog.wire import SamplingParams
 from tests.cuda.attending import TOLERANCE, Heads, TreeStep, error, ints, placed
-from tests.cuda.planted import ATTENTION, FLOAT8, PLAN, PRODUCTS, SAMPLING, Fault
+from tests.cuda.planted import ATTENTION, BETWEEN, FLOAT8, PLAN, PRODUCTS, SAMPLING, Fault
 from tests.cuda.test_items import read_once
 from tests.cuda.test_products import error as product_error
 from tests.cuda.test_products import inputs_of, multiplied, small_weight
@@ -232,6 +232,15 @@ def test_a_fault_in_attention_is_found(tmp_path: Path, name: str) -> None:
 
 @needs_compiler
 @pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("name", tried(BETWEEN))
+def test_a_fault_in_heads_that_are_no_power_of_two_is_found(tmp_path: Path, name: str) -> None:
+    kernels = kernels_with(BETWEEN[name], tmp_path, 0, own=ModuleKey("bf16", 80))
+    with pytest.raises((AssertionError, KernelFault)):
+        attention_is_right(kernels)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("name", tried(SAMPLING))
 def test_a_fault_in_sampling_is_found(tmp_path: Path, name: str) -> None:
     kernels = kernels_with(SAMPLING[name], tmp_path, 0)
@@ -285,11 +294,11 @@ def test_a_fault_in_the_plan_is_found(tmp_path: Path, name: str) -> None:
 
 def test_there_are_many_faults() -> None:
     plan_is_right(items)
-    kinds = (ATTENTION, SAMPLING, PLAN, PRODUCTS, FLOAT8)
-    assert sum(map(len, kinds)) >= 76
+    kinds = (ATTENTION, BETWEEN, SAMPLING, PLAN, PRODUCTS, FLOAT8)
+    assert sum(map(len, kinds)) >= 78
 
 
-@pytest.mark.parametrize("kind", [ATTENTION, SAMPLING, PRODUCTS, FLOAT8])
+@pytest.mark.parametrize("kind", [ATTENTION, BETWEEN, SAMPLING, PRODUCTS, FLOAT8])
 def test_every_fault_fits_the_sources(kind: dict[str, Fault]) -> None:
     for fault in kind.values():
         source = (kernels_folder() / "cuda" / fault[0]).read_text()

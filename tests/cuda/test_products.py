@@ -15,7 +15,7 @@ from lmprog import native
 from lmprog.native import compiler
 from lmprog.runtime.engine.device import kernels as declared
 from lmprog.runtime.engine.device.driver import ModuleKey, ProductKey
-from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, emulated_kernels
+from lmprog.runtime.engine.device.emulated_driver import emulated_kernels
 from lmprog.runtime.engine.device.kernels import WEIGHT_KINDS, Count, Kernels, kernel_shapes
 from lmprog.runtime.engine.device.products import (
     ProductInputs,
@@ -27,6 +27,7 @@ from lmprog.runtime.engine.device.products import (
     unpacked,
 )
 from tests.cuda.attending import TYPES, ints, placed
+from tests.cuda.conftest import make_driver
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 TOLERANCE = {"float": 2e-6, "bf16": 6e-3, "f16": 8e-4}
@@ -37,8 +38,7 @@ OUTPUTS, INPUTS = 70, 584
 def products_of(type_name: str, seed: int = 0) -> Kernels:
     """The products alone: nothing else is launched."""
     key = ProductKey(type_name)
-    driver = EmulatedDriver(emulated_kernels(key), seed)
-    return Kernels(driver, ModuleKey(type_name, 64), key)
+    return Kernels(make_driver(key, seed=seed), ModuleKey(type_name, 64), key)
 
 
 def small_weight(kind: WeightKind, group: int = 384) -> QuantizedWeight:
@@ -70,7 +70,7 @@ def multiplied(
     products.issue(ProductInputs(given, counts.data_ptr(), Count.TOKENS), held, bias, out)
     driver.event().wait()
     driver.event().wait()
-    return out
+    return out.cpu()
 
 
 def bias_of(dtype: torch.dtype) -> torch.Tensor:

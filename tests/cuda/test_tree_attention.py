@@ -21,7 +21,8 @@ HEADS = [Heads(4, 2), Heads(3, 3), Heads(8, 1), Heads(6, 2), Heads(32, 1)]
 @pytest.mark.parametrize("seed", range(24))
 def test_random_trees_agree_with_float64(kernels_of: MakeKernels, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    type_name, dim = [("bf16", 64), ("f16", 64), ("float", 64)][seed % 3]
+    dims = (64, 64, 64, (80, 96, 80)[seed % 3])
+    type_name, dim = ("bf16", "f16", "float")[seed % 3], dims[seed // 3 % 4]
     page_size = int(rng.choice([8, 16, 32]))
     rows = random_rows(
         rng,
@@ -58,7 +59,14 @@ def test_every_module_agrees_with_float64_on_both_tiles(
 
 @pytest.mark.parametrize(
     ("type_name", "dim", "kept"),
-    [("bf16", 64, ""), ("f16", 256, ""), ("float", 64, ""), ("bf16", 64, "e4m3")],
+    [
+        ("bf16", 64, ""),
+        ("f16", 256, ""),
+        ("float", 64, ""),
+        ("bf16", 64, "e4m3"),
+        ("bf16", 80, ""),
+        ("f16", 96, "e4m3"),
+    ],
 )
 def test_a_query_gets_the_same_bits_alone_and_in_company(
     kernels_of: MakeKernels, type_name: str, dim: int, kept: str

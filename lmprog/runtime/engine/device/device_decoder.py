@@ -19,6 +19,7 @@ from lmprog.runtime.engine.device.device_weights import DeviceWeights
 from lmprog.runtime.engine.device.driver import Driver
 from lmprog.runtime.engine.device.kernels import Count, Kernels, NormArgs, SiluArgs, address
 from lmprog.runtime.engine.device.products import Product, ProductInputs, Products, taken_rows
+from lmprog.runtime.engine.device.sampling import DeviceLogits
 from lmprog.runtime.engine.device.tree_attention import RopeGiven, TreeAttention, placed
 from lmprog.runtime.engine.model.rope import rotations
 from lmprog.runtime.engine.model.shape import ModelShape
@@ -27,8 +28,18 @@ from lmprog.runtime.engine.torch_engine.adapted_decoder import (
     FusedLowRank,
     token_adapters,
 )
+from lmprog.runtime.engine.torch_engine.decoder import (
+    MixtureWeights,
+    mixed,
+    normalized_together,
+    opened,
+)
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
+MOST_LOGITS = 256
+"""More than most steps want: all rows that decode. Beyond, as for scores of prompts, they are
+computed by pieces.
+"""
 _Group = tuple[FusedLayers, Tensor]
 """An adapter, and the places of its tokens."""
 
@@ -127,8 +138,11 @@ class DeviceDecoder:
         self._products = Products(kernels)
         if weights.has_quantized:
             self._products.make_room(weights.dtype)
-        turns = torch.view_as_real(rotations(shape.rope, shape.head_dim, context_len)).contiguous()
-        self._rotations = placed(self._driver, turns)
+        self._rotations = [
+            placed(self._driver, turns) for turns in _rotation_tables(shape, context_len)
+        ]
+        self.most_logits = MOST_LOGITS
+        """Rows of logits that are in memory at once; a power of two."""
         self._num_logits = 0
         self._logits = torch.empty(0)
         self._head = torch.empty(0)
@@ -148,7 +162,10 @@ class DeviceDecoder:
         return self._weights.num_weights
 
     def make_room(self, num_logits: int) -> bool:
-        """Room for so many rows of logits; whether buffers have moved for it."""
+        """Room for so many rows of logits, or as many as there are at once; whether buffers have
+        moved for it.
+        """
+        num_logits = min(num_logits, self.most_logits)
         if num_logits <= self._num_logits:
             return False
         self._driver.event().wait()
@@ -158,23 +175,37 @@ class DeviceDecoder:
         self._logits = memory.view(torch.float32).view(num_logits, self.shape.vocab_size)
         return True
 
-    def logits(self, count: int) -> Tensor:
-        """Of the last step that was issued. # [count, vocab] float32"""
-        return self._logits[:count]
+    def logits(self, wanted: int, at: Mapping[str, int]) -> DeviceLogits:
+        """Of the last step that was issued, with its arrays `at`. Where more are wanted than are in
+        memory at once, none is there until its piece is computed.
+        """
+        if wanted <= self.most_logits:
+            return DeviceLogits(self._logits[:wanted], wanted)
+
+        def compute(start: int) -> None:
+            rows = min(self.most_logits, len(self._normed) - start)  # beyond `wanted` too
+            x = self._normed[start : start + rows]
+            self._issue_logits(ProductInputs(x, at["counts0"], Count.LOGITS), self._logits[:rows])
+
+        return DeviceLogits(self._logits[: self.most_logits], wanted, compute)
 
     def issue(self, inputs: StepInputs, attention: TreeAttention) -> None:
         """Everything from token ids to logits."""
         count, wanted = len(inputs.tokens), len(inputs.logit_tokens)
         x, compute = self._x[:count], self._driver.compute
         compute(lambda: taken_rows(self._weights.embedding, inputs.tokens, x))
+        if self.shape.embedding_scale != 1.0:
+            compute(lambda: x.mul_(self.shape.embedding_scale))
         for index, layer in enumerate(self._weights.layers):
             more = self._more[:count] if index else None
-            self._norm(inputs, x, more, Count.TOKENS, layer.attention_norm)
-            given_x = _given(inputs, self._normed[:count], Count.TOKENS)
+            is_normed = self.shape.norms.attention_norm is not None
+            weight = layer.attention_norm
+            normed = self._begin_half(inputs, x, more, Count.TOKENS, (is_normed, weight))
+            given_x = _given(inputs, normed, Count.TOKENS)
             qkv = self._qkv[:count]
             self._products.issue(given_x, layer.qkv, layer.qkv_bias, qkv)
             self._adapt(index, "qkv", (given_x.x, qkv), Count.TOKENS)
-            given = RopeGiven(self._rotations, layer.qk_norm, self.shape.norm_eps)
+            given = self._turned(index, qkv)
             attention.append(index, inputs.at, self._qkv, self._q, given)
             is_last = index == len(self._weights.layers) - 1
             if is_last and not wanted:
@@ -190,11 +221,23 @@ class DeviceDecoder:
     ) -> None:
         """What follows attention: `_more` is what `x` still lacks."""
         count, layer = len(x), self._weights.layers[index]
-        more, normed = self._more[:count], self._normed[:count]
+        more, norms = self._more[:count], layer.norms
         self._end_half(_given(inputs, attended, count_at), layer.out, layer.out_bias, more)
         self._adapt(index, "out", (attended, more), count_at)
-        self._norm(inputs, x, more, count_at, layer.mlp_norm)
-        gates = self._gate_up[:count]
+        self._norm_after(inputs, more, count_at, norms.get("attention_post_norm"))
+        is_normed = self.shape.norms.mlp_norm is not None
+        normed = self._begin_half(inputs, x, more, count_at, (is_normed, layer.mlp_norm))
+        if layer.mixture is None:
+            self._feed_forward(inputs, index, normed, count_at)
+        else:
+            self._mix(layer.mixture, normed, more)
+        self._norm_after(inputs, more, count_at, norms.get("mlp_post_norm"))
+
+    def _feed_forward(
+        self, inputs: StepInputs, index: int, normed: Tensor, count_at: Count
+    ) -> None:
+        count, layer = len(normed), self._weights.layers[index]
+        more, gates = self._more[:count], self._gate_up[:count]
         given = _given(inputs, normed, count_at)
         self._products.issue(given, layer.gate_up, layer.gate_up_bias, gates)
         self._adapt(index, "gate_up", (normed, gates), count_at)
@@ -204,11 +247,59 @@ class DeviceDecoder:
             counts=inputs.at["counts0"],
             inner=self.shape.inner,
             count_at=count_at,
+            is_gelu=int(self.shape.activation == "gelu_tanh"),
         )
         self._kernels.launch("silu_mul", args)
         given = _given(inputs, self._inner[:count], count_at)
         self._end_half(given, layer.down, layer.down_bias, more)
         self._adapt(index, "down", (given.x, more), count_at)
+
+    def _mix(self, weights: MixtureWeights, normed: Tensor, out: Tensor) -> None:
+        """The host reads which experts tokens go to, and waits for that: no graph can hold it."""
+        mixture, shape = self.shape.mixture, self.shape
+        assert mixture is not None, "a layer with experts"
+        self._driver.compute(
+            lambda: out.copy_(mixed(normed, weights, mixture, lambda gate: opened(shape, gate)))
+        )
+
+    def _turned(self, index: int, qkv: Tensor) -> RopeGiven:
+        """What heads are normalized and turned with; those that all heads of a token are normalized
+        with together are so before.
+        """
+        shape, layer = self.shape, self._weights.layers[index]
+        rope, norm = shape.rope_of(index), layer.qk_norm
+        turns = self._rotations[len(shape.ropes) if rope is None else rope]
+        if norm is None or not shape.qk_norm_wide:
+            return RopeGiven(turns, norm, shape.norm_eps)
+        heads = qkv.view(len(qkv), -1, shape.head_dim)[:, : len(norm)]
+        self._driver.compute(lambda: heads.copy_(normalized_together(shape, heads) * norm))
+        return RopeGiven(turns, None, shape.norm_eps)
+
+    def _begin_half(
+        self,
+        inputs: StepInputs,
+        x: Tensor,
+        more: Tensor | None,
+        count_at: Count,
+        norm: tuple[bool, Tensor | None],
+    ) -> Tensor:
+        """Adds `more` to `x`; what the half's first product reads. `norm`: whether there is one,
+        and its weight where that is not folded in.
+        """
+        is_normed, weight = norm
+        if is_normed:
+            self._norm(inputs, x, more, count_at, weight)
+            return self._normed[: len(x)]
+        if more is not None:
+            self._driver.compute(lambda: x.add_(more))
+        return x
+
+    def _norm_after(
+        self, inputs: StepInputs, more: Tensor, count_at: Count, weight: Tensor | None
+    ) -> None:
+        """What a half gives, normalized where there is a `weight` for that."""
+        if weight is not None:
+            self._norm(inputs, more, None, count_at, weight, more)
 
     def _adapt(
         self, index: int, product: str, given: tuple[Tensor, Tensor], count_at: Count
@@ -230,8 +321,15 @@ class DeviceDecoder:
         compute(lambda: torch.index_select(self._attended, 0, inputs.logit_tokens, out=attended))
         self._half(inputs, index, x, attended, Count.LOGITS)
         self._norm(inputs, x, self._more[:wanted], Count.LOGITS, self._weights.norm)
-        given = _given(inputs, self._normed[:wanted], Count.LOGITS)
-        self._compute_logits(given, self._logits[:wanted])
+        if wanted <= self.most_logits:
+            given = _given(inputs, self._normed[:wanted], Count.LOGITS)
+            self._issue_logits(given, self._logits[:wanted])
+
+    def _issue_logits(self, given: ProductInputs, logits: Tensor) -> None:
+        self._compute_logits(given, logits)
+        cap = self.shape.logit_softcap
+        if cap is not None:
+            self._driver.compute(lambda: logits.div_(cap).tanh_().mul_(cap))
 
     def _compute_logits(self, given: ProductInputs, logits: Tensor) -> None:
         head = self._head[: len(given.x)]
@@ -245,16 +343,17 @@ class DeviceDecoder:
         added: Tensor | None,
         count_at: Count,
         weight: Tensor | None,
+        out: Tensor | None = None,
     ) -> None:
-        """Adds `added` to `x`; `_normed` is `x` by its length, as weights expect it that norms are
-        folded into, or normalized with `weight`.
+        """Adds `added` to `x`; `out`, or else `_normed`, is `x` by its length, as weights expect it
+        that norms are folded into, or normalized with `weight`.
         """
         hidden = self.shape.hidden
         args = NormArgs(
             x=address(x),
             added=address(added),
             weight=address(weight),
-            out=address(self._normed),
+            out=address(self._normed if out is None else out),
             counts=inputs.at["counts0"],
             hidden=hidden,
             count_at=count_at,
@@ -266,6 +365,19 @@ class DeviceDecoder:
     def _room(self, tokens: int, width: int) -> Tensor:
         dtype = self._weights.dtype
         return self._driver.memory(tokens * width * dtype.itemsize).view(dtype).view(tokens, width)
+
+
+def _rotation_tables(shape: ModelShape, context_len: int) -> list[Tensor]:
+    """One for each rotation that layers have, and one for layers without; pairs of a head that are
+    not turned are turned by nothing. # [positions, dim / 2, 2]
+    """
+    turned = shape.rotary_dim or shape.head_dim
+    tables = [rotations(rope, turned, context_len) for rope in shape.ropes]
+    if shape.unrotated:
+        tables.append(torch.ones_like(tables[0]))
+    rest = (shape.head_dim - turned) // 2
+    padded = [torch.nn.functional.pad(table, (0, rest), value=1.0) for table in tables]
+    return [torch.view_as_real(table.contiguous()).contiguous() for table in padded]
 
 
 def _given(inputs: StepInputs, x: Tensor, count_at: Count) -> ProductInputs:

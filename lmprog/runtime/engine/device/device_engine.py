@@ -122,10 +122,10 @@ class DeviceEngine:
                 self._decoder.adapters.begin(batch)
             is_short = batch.num_tokens <= max(_MOST_MIXED, len(batch.logit_tokens))
             if self._can_capture and batch.adapters is None and is_short:
-                self._replay(arrays, fed, is_first_worth=batch.num_tokens == batch.num_rows)
+                at = self._replay(arrays, fed, is_first_worth=batch.num_tokens == batch.num_rows)
             else:
-                self._issue(arrays, StagingLayout.exact(arrays), fed)
-        return DeviceLogits(self._decoder.logits(len(batch.logit_tokens)), len(batch.logit_tokens))
+                at = self._issue(arrays, StagingLayout.exact(arrays), fed)
+        return self._decoder.logits(len(batch.logit_tokens), at)
 
     def _back(self, batch: Batch) -> None:
         """Memory for the pages of a batch. Raises PagesFull."""
@@ -152,13 +152,19 @@ class DeviceEngine:
         self.finish()  # a step that nobody waits for may still touch them
         self.attention.pages.give_back(pages)
 
-    def _issue(self, arrays: Arrays, layout: StagingLayout, fed: FedTokens | None) -> None:
+    def _issue(
+        self, arrays: Arrays, layout: StagingLayout, fed: FedTokens | None
+    ) -> dict[str, int]:
+        """Where the arrays are."""
         self._make_room(layout)
         inputs = self._inputs(self._staging.send(arrays, layout), layout)
         self._feed(inputs.tokens, fed)
         self._decoder.issue(inputs, self.attention)
+        return dict(inputs.at)
 
-    def _replay(self, arrays: Arrays, fed: FedTokens | None, is_first_worth: bool) -> None:
+    def _replay(
+        self, arrays: Arrays, fed: FedTokens | None, is_first_worth: bool
+    ) -> dict[str, int]:
         """By a graph, which is captured first where there is none. Unless `is_first_worth` that
         waits until such a step comes again: drafts and chunks have many layouts, some of which
         never do.
@@ -168,8 +174,7 @@ class DeviceEngine:
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen.add(layout)
-            self._issue(arrays, layout, fed)
-            return
+            return self._issue(arrays, layout, fed)
         self._make_room(layout)
         at = self._staging.send(arrays, layout)
         self._feed(self._ints(at, layout, "tokens"), fed)
@@ -187,6 +192,7 @@ class DeviceEngine:
         self.num_replays += 1
         self.attention.join_pages()  # a graph waits for nothing
         graph.replay()
+        return at
 
     def _make_room(self, layout: StagingLayout) -> None:
         if self._decoder.make_room(layout.room_of["logit_tokens"] // _WORD):

@@ -10,7 +10,8 @@ nothing but rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from lmprog.runtime.engine.model.derived_weights import Float8Weight
 from lmprog.runtime.engine.model.shape import ModelShape, Norms
 from lmprog.runtime.engine.model.stored_weights import WeightSource
 from lmprog.runtime.engine.model.weight_table import EMBEDDING, Matrix, Part, head, norm, products
-from lmprog.runtime.engine.torch_engine.decoder import Weights
+from lmprog.runtime.engine.torch_engine.decoder import MixtureWeights, Weights
 from lmprog.runtime.engine.torch_engine.weights import (
     Read,
     ReadFloat8,
@@ -112,6 +113,9 @@ class DeviceLayer:
     qk_norm: Tensor | None
     attention_norm: Tensor | None = None  # [hidden]; None: folded into the product after it
     mlp_norm: Tensor | None = None
+    mixture: MixtureWeights | None = None  # in place of gate_up and down, which are empty
+    norms: Mapping[str, Tensor] = field(default_factory=dict)
+    """By place (`Norms`), those of what a half gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,8 @@ class DeviceWeights:
     layers: tuple[DeviceLayer, ...]
     norm: Tensor  # [hidden]
     head: Product
+    experts_met: int = 0
+    """By each token in a layer with a mixture."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -139,7 +145,9 @@ class DeviceWeights:
         products = [
             w for layer in self.layers for w in (layer.qkv, layer.out, layer.gate_up, layer.down)
         ]
-        return self.head.numel() + sum(weight.numel() for weight in products)
+        mixtures = [layer.mixture for layer in self.layers if layer.mixture is not None]
+        met = sum(one.router.numel() + self.experts_met * one.num_met for one in mixtures)
+        return self.head.numel() + sum(weight.numel() for weight in products) + met
 
 
 def device_weights(weights: Weights, driver: Driver) -> DeviceWeights:
@@ -164,13 +172,16 @@ def device_weights(weights: Weights, driver: Driver) -> DeviceWeights:
             gate_up_bias=moved(layer.gate_up_bias),
             down_bias=moved(layer.down_bias),
             qk_norm=None if layer.qk_norm is None else placed(driver, layer.qk_norm),
+            mixture=None if layer.mixture is None else layer.mixture.kept(there),
+            norms={name: placed(driver, norm) for name, norm in layer.norms.items()},
         )
         for layer in weights.layers
     )
     embedding = there(weights.embedding)
     is_tied = weights.head.data_ptr() == weights.embedding.data_ptr()
     head = embedding.t() if is_tied else there(weights.head)
-    return DeviceWeights(embedding, layers, placed(driver, weights.norm), head)
+    last = placed(driver, weights.norm)
+    return DeviceWeights(embedding, layers, last, head, weights.experts_met)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +202,14 @@ class WeightReading:
 
 def quantized_weights(shape: ModelShape, reading: WeightReading, driver: Driver) -> DeviceWeights:
     """The weights of a model, each product on the device before the next is read."""
-    if shape.norms != Norms() or any(size % 8 for size in (shape.hidden, shape.inner)):
+    if any(size % 8 for size in (shape.hidden, shape.inner)):
         raise NotSupported(f"no {reading.kind} products for a model of {shape.hidden} dimensions")
+    is_scaled = shape.norms_add_one or shape.residual_scale != 1.0 or shape.logit_scale != 1.0
+    if shape.norms != Norms() or is_scaled or shape.mixture is not None:
+        raise NotSupported(
+            f"no {reading.kind} products on a device for models with mixtures, scaled residuals or "
+            "other norms than Llama's; leave out quantize, or device"
+        )
     loader = _Loader(shape, reading, driver)
     layers = tuple(loader.layer(index) for index in range(shape.num_layers))
     last = placed(driver, loader.plain(norm(shape).parts[0].name))
@@ -227,7 +244,10 @@ class _Loader:
             return None if tensor is None else placed(self._driver, tensor)
 
         return DeviceLayer(
-            **made,
+            qkv=made["qkv"],
+            out=made["out"],
+            gate_up=made["gate_up"],
+            down=made["down"],
             qkv_bias=there(own.qkv_bias),
             out_bias=there(own.out_bias),
             gate_up_bias=there(own.gate_up_bias),

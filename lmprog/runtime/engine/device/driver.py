@@ -86,7 +86,8 @@ class ProductKey:
 
 
 TYPE_NAMES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
-HEAD_DIMS = {"float": (32, 64, 128, 256), "bf16": (64, 128, 256), "f16": (64, 128, 256)}
+_DIMS = (64, 80, 96, 112, 128, 256)
+HEAD_DIMS = {"float": (32, *_DIMS), "bf16": _DIMS, "f16": _DIMS}
 """The instantiations there are. Another head size is a number here."""
 KEPT_NAMES = ("", "e4m3")
 MODULES = tuple(

@@ -20,6 +20,7 @@ from typing import TypeAlias, get_args
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from lmprog.errors import NotSupported
 from lmprog.native import cache_folder, kernels_folder
@@ -385,18 +386,23 @@ def _silu_error(kernels: Kernels) -> float:
     driver, dtype = kernels.driver, _dtype(kernels.key)
     both = (_random(_TOKENS, 2 * _HIDDEN) * 3).to(dtype)
     there, counts = placed(driver, both), _counts(driver)
-    out = placed(driver, torch.full((_TOKENS, _HIDDEN), math.nan, dtype=dtype))
-    args = SiluArgs(
-        gate_up=address(there),
-        out=address(out),
-        counts=address(counts),
-        inner=_HIDDEN,
-        count_at=Count.TOKENS,
-    )
-    kernels.launch("silu_mul", args)
-    driver.event().wait()
     gate, up = both.double().chunk(2, -1)
-    return _off(out, torch.nn.functional.silu(gate) * up)
+    opened = [functional.silu(gate), functional.gelu(gate, approximate="tanh")]
+    errors = []
+    for is_gelu, wanted in enumerate(opened):
+        out = placed(driver, torch.full((_TOKENS, _HIDDEN), math.nan, dtype=dtype))
+        args = SiluArgs(
+            gate_up=address(there),
+            out=address(out),
+            counts=address(counts),
+            inner=_HIDDEN,
+            count_at=Count.TOKENS,
+            is_gelu=is_gelu,
+        )
+        kernels.launch("silu_mul", args)
+        driver.event().wait()
+        errors.append(_off(out, wanted * up))
+    return _worst(errors)
 
 
 def _some_attention(kernels: Kernels) -> TreeAttention:

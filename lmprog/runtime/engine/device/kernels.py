@@ -66,7 +66,7 @@ RopeArgs = _struct(
 NormArgs = _struct(
     "NormArgs", "x added weight out counts", "hidden count_at eps factor", floats="eps factor"
 )
-SiluArgs = _struct("SiluArgs", "gate_up out counts", "inner count_at")
+SiluArgs = _struct("SiluArgs", "gate_up out counts", "inner count_at is_gelu unused")
 ProductArgs = _struct(
     "ProductArgs",
     "x weights scales bias out counts",
@@ -124,9 +124,9 @@ def kernel_shapes(key: KernelsKey) -> dict[str, KernelShape]:
         return {"tree_attention_small": KernelShape(128, shared, 2), **shapes}
     columns = 32 if dim > 128 else 64
     is_bytes = key.kept_name == "e4m3"
-    stages = 4 if is_bytes else {64: 4, 128: 3}.get(dim, 2)
-    ring = stages * 2 * columns * dim * (1 if is_bytes else 2)
-    queries = 64 * dim * 2 if dim > (64 if is_bytes else 128) else 0
+    stages = 4 if is_bytes or dim == 64 else 3 if dim <= 128 else 2
+    ring = stages * 2 * columns * _pitch(dim * (1 if is_bytes else 2))
+    queries = 64 * _pitch(dim * 2) if dim > (64 if is_bytes else 128) else 0
     groups = columns // 16
     return {
         "tree_attention_small": KernelShape(
@@ -135,6 +135,12 @@ def kernel_shapes(key: KernelsKey) -> dict[str, KernelShape]:
         "tree_attention_large": KernelShape(128, ring + queries, 2),
         **shapes,
     }
+
+
+def _pitch(num_bytes: int) -> int:
+    """From one row of so many bytes to the next in shared memory; see `struct Pitch`."""
+    pieces = num_bytes // 16
+    return 16 * (pieces if pieces & (pieces - 1) == 0 else pieces | 1)
 
 
 def _product_shapes(key: ProductKey) -> dict[str, KernelShape]:

@@ -49,10 +49,11 @@ from lmprog.runtime.engine.device.products import WeightKind
 from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
 from lmprog.runtime.engine.machine.resources import pages_that_fit
+from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.resolution import context_length, quantized_type
-from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config, read_shape
+from lmprog.runtime.engine.model.shape import ModelShape, read_config
 from lmprog.runtime.engine.model.stored_weights import weight_source
 from lmprog.runtime.engine.torch_engine.adapted_decoder import fused_adapter
 from lmprog.runtime.engine.torch_engine.weights import (
@@ -94,9 +95,9 @@ class AskedModel:
     @property
     def attention(self) -> AttentionShape:
         shape = self.shape
-        scale = shape.head_dim**-0.5
+        scale, softcap = shape.attention_scale or shape.head_dim**-0.5, shape.attention_softcap
         return AttentionShape(
-            layers=tuple(LayerAttention(scale, window) for window in shape.windows),
+            layers=tuple(LayerAttention(scale, window, softcap) for window in shape.windows),
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
@@ -104,6 +105,10 @@ class AskedModel:
             dtype=self.dtype,
             float8=self.float8,
         )
+
+
+def _rounded(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 class OpenedDevice:
@@ -115,7 +120,7 @@ class OpenedDevice:
         products = None if asked.weight_kind is None else ProductKey(key.type_name)
         self.driver = open_driver(device, *(one for one in (key, products) if one is not None))
         self.kernels = Kernels(self.driver, key, products)
-        self.budget = 1 << (max(8, config.scheduler.token_budget) - 1).bit_length()
+        self.budget = _rounded(max(8, config.scheduler.token_budget))
         """The most tokens of a step."""
         self._config, self._asked = config, asked
         self._attention_name: DeviceAttentionName = asked.attention_name or "tree"
@@ -154,6 +159,7 @@ class OpenedDevice:
     ) -> DeviceEngine:
         """With `decoder`, which was made for these kernels."""
         asked, config = self._asked, self._config
+        decoder.most_logits = max(decoder.most_logits, _rounded(config.scheduler.max_rows))
         decoder.make_room(config.scheduler.max_rows)
         reader = page_reader(self._attention_name, asked.attention, self.driver.device)
         page_size = config.scheduler.page_size
@@ -174,7 +180,7 @@ class OpenedDevice:
             asked.context_len,
             asked.weight_kind or str(asked.dtype).removeprefix("torch."),
             num_pages,
-            is_captured,
+            is_captured and asked.shape.mixture is None,  # whose routes the host reads
         )
         sampler = DeviceSampler(self.kernels, asked.shape.vocab_size)
         return DeviceEngine(self.driver, model, sampler)
@@ -246,12 +252,13 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
         shape, own = dummy_shape(config.model), "float32"
     else:
         described = read_config(folder)
-        if described["model_type"] not in FAMILIES:
+        families = shardable_families()
+        if described["model_type"] not in families:
             raise NotSupported(
                 f"{config.model} is a {described['model_type']}: on a device there are "
-                f"{', '.join(FAMILIES)}; device='cpu' can run others"
+                f"{', '.join(families)}; device='cpu' can run others"
             )
-        shape = read_shape(described)
+        shape = read_native_shape(described)
         own = described.get("dtype") or described.get("torch_dtype") or "float32"
     assert config.attention != "native", "it is of the processor"
     name = config.dtype or own

@@ -11,8 +11,8 @@ settings. Knows picks and kernels; knows no requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -220,6 +220,21 @@ class DeviceLogits:
 
     values: torch.Tensor
     num_rows: int
+    compute: Callable[[int], None] | None = None
+    """Where there are more rows than `values` holds: begins to compute those from a number on.
+    None: all are there.
+    """
+
+    def pieces(self) -> Iterator[tuple[int, DeviceLogits]]:
+        """Those that are in memory at once, with the number of their first row; each is gone when
+        the next one is asked for.
+        """
+        assert self.compute is not None, "all are there"
+        most = len(self.values)
+        for start in range(0, self.num_rows, most):
+            self.compute(start)
+            count = min(most, self.num_rows - start)
+            yield start, DeviceLogits(self.values[:count], count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +278,10 @@ class DeviceSampler:
         self, logits: DeviceLogits, picks: Sequence[SampleRequest], scores: Sequence[ScoreRequest]
     ) -> DeviceResults:
         """Answers in the order of `picks` and `scores`. The logits may be overwritten by what is
-        begun afterwards.
+        begun afterwards. Waits for them where they are computed by pieces.
         """
+        if logits.compute is not None:
+            return self._by_pieces(logits, picks, scores)
         rounds = PickRounds.of([pick.logit for pick in picks])
         in_turn = [picks[at] for at in rounds.order]
         chosen, logprobs = self._pick(logits, in_turn, rounds.starts)
@@ -284,6 +301,29 @@ class DeviceSampler:
 
         place_of = rounds.order if len(rounds.starts) == 2 else np.argsort(rounds.order).tolist()
         return DeviceResults(self._chosen, place_of, self._driver.event(), read)
+
+    def _by_pieces(
+        self, logits: DeviceLogits, picks: Sequence[SampleRequest], scores: Sequence[ScoreRequest]
+    ) -> DeviceResults:
+        samples: list[SampleResult | None] = [None] * len(picks)
+        parts: list[list[ScoreResult | None]] = [[] for _ in scores]
+        for start, piece in logits.pieces():
+            rows = range(start, start + piece.num_rows)
+            own = [at for at, pick in enumerate(picks) if pick.logit in rows]
+            cut = [(at, one) for at, score in enumerate(scores) if (one := _part(score, rows))]
+            here = [picks[at]._replace(logit=picks[at].logit - start) for at in own]
+            found = self.begin(piece, here, [one for _, one in cut]).wait()
+            for at, sample in zip(own, found.samples, strict=True):
+                samples[at] = sample
+            for (at, _), part in zip(cut, found.scores, strict=True):
+                parts[at].append(part)
+        if picks:
+            tokens = self._host("tokens", len(picks), torch.int32)
+            tokens.copy_(torch.tensor([-1 if one is None else one.token for one in samples]))
+            self._room_for(len(picks))
+            self._driver.copy(self._chosen[: len(picks)], tokens)
+        results = StepResults(tuple(samples), tuple(map(_joined, parts)))
+        return DeviceResults(self._chosen, range(len(picks)), self._driver.event(), lambda: results)
 
     def _pick(
         self, logits: DeviceLogits, picks: Sequence[SampleRequest], starts: Sequence[int]
@@ -419,6 +459,22 @@ def _score_results(
         is_broken = any(math.isnan(logprob) for logprob in own)
         results.append(None if is_broken else ScoreResult(tuple(own), lists))
     return tuple(results)
+
+
+def _part(score: ScoreRequest, rows: range) -> ScoreRequest | None:
+    """What is asked of `rows`, counted from the first of them; None: nothing."""
+    first = max(score.logit, rows.start)
+    targets = score.targets[first - score.logit : max(0, rows.stop - score.logit)]
+    return replace(score, logit=first - rows.start, targets=targets) if targets else None
+
+
+def _joined(parts: Sequence[ScoreResult | None]) -> ScoreResult | None:
+    """The answer to a request that was cut."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    lists = tuple([one for part in known for one in part.tops])
+    return ScoreResult(tuple([one for part in known for one in part.logprobs]), lists)
 
 
 # --- the most likely tokens -----------------------------------------------------------------------

@@ -173,8 +173,10 @@ def shardable_shape(config: RuntimeConfig, folder: Path | None) -> ModelShape:
             says = f"tp = {config.tp} is for models of our own decoder ({known}), not for {name}"
             raise _refused("tp", config.tp, says)
         shape = read_native_shape(described)
-    if shape.mixture is not None and config.device not in ("cpu", "auto"):
-        says = f"tp = {config.tp}: mixtures of experts are computed on the processor only"
+    is_joint = shape.mixture is not None or shape.qk_norm_wide
+    if is_joint and config.device not in ("cpu", "auto"):
+        what = "mixtures of experts, and heads that are normalized together,"
+        says = f"tp = {config.tp}: {what} are computed on the processor only"
         raise _refused("device", config.device, says)
     check_heads(shape, config.tp)
     return shape

@@ -310,6 +310,7 @@ class ShardedDeviceDecoder(DeviceDecoder):
         kernels: Kernels = opened.kernels
         placed = device_weights(weights, kernels.driver)
         super().__init__(kernels, shard.local_shape, placed, context_len, opened.budget)
+        self.most_logits = opened.budget  # all ranks gather them, and one reads them
         self._part = shard.vocabulary_part
         self._group = group
 

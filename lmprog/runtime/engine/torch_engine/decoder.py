@@ -175,7 +175,7 @@ class Decoder:
         qkv = given.view(-1, heads + 2 * kv_heads, dim)
         qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if layer.qk_norm is not None and shape.qk_norm_wide:
-            qk = self._normalized_together(qk) * layer.qk_norm
+            qk = normalized_together(shape, qk, self._average) * layer.qk_norm
         elif layer.qk_norm is not None:
             qk = F.rms_norm(qk, (dim,), None, shape.norm_eps) * layer.qk_norm
         if turns is not None:
@@ -195,23 +195,11 @@ class Decoder:
         self._add_half(index, "down", self._opened(gate).mul_(up), x)
 
     def _opened(self, gate: Tensor) -> Tensor:
-        is_silu = self.shape.activation == "silu"
-        return F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+        return opened(self.shape, gate)
 
     def _whole(self, part: Tensor) -> Tensor:
         """A mixture's sum over all of its columns: these are all."""
         return part
-
-    def _normalized_together(self, qk: Tensor) -> Tensor:
-        """All queries of a token by their length, and all its keys by theirs."""
-        heads = self.shape.num_heads
-        exact = wide(qk)
-        squares = exact.square().mean(-1)
-        means = torch.stack((squares[:, :heads].mean(1), squares[:, heads:].mean(1)), 1)  # [T, 2]
-        self._average(means)
-        factors = torch.rsqrt(means.add_(self.shape.norm_eps))
-        of_head = (torch.arange(qk.shape[1]) >= heads).long()
-        return (exact * factors[:, of_head, None]).to(qk.dtype)
 
     def _average(self, means: Tensor) -> None:
         """Makes means over these heads those over all heads, in place: these are all."""
@@ -226,6 +214,28 @@ class Decoder:
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=exact)
         length.hypot_(self._eps)
         return x / length if x.dtype == exact else (x / length).to(x.dtype)
+
+
+def opened(shape: ModelShape, gate: Tensor) -> Tensor:
+    """What comes of a gate."""
+    is_silu = shape.activation == "silu"
+    return F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+
+
+def normalized_together(
+    shape: ModelShape, qk: Tensor, average: Callable[[Tensor], None] = lambda _: None
+) -> Tensor:
+    """All queries of a token by their length, and all its keys by theirs. `average` makes means
+    over these heads those over all heads, in place.
+    """
+    heads = shape.num_heads
+    exact = wide(qk)
+    squares = exact.square().mean(-1)
+    means = torch.stack((squares[:, :heads].mean(1), squares[:, heads:].mean(1)), 1)  # [T, 2]
+    average(means)
+    factors = torch.rsqrt(means.add_(shape.norm_eps))
+    each = (factors[:, :1].expand(-1, heads), factors[:, 1:].expand(-1, qk.shape[1] - heads))
+    return (exact * torch.cat(each, 1)[..., None]).to(qk.dtype)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
