@@ -21,9 +21,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lmprog.radix import Match, Node, RadixTree
-from lmprog.radix.snapshots import StateSnapshot, StateSnapshots
+from lmprog.radix.snapshots import Left, StateSnapshot, StateSnapshots
 from lmprog.runtime.scheduling.plan import PlanStates, Row
 from lmprog.runtime.scheduling.sequence import NOTHING, OwnState, Sequence
+
+SPARE_SLOTS = 2
+"""Slots that no program in memory has for itself."""
 
 
 class StatePool(NamedTuple):
@@ -41,6 +44,7 @@ class RecurrentStates:
         """`is_shared`: whether sequences look for what they share in the tree."""
         assert pool.num_slots >= 2, "one slot is a sequence's, another the snapshot it begins from"
         self.snapshots = tree.watcher = StateSnapshots(pool.num_slots)
+        tree.useless_tail = self.snapshots.useless_tail
         self._tree = tree
         self._is_shared = is_shared
         self._every = pool.every
@@ -50,6 +54,13 @@ class RecurrentStates:
         """Snapshots of the step: the row, after how many of its tokens, the slot."""
         self._held: list[StateSnapshot] = []
         """The same, which stay locked until the step is over."""
+
+    @property
+    def num_lasting(self) -> int:
+        """Slots for states that programs in memory go on from; the others are for rows of a step
+        that read one and write another, and for what they leave on their way.
+        """
+        return max(1, self.snapshots.slots.num_pages - SPARE_SLOTS)
 
     # --- the step being planned
 
@@ -82,6 +93,8 @@ class RecurrentStates:
         """The step's rows are computed."""
         for own, end in self._rows:
             own.at = end
+            if own.source is not None:
+                self.snapshots.passed(own.source)
             self._let_go(own)
         self.begin()
 
@@ -100,7 +113,9 @@ class RecurrentStates:
         found = self.snapshots.last(match.node, match.length)
         if found is not None and found.position == match.length:
             return match
-        if writer is not None and self._leave(match.node, match.length, writer):
+        if writer is not None and self._leave(
+            match.node, match.length, writer, Left.WHERE_OTHERS_PART
+        ):
             return match
         node, length = match.node, 0 if found is None else found.position
         while length <= node.begin and node.parent is not None:
@@ -161,21 +176,19 @@ class RecurrentStates:
         regular = range(start - start % self._every + self._every, end + 1, self._every)
         for position in sorted({*regular, own.fork, sequence.logits_from}):
             if start < position <= known.length:
-                on_the_way = position != own.fork
-                self._leave(known.node, position, (row, position - start), on_the_way)
+                kind = Left.WHERE_OTHERS_PART if position == own.fork else Left.ON_THE_WAY
+                self._leave(known.node, position, (row, position - start), kind)
         own.fork = NOTHING
 
-    def _leave(
-        self, node: Node, position: int, writer: tuple[int, int], on_the_way: bool = False
-    ) -> bool:
+    def _leave(self, node: Node, position: int, writer: tuple[int, int], kind: Left) -> bool:
         """A row leaves a snapshot after so many of its tokens; False: there is no slot."""
         found = self.snapshots.last(node, position)
         if found is not None and found.position == position:
             return True
-        slot = self.snapshots.take_slot()
+        slot = self.snapshots.take_slot(kind)
         if slot is None:
             return False
-        made = self.snapshots.put(node, position, slot, on_the_way)
+        made = self.snapshots.put(node, position, slot, kind)
         self.snapshots.lock(made)
         self._held.append(made)
         self._left.append((*writer, slot))
