@@ -4,6 +4,7 @@ preempted; and what their states do not allow is refused."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Items
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from lmprog.runtime.engine.torch_engine.engine import TorchEngine
 from lmprog.runtime.engine.torch_engine.fallback import RECURRENT as KNOWN
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.model_report import model_report
+from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.sequence import Sequence
@@ -151,6 +153,29 @@ def test_the_cache_never_changes_the_answer(name: str, case: str, judged: Judge)
 
 
 @pytest.mark.parametrize("name", KINDS)
+def test_drafts_never_change_the_answer(name: str, judged: Judge) -> None:
+    """Guesses that are right, wrong, or wrong in the middle."""
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    texts = [list(one.tokens) for one in answers(rig_of(made, speculation="off"), at_once=12)]
+    dice = random.Random(5)
+
+    def guess(tokens: Items[int], most: int, evidence: int) -> Guess:
+        known = list(tokens)
+        text = next(one for one in texts if one[: len(known)] == known)
+        found = text[len(known) :][: dice.randrange(5)][:most]
+        if found and dice.random() < 0.5:
+            found[dice.randrange(len(found))] ^= 1
+        return Guess(found)
+
+    rig = rig_of(made, speculation="always")
+    assert rig.scheduler.drafting is not None
+    rig.scheduler.drafting.source = guess
+    assert_as_transformers(made, answers(rig, at_once=12))
+    stats = rig.scheduler.stats
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_forks_answer_as_if_each_were_alone_and_compute_only_their_own(
     name: str, judged: Judge
 ) -> None:
@@ -176,8 +201,6 @@ def test_a_kind_of_layer_that_is_not_computed_is_refused_by_name(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"scheduler": SchedulerConfig(speculation="always")}, "do not go back behind a wrong"),
-        ({"draft_model": "nano"}, "do not go back behind a wrong"),
         ({"kv_events": "tcp://127.0.0.1:5557"}, "do not say where their states"),
         ({"lora": ("a=b",)}, "computes no adapters"),
         ({"quantize": "int8"}, "needs the native engine"),
@@ -199,7 +222,7 @@ def test_the_report_on_a_model_says_that_it_has_recurrent_layers(judged: Judge) 
     config = RuntimeConfig(model=str(made.folder))
     engine = next(one for one in model_report(config) if one.name == "engine")
     assert engine.state == "warn"
-    assert "transformers, with recurrent layers (without drafts" in engine.what
+    assert "transformers, with recurrent layers (without adapters" in engine.what
 
 
 def test_a_model_with_states_drafts_for_nobody(judged: Judge) -> None:

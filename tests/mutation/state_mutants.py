@@ -36,8 +36,8 @@ STATE_MUTANTS = [
         "a fork advances the snapshot that it shares",
         "states",
         _SEQUENCES,
-        "slots.append((source, own.slot))",
-        "slots.append((source, source if source >= 0 else own.slot))",
+        "slots.append((source, target))",
+        "slots.append((source, source if source >= 0 else target))",
     ),
     Mutant(
         "rows of one step do not share what it computes",
@@ -81,6 +81,20 @@ STATE_MUTANTS = [
         _SEQUENCES,
         "            self.snapshots.drop(one)\n",
         "            pass\n",
+    ),
+    Mutant(
+        "a wrong draft keeps its state",
+        "states",
+        _SEQUENCES,
+        "                ends[own] = known\n                sequence.computed = min",
+        "                sequence.computed = min",
+    ),
+    Mutant(
+        "what was right of a draft is not computed again",
+        "states",
+        _SEQUENCES,
+        "                sequence.computed = min(sequence.computed, known)\n",
+        "",
     ),
     # --- eviction
     Mutant(

@@ -9,6 +9,7 @@ import pytest
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ModelError
+from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.sequence import Sequence
 from tests.runtime.rig import Rig, expected
@@ -126,6 +127,43 @@ def test_whoever_finds_no_slot_waits_for_one() -> None:
     rig.run()
     assert right(rig, *several)
     assert max(len(plan.rows) for plan in rig.plans) <= 3
+
+
+def drafting_rig(guesses: list[list[int]], num_slots: int = 32) -> Rig:
+    """Each guess is tried in its turn."""
+    rig = rig_of(num_slots, speculation="always", share=False)
+    assert rig.scheduler.drafting is not None
+    rig.scheduler.drafting.source = lambda tokens, most, evidence: Guess(
+        guesses.pop(0)[:most] if guesses else ()
+    )
+    return rig
+
+
+def test_after_a_right_draft_the_state_is_the_one_behind_it() -> None:
+    right_ones = expected(PROMPT, 8)
+    rig = drafting_rig([right_ones[:2]])
+    only = rig.gen(PROMPT, 8)
+    rig.run()
+    assert right(rig, only)
+    assert computed(rig)[:2] == [[(0, 42)], [(42, 43)]]
+
+
+def test_after_a_wrong_draft_what_was_right_is_computed_again_from_the_state_before_it() -> None:
+    first, second, third = expected(PROMPT, 3)
+    rig = drafting_rig([[first, second + 1], [third + 1]])
+    only = rig.gen(PROMPT, 8)
+    rig.run()
+    assert right(rig, only)
+    assert computed(rig)[:3] == [[(0, 42)], [(40, 43)], [(42, 43)]]
+    assert only.group.computed == 40 + 7 + 1
+
+
+def test_without_a_slot_that_nobody_needs_nothing_is_drafted() -> None:
+    rig = drafting_rig([[1, 2]], num_slots=2)
+    several = [rig.gen([token, *PROMPT], 4) for token in range(2)]
+    rig.run()
+    assert right(rig, *several)
+    assert not rig.scheduler.stats.drafted_tokens
 
 
 @pytest.mark.parametrize("every", [1, 5, 1000])

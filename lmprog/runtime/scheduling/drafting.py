@@ -513,7 +513,7 @@ class Drafting:
         needed = memory.tables.pages_after(row, len(drafted.tokens))
         if needed > memory.pages.num_free:
             memory.stats.evicted_pages += memory.tree.evict(needed - memory.pages.num_free)
-        return needed <= memory.pages.num_free
+        return needed <= memory.pages.num_free and memory.tables.may_draft(row)
 
 
 def _record(sequence: Sequence) -> DraftRecord:

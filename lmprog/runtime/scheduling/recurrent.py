@@ -12,6 +12,10 @@ tokens of it, where the tree's tokens end that others had computed, and where a 
 preempted, which gives its own slot to the tree. Without a snapshot at the end of a known prefix a
 row begins at the last one before it.
 
+A row with drafted tokens leaves the state behind its known tokens in the sequence's slot, and that
+behind all of them in another one. That is the sequence's where all drafts were right; else what was
+right is computed again with the next row.
+
 Knows the tree's snapshots and sequences; knows no contents of a slot and no pages.
 """
 
@@ -50,6 +54,8 @@ class RecurrentStates:
         self._every = pool.every
         self._rows: list[tuple[OwnState, int]] = []
         """Of the step: whose state each row writes, and where it ends."""
+        self._drafted: dict[Sequence, tuple[int, int]] = {}
+        """Sequences with drafts: where the known tokens end; a slot for the state behind all."""
         self._left: list[tuple[int, int, int]] = []
         """Snapshots of the step: the row, after how many of its tokens, the slot."""
         self._held: list[StateSnapshot] = []
@@ -68,14 +74,16 @@ class RecurrentStates:
         """Another step is planned; the last one is over."""
         for one in self._held:
             self.snapshots.unlock(one)
+        self.snapshots.slots.free(slot for _, slot in self._drafted.values())
         self._held.clear()
         self._left.clear()
         self._rows.clear()
+        self._drafted.clear()
 
     def finish(self, rows: Iterable[Row]) -> PlanStates:
         """Where the states of the rows come from and go."""
         slots: list[tuple[int, int]] = []
-        for sequence, _, start, end, _, _ in rows:
+        for index, (sequence, _, start, end, _, _) in enumerate(rows):
             own = sequence.recurrent
             assert own is not None, "a running sequence owns a slot"
             source = NOTHING
@@ -85,13 +93,28 @@ class RecurrentStates:
                 assert own.source is not None, f"there is no state behind {start} tokens"
                 assert own.source.position == start, f"there is no state behind {start} tokens"
                 source = own.source.slot
-            slots.append((source, own.slot))
+            target = own.slot
+            if sequence in self._drafted:
+                known, target = self._drafted[sequence]
+                self._left.append((index, known - start, own.slot))
+            slots.append((source, target))
             self._rows.append((own, end))
         return PlanStates(tuple(slots), tuple(self._left))
 
     def settle(self) -> None:
-        """The step's rows are computed."""
-        for own, end in self._rows:
+        """The step's rows are computed, and it is known which drafts were right."""
+        ends = dict(self._rows)
+        for sequence, (known, slot) in self._drafted.items():
+            own = sequence.recurrent
+            if own not in ends:
+                continue  # it runs no more
+            if sequence.computed == ends[own]:
+                self._drafted[sequence] = known, own.slot
+                own.slot = slot
+            else:
+                ends[own] = known
+                sequence.computed = min(sequence.computed, known)
+        for own, end in ends.items():
             own.at = end
             if own.source is not None:
                 self.snapshots.passed(own.source)
@@ -147,6 +170,15 @@ class RecurrentStates:
                 return False
             own.slot = slot
         return True
+
+    def may_draft(self, row: Row) -> bool:
+        """Whether there is a slot for the state behind drafted tokens of `row`, which has none yet;
+        it is taken.
+        """
+        slot = self.snapshots.take_slot(Left.ON_THE_WAY)
+        if slot is not None:
+            self._drafted[row.sequence] = row.end, slot
+        return slot is not None
 
     def is_discarded(self, sequence: Sequence) -> bool:
         """What it was to begin from was never computed."""
@@ -222,4 +254,4 @@ class RecurrentStates:
         owned = [one.recurrent for one in running]
         taken = [own.slot for own in owned if own is not None]
         assert len(taken) == len(owned), "a running sequence owns a slot"
-        self.snapshots.check(taken)
+        self.snapshots.check([*taken, *(slot for _, slot in self._drafted.values())])
