@@ -62,9 +62,10 @@ def engine_of(folder: Path, page_size: int) -> TorchEngine:
 def rig_of(made: Judged, num_slots: int = 32, every: int = 64, **config: Any) -> Rig:
     fields: dict[str, Any] = {"page_size": 16, "num_pages": 256, **config}
     preempt_every = fields.pop("preempt_every", 0)
+    context = fields.pop("context_len", 512)
     pool = StatePool(num_slots, every)
     engine = engine_of(made.folder, fields["page_size"])
-    return Rig(SchedulerConfig(**fields), 512, preempt_every, engine, TorchSampler(), pool)
+    return Rig(SchedulerConfig(**fields), context, preempt_every, engine, TorchSampler(), pool)
 
 
 def answers(rig: Rig, at_once: int) -> list[Sequence]:
@@ -150,6 +151,21 @@ def test_the_cache_never_changes_the_answer(name: str, case: str, judged: Judge)
     rig = rig_of(made, **config)
     assert_as_transformers(made, answers(rig, at_once))
     assert (rig.scheduler.stats.preemptions > 2) == ("preempt_every" in config)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_long_prompts_in_chunks_and_in_company_generate_what_transformers_does(
+    name: str, judged: Judge
+) -> None:
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    dice = random.Random(8)
+    base = [dice.randrange(VOCABULARY) for _ in range(3000)]
+    rig = rig_of(made, max_chunk=190, context_len=4096)
+    lengths = (40, 1100, 1101, 3000)  # each begins with the one before
+    several = [rig.gen([*base[:length], 7], 3, GREEDY) for length in lengths]
+    rig.run()
+    assert_as_transformers(made, several)
+    assert rig.scheduler.stats.computed_tokens < 3100, "what is common is computed once"
 
 
 @pytest.mark.parametrize("name", KINDS)
