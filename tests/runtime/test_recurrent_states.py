@@ -3,13 +3,16 @@ changes with any wrong state."""
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ModelError
-from lmprog.runtime.scheduling.drafting import Guess
+from lmprog.runtime.scheduling.drafting import Guess, decoding_kind, num_again
+from lmprog.runtime.scheduling.plan import Plan, RowDraft
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.sequence import Sequence
 from tests.runtime.rig import Rig, expected
@@ -156,6 +159,30 @@ def test_after_a_wrong_draft_what_was_right_is_computed_again_from_the_state_bef
     assert right(rig, only)
     assert computed(rig)[:3] == [[(0, 42)], [(40, 43)], [(42, 43)]]
     assert only.group.computed == 40 + 7 + 1
+
+
+def test_what_is_computed_again_counts_as_a_cost_of_drafts() -> None:
+    drafts = {row: RowDraft(array("i", range(4)), (1, 2, 1)) for row in range(3)}
+    assert num_again(drafts, {0: 2, 1: 3}) == 3, "of the first; the second is right, no third is"
+    booked = []
+    for states in (StatePool(32, 1000), None):
+        rig = Rig(SchedulerConfig(page_size=4, num_pages=200, speculation="auto"), states=states)
+        only = rig.gen(PROMPT, 8)
+        while only.computed < 41:
+            rig.step()
+        row = rig.plans[-1].rows[0]
+        drafting = rig.scheduler.drafting
+        assert drafting is not None
+        kind = decoding_kind([row])
+        assert kind is not None
+        for _ in range(3):
+            drafting.costs.observe_plain(kind, 1.0)
+        with patch.object(drafting.accounts, "book") as book:
+            longer = row._replace(end=row.end + 4, tokens=row.tokens + drafts[0].tokens)
+            drafting.observe(Plan((longer,), drafts={0: drafts[0]}), {0: 2}, 2.0)
+        booked.append(book.call_args.args[2] - 3 * drafting.costs.ratio(kind) * bool(states))
+        assert drafting.costs.ratio(kind) > 0.0
+    assert booked[0] == pytest.approx(booked[1])
 
 
 def test_without_a_slot_that_nobody_needs_nothing_is_drafted() -> None:
