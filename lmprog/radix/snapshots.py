@@ -169,7 +169,7 @@ class StateSnapshots:
     def _victim(self) -> StateSnapshot | None:
         spared: list[StateSnapshot] = []
         victim = None
-        for one in chain(self._order, self._common):
+        for one in chain(self._passed, self._order, self._common):
             if one.locks:
                 continue
             if not one.node.pins_here or len(spared) == MOST_SPARED:

@@ -138,6 +138,20 @@ def test_from_what_one_went_on_goes_before_ends_and_what_several_have_in_common_
     assert [kept.snapshots.take_slot() for _ in range(4)] == [slots[at] for at in (20, 10, 40, 30)]
 
 
+def test_where_one_went_on_and_others_stand_is_evicted_when_nothing_else_is_left() -> None:
+    kept = Kept(num_slots=1)
+    node = kept.insert(1, 2, 3)
+    slot = kept.put(node, 3)
+    found = kept.snapshots.last(node, 3)
+    assert found is not None
+    kept.snapshots.use(found)
+    kept.snapshots.passed(found)
+    kept.tree.pin(node)
+    kept.tree.pin(node)
+    assert kept.snapshots.take_slot(Left.ON_THE_WAY) is None
+    assert kept.snapshots.take_slot() == slot
+
+
 def test_what_is_left_on_the_way_takes_no_slot_of_an_end() -> None:
     kept = Kept(num_slots=1)
     kept.put(kept.insert(1, 2, 3), 3)
