@@ -21,10 +21,12 @@ from typing import Annotated, Any
 
 from benchmarks import runner
 from lmprog.config import PolicyName, SchedulerConfig
+from lmprog.runtime.engine.model.resolution import CLOSEST_STATES, STATES_OF_MEMORY
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.plan import Plan
+from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.sampling_requests import SampleResult, StepResults
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
@@ -201,13 +203,19 @@ class PressureRun:
     """One workload under one configuration. `at_most`: programs at a time, by the client."""
 
     def __init__(
-        self, chats: list[Chat], config: SchedulerConfig, at_most: int = 10**9, tier: int = 0
+        self,
+        chats: list[Chat],
+        config: SchedulerConfig,
+        at_most: int = 10**9,
+        tier: int = 0,
+        state: int = 0,
     ) -> None:
-        """`tier`: pages of the second tier."""
+        """`tier`: pages of the second tier; `state`: as `states_of` says."""
         self.chats = chats
         self.now = 0.0
         store = VirtualStore(tier, lambda: self.now, self._pass) if tier else None
-        self.scheduler = Scheduler(config, CONTEXT, clock=lambda: self.now, store=store)
+        states = states_of(config, state)
+        self.scheduler = Scheduler(config, CONTEXT, None, lambda: self.now, store, states)
         self.busy = 0.0
         self.cached = 0
         self.running: dict[SequenceGroup, Chat] = {}
@@ -273,18 +281,30 @@ class PressureRun:
             heapq.heappush(self.paused, (self.now + chat.pauses.pop(), chat.number, chat))
 
 
+def states_of(config: SchedulerConfig, state: int) -> StatePool | None:
+    """For a model whose recurrent state takes the memory of `state` tokens: slots beside the pages, as
+    an engine has them. 0: it has none.
+    """
+    if not state:
+        return None
+    num_tokens, share = config.num_pages * PAGE, STATES_OF_MEMORY / (1.0 - STATES_OF_MEMORY)
+    return StatePool(int(num_tokens * share / state), max(CLOSEST_STATES, int(state / share)))
+
+
 CONFIG = SchedulerConfig(page_size=PAGE, speculation="off")  # its texts repeat nothing
 UNLIMITED = replace(CONFIG, admission="unlimited")
 MEMORY_POLICIES = {
-    "unlimited, fcfs": (replace(UNLIMITED, policy="fcfs"), 10**9, 0.0),
-    "unlimited, lpm": (UNLIMITED, 10**9, 0.0),
-    "at most ten programs": (UNLIMITED, 10, 0.0),
-    "at most five programs": (UNLIMITED, 5, 0.0),
-    "programs that fit": (CONFIG, 10**9, 0.0),
-    "unlimited, lpm, second tier": (UNLIMITED, 10**9, 1.0),
-    "programs that fit, second tier": (CONFIG, 10**9, 1.0),
+    "unlimited, fcfs": (replace(UNLIMITED, policy="fcfs"), 10**9, 0.0, 0),
+    "unlimited, lpm": (UNLIMITED, 10**9, 0.0, 0),
+    "at most ten programs": (UNLIMITED, 10, 0.0, 0),
+    "at most five programs": (UNLIMITED, 5, 0.0, 0),
+    "programs that fit": (CONFIG, 10**9, 0.0, 0),
+    "programs that fit, states of 32": (CONFIG, 10**9, 0.0, 32),
+    "unlimited, lpm, second tier": (UNLIMITED, 10**9, 1.0, 0),
+    "programs that fit, second tier": (CONFIG, 10**9, 1.0, 0),
 }
-"""Configuration, most programs at a time, and the second tier as a part of what all programs need.
+"""Configuration, most programs at a time, the second tier as a part of what all programs need, and the
+tokens whose memory a recurrent state takes.
 """
 
 
@@ -293,11 +313,10 @@ def outcome(
 ) -> Outcome:
     """One run of one policy."""
     made = chats(seed, answer, think, scale)
-    config, at_most, part = MEMORY_POLICIES[name]
+    config, at_most, part, state = MEMORY_POLICIES[name]
     tier = -(-int(part * sum(one.length for one in made)) // PAGE)
-    return PressureRun(
-        made, replace(config, num_pages=pages_for(made, memory)), at_most, tier
-    ).run()
+    config = replace(config, num_pages=pages_for(made, memory))
+    return PressureRun(made, config, at_most, tier, state).run()
 
 
 def pressure(
@@ -366,14 +385,17 @@ class Request:
 
 @dataclass
 class QueueRun:
-    """Requests in the order of their arrival, under one configuration."""
+    """Requests in the order of their arrival, under one configuration. `state`: see `states_of`."""
 
     config: SchedulerConfig
     now: float = 0.0
+    state: int = 0
+    num_computed: int = 0
 
     def run(self, requests: list[Request]) -> float:
         """Answers all; the seconds that takes."""
-        scheduler = Scheduler(self.config, CONTEXT, clock=lambda: self.now)
+        states = states_of(self.config, self.state)
+        scheduler = Scheduler(self.config, CONTEXT, clock=lambda: self.now, states=states)
         todo, open_ones = list(reversed(requests)), dict[SequenceGroup, Request]()
         while todo or open_ones:
             if not open_ones:
@@ -382,6 +404,7 @@ class QueueRun:
                 one = todo.pop()
                 open_ones[submit(scheduler, one.prompt, one.answer, client=one.client)] = one
             self._step(scheduler, open_ones)
+        self.num_computed = scheduler.stats.computed_tokens
         return self.now
 
     def _step(self, scheduler: Scheduler, open_ones: dict[SequenceGroup, Request]) -> None:

@@ -148,20 +148,10 @@ class SchedulerConfig:
         metadata=_rules(
             "try text that stood before as several tokens of one step: where it pays, always, "
             "off; the texts are the same",
-            lacks=(
-                Lack(
-                    ("states",),
-                    "{it} is not possible with this model: it has recurrent layers, whose states "
-                    "do not go back behind a wrong guess",
-                    values=("always",),
-                    allowed="auto, off",
-                ),
-            ),
         ),
     )
     """auto: where the end of a text stood before, what followed it is tried, as long as that pays
-    by measured acceptance and costs. always: wherever it stood before. A model with recurrent
-    layers is never guessed for."""
+    by measured acceptance and costs. always: wherever it stood before."""
     share: bool = field(default=True, metadata=_rules("enable prefix caching"))
     """False: nothing is matched or kept, the plain twin that the cache is tested against."""
     max_waiting: int = field(
@@ -459,11 +449,6 @@ class RuntimeConfig:
                 Lack(
                     ("ranks",),
                     "{it} is not possible with tp: a model on several processes has none",
-                ),
-                Lack(
-                    ("states",),
-                    "{it} is not possible with this model: it has recurrent layers, whose states "
-                    "do not go back behind a wrong guess",
                 ),
             ),
         ),

@@ -3,10 +3,16 @@ slot of the state pool.
 
 A model with recurrent layers goes on from a prefix only where the state behind it was kept: pages
 alone do not say what such layers have gathered. A snapshot belongs to the node in which its
-position lies, goes with that node's tokens (as a `TreeWatcher`), and is evicted by itself. First go
-those that were left on the way, for whoever parts there, and that nobody has used yet; then the one
-used least recently, those at which a live branch stands later. A tree of a model without states has
-none of this.
+position lies, goes with that node's tokens (as a `TreeWatcher`), and is evicted by itself, in this
+order, of each kind the one used least recently:
+
+- those that were left on the way, for whoever parts there, and that nobody has used yet;
+- those from which one sequence went on and nobody else: that one's own state is further;
+- ends that nobody has gone on from yet, those at which a live branch stands later;
+- those that several have in common, which are half of all slots at most.
+
+Pages behind the last snapshot of a leaf are of no use to anybody, and the tree evicts them first
+(`useless_tail`). A tree of a model without states has none of this.
 
 Knows nodes, positions and slot numbers; knows neither the contents of a slot nor sequences.
 """
@@ -15,6 +21,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from enum import Enum
+from itertools import chain
 
 from lmprog.radix.node import Node
 from lmprog.radix.references import PageAllocator
@@ -23,16 +31,26 @@ MOST_SPARED = 32
 """Snapshots at which live branches stand that one eviction passes over."""
 
 
+class Left(Enum):
+    """Why there is a snapshot at a place."""
+
+    ON_THE_WAY = 0
+    """Nobody is known to part or to have ended there."""
+    END = 1
+    WHERE_OTHERS_PART = 2
+
+
 class StateSnapshot:
     """The state behind the first `position` tokens of the path to `node`, in `slot`."""
 
-    __slots__ = ("is_kept", "locks", "node", "position", "slot")
+    __slots__ = ("is_kept", "locks", "node", "num_uses", "position", "slot")
 
     def __init__(self, node: Node, position: int, slot: int) -> None:
         self.node = node
         self.position = position
         self.slot = slot
         self.locks = 0
+        self.num_uses = 0
         # False: its tokens left the tree or it was dropped; the slot is freed with the last lock
         self.is_kept = True
 
@@ -47,14 +65,24 @@ class StateSnapshots:
         self._order: OrderedDict[StateSnapshot, None] = OrderedDict()
         """Those that are kept, the one used least recently first ..."""
         self._unused: OrderedDict[StateSnapshot, None] = OrderedDict()
-        """... but for these, which were left on the way: the oldest first."""
+        """... but for these, which were left on the way: the oldest first ..."""
+        self._passed: OrderedDict[StateSnapshot, None] = OrderedDict()
+        """... these, from which one sequence went on ..."""
+        self._common: OrderedDict[StateSnapshot, None] = OrderedDict()
+        """... and these, which several have in common."""
+        self._tails: dict[Node, None] = {}
+        """Nodes that may have pages behind their last snapshot."""
         self._dropped: set[StateSnapshot] = set()
         """Those that are only locked."""
         self.num_evicted = 0
 
     @property
     def num_kept(self) -> int:
-        return len(self._order) + len(self._unused)
+        return sum(map(len, self._queues))
+
+    @property
+    def _queues(self) -> tuple[OrderedDict[StateSnapshot, None], ...]:
+        return self._unused, self._passed, self._order, self._common
 
     def last(self, node: Node, length: int) -> StateSnapshot | None:
         """The last snapshot of the path to `node` at or before position `length`."""
@@ -66,9 +94,9 @@ class StateSnapshots:
             walk = walk.parent
         return None
 
-    def put(self, node: Node, position: int, slot: int, on_the_way: bool = False) -> StateSnapshot:
+    def put(self, node: Node, position: int, slot: int, kind: Left = Left.END) -> StateSnapshot:
         """A snapshot at `position` of the path to `node`, which has none there. `slot` is the
-        tree's from now on. `on_the_way`: nobody is known to part or to have ended there.
+        tree's from now on.
         """
         while position <= node.begin and node.parent is not None:
             node = node.parent
@@ -78,14 +106,28 @@ class StateSnapshots:
         beside = self._of.setdefault(node, [])
         beside.append(made)
         beside.sort(key=lambda one: one.position)
-        (self._unused if on_the_way else self._order)[made] = None
+        (self._unused if kind is Left.ON_THE_WAY else self._order)[made] = None
+        if kind is Left.WHERE_OTHERS_PART:
+            made.num_uses = 1
         return made
 
     def use(self, snapshot: StateSnapshot) -> None:
         """It was used just now."""
-        self._unused.pop(snapshot, None)
-        self._order[snapshot] = None
-        self._order.move_to_end(snapshot)
+        snapshot.num_uses += 1
+        for queue in self._queues:
+            queue.pop(snapshot, None)
+        if snapshot.num_uses == 1:
+            self._order[snapshot] = None
+            return
+        self._common[snapshot] = None
+        if len(self._common) > self.slots.num_pages // 2:
+            self._order[self._common.popitem(last=False)[0]] = None
+
+    def passed(self, snapshot: StateSnapshot) -> None:
+        """Whoever used it last has a state of its own behind it now."""
+        if snapshot.is_kept and snapshot.num_uses == 1:
+            self._order.pop(snapshot, None)
+            self._passed[snapshot] = None
 
     def lock(self, snapshot: StateSnapshot) -> None:
         """Its slot keeps its contents until `unlock`. Locks are counted."""
@@ -98,13 +140,15 @@ class StateSnapshots:
             self._dropped.discard(snapshot)
             self.slots.free([snapshot.slot])
 
-    def take_slot(self) -> int | None:
-        """A slot for the caller; a snapshot that nobody holds is evicted for it. None: all are in
-        use.
+    def take_slot(self, kind: Left = Left.END) -> int | None:
+        """A slot, to be left for that reason; a snapshot that nobody holds is evicted
+        for it, for one on the way only such that is worth no more. None: there is none.
         """
         taken = self.slots.allocate(1)
         if taken is None:
-            victim = self._victim()
+            victim = self._least_used()
+            if victim is None and kind is not Left.ON_THE_WAY:
+                victim = self._victim()
             if victim is None:
                 return None
             self.num_evicted += 1
@@ -113,13 +157,19 @@ class StateSnapshots:
             assert taken is not None, "the victim was not locked"
         return taken[0]
 
-    def _victim(self) -> StateSnapshot | None:
+    def _least_used(self) -> StateSnapshot | None:
         for one in self._unused:
             if not one.locks:
                 return one
+        for one in self._passed:  # a pin is that of the branch that went on
+            if not one.locks and one.node.pins_here <= 1:
+                return one
+        return None
+
+    def _victim(self) -> StateSnapshot | None:
         spared: list[StateSnapshot] = []
         victim = None
-        for one in self._order:
+        for one in chain(self._passed, self._order, self._common):
             if one.locks:
                 continue
             if not one.node.pins_here or len(spared) == MOST_SPARED:
@@ -129,7 +179,8 @@ class StateSnapshots:
         if victim is None:
             return spared[0] if spared else None
         for one in spared:
-            self._order.move_to_end(one)
+            if one in self._order:
+                self._order.move_to_end(one)
         return victim
 
     def drop(self, snapshot: StateSnapshot) -> None:
@@ -140,18 +191,35 @@ class StateSnapshots:
         beside.remove(snapshot)
         if not beside:
             del self._of[snapshot.node]
-        self._order.pop(snapshot, None)
-        self._unused.pop(snapshot, None)
+        for queue in self._queues:
+            queue.pop(snapshot, None)
+        self._tails[snapshot.node] = None
         snapshot.is_kept = False
         if snapshot.locks:
             self._dropped.add(snapshot)
         else:
             self.slots.free([snapshot.slot])
 
+    def useless_tail(self, page_size: int) -> tuple[Node, int] | None:
+        """A leaf that could be evicted, and how many pages it has behind its last snapshot."""
+        for node in list(self._tails):
+            if node.alive and node.locks:
+                continue  # looked at again when it is not
+            if node.alive and node.parent is not None and not node.children:
+                beside = self._of.get(node)
+                kept = 0
+                if beside is not None:
+                    kept = -(-beside[-1].position // page_size) - node.begin // page_size
+                if len(node.pages) > kept:
+                    return node, len(node.pages) - kept
+            del self._tails[node]
+        return None
+
     # -- as a watcher of the tree
 
     def added(self, leaf: Node) -> None:
         """A new leaf has no snapshots."""
+        self._tails[leaf] = None
 
     def was_split(self, upper: Node, lower: Node) -> None:
         """Snapshots go where their positions are."""
@@ -171,10 +239,14 @@ class StateSnapshots:
         for one in list(self._of.get(node, ())):
             if one.position > node.end:
                 self.drop(one)
+        self._tails[node] = None
 
     def removed(self, node: Node) -> None:
         for one in list(self._of.get(node, ())):
             self.drop(one)
+        self._tails.pop(node, None)
+        if node.parent is not None:
+            self._tails[node.parent] = None
 
     def check(self, taken: Iterable[int]) -> None:
         """All invariants; `taken` are the slots of callers. Raises AssertionError."""
@@ -187,7 +259,8 @@ class StateSnapshots:
             assert positions[-1] <= node.end, f"a snapshot lies behind {node}"
             assert all(one.node is node and one.is_kept for one in beside), "it knows its node"
             kept += beside
-        assert set(kept) == {*self._order, *self._unused}, "the order has the kept ones"
+        ordered = set().union(*self._queues)
+        assert set(kept) == ordered, "the order has the kept ones"
         assert len(kept) == self.num_kept, "each has one place in the order"
         assert all(one.locks and not one.is_kept for one in self._dropped), "dropped and locked"
         self.slots.check([*(one.slot for one in [*kept, *self._dropped]), *taken])

@@ -226,6 +226,9 @@ class RadixTree:
         self._audit = PartialAudit(page_size, self._refs)
         self.on_evict: Callable[[Node, int], object] | None = None
         """Told of a leaf, and how many pages at its end are evicted next, while it has them all."""
+        self.useless_tail: Callable[[int], tuple[Node, int] | None] | None = None
+        """Names a leaf that is not locked, and how many pages at its end are of no use, if it knows
+        one, for pages of that size: they go first."""
 
     @property
     def watcher(self) -> TreeWatcher | None:
@@ -388,12 +391,17 @@ class RadixTree:
         """
         freed = 0
         while freed < count:
-            node = self._refs.order.next_victim()
-            if node is None:
-                break
+            tail = self.useless_tail and self.useless_tail(self._page_size)
+            if tail:
+                node, most = tail[0], min(tail[1], count - freed)
+            else:
+                victim, most = self._refs.order.next_victim(), count - freed
+                if victim is None:
+                    break
+                node = victim
             if self.on_evict is not None:
-                self.on_evict(node, min(count - freed, len(node.pages)))
-            freed += self._shape.evict_from(node, count - freed)
+                self.on_evict(node, min(most, len(node.pages)))
+            freed += self._shape.evict_from(node, most)
         return freed
 
     def give_up(self, node: Node, begin: int) -> int:

@@ -121,7 +121,6 @@ def _state_rows(states: RowStates) -> list[StateRow]:
     for index, row in enumerate(made):
         behind = writers.get(row.source, -1)
         assert behind <= index, "a state is read before it is written"
-        assert behind < index or row.source == row.targets[-1][0], "a row's own slot is read"
     return made
 
 

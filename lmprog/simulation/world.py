@@ -67,7 +67,7 @@ class Scenario:
     right_drafts: float = 0.0
     """Chance that a drafted token is what the model finds likeliest."""
     states: StatePool | None = None
-    """Of a model with recurrent layers, without drafts, second tier and steps ahead."""
+    """Of a model with recurrent layers, without second tier and steps ahead."""
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -112,9 +112,7 @@ def with_states(scenario: Scenario, dice: random.Random) -> Scenario:
     if dice.random() >= 0.25:
         return scenario
     pool = StatePool(dice.choice([2, 3, 5, 12, 60, 400]), dice.choice([1, 8, 40, 1000]))
-    scheduler = replace(scenario.scheduler, speculation="off")
-    plain = replace(scenario, num_handles=0, right_drafts=0.0, is_ahead=False)
-    return replace(plain, scheduler=scheduler, states=pool)
+    return replace(scenario, num_handles=0, is_ahead=False, states=pool)
 
 
 class SimChannel:

@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.chat_admission import Case, ChatRun, Pressure, table, verdicts
-from benchmarks.virtual_time import Outcome, outcome
+from benchmarks.virtual_time import (
+    CONFIG,
+    PAGE,
+    Outcome,
+    QueueRun,
+    Request,
+    outcome,
+    random_tokens,
+)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_program_that_lost_its_place_finds_its_pages_if_nobody_needed_them(seed: int) -> None:
     """Short answers and long pauses: machine and half the memory would do for all."""
     assert outcome("programs that fit", seed, 8, 100.0, 0.5, 0.25).hits > 0.97
+
+
+@pytest.mark.parametrize(("answer", "think"), [(8, 10.0), (384, 0.0)])
+def test_chats_with_recurrent_states_compute_hardly_more_than_without(
+    answer: int, think: float
+) -> None:
+    """States take 15 % of memory, each as much as 32 tokens: of chats of 400 and 800 tokens."""
+    plain, found = (
+        [outcome(name, seed, answer, think, 0.5, 0.25) for seed in range(3)]
+        for name in ("programs that fit", "programs that fit, states of 32")
+    )
+    computed, bound = (sum(one.computed for one in runs) for runs in (found, plain))
+    assert computed <= 1.02 * bound
+    hits, possible = (sum(one.hits for one in runs) for runs in (found, plain))
+    assert hits >= 0.97 * possible
+
+
+def test_questions_with_recurrent_states_find_the_examples_that_they_share() -> None:
+    """Ten headers, thirty questions to each in any order, in half the memory that they need."""
+    computed, least = 0, 0
+    for seed in range(3):
+        dice = random.Random(seed)
+        heads = [random_tokens(dice, dice.randrange(75, 384)) for _ in range(10)]
+        own = [random_tokens(dice, dice.randrange(15, 45)) for _ in range(300)]
+        tokens = [heads[number % 10] + one for number, one in enumerate(own)]
+        dice.shuffle(tokens)
+        num_distinct = sum(map(len, heads)) + sum(map(len, own))
+        config = replace(CONFIG, num_pages=num_distinct // 2 // PAGE)
+        run = QueueRun(config, state=16)
+        run.run([Request(0.05 * at, "", one, 1) for at, one in enumerate(tokens)])
+        computed, least = computed + run.num_computed, least + num_distinct
+    assert computed <= 1.1 * least
 
 
 @pytest.mark.parametrize("admission", ["programs", "unlimited"])

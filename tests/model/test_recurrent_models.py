@@ -4,6 +4,7 @@ preempted; and what their states do not allow is refused."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Items
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from lmprog.runtime.engine.torch_engine.engine import TorchEngine
 from lmprog.runtime.engine.torch_engine.fallback import RECURRENT as KNOWN
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.model_report import model_report
+from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.sequence import Sequence
@@ -71,10 +73,11 @@ def rig_of(
 ) -> Rig:
     fields: dict[str, Any] = {"page_size": 16, "num_pages": 256, **config}
     preempt_every = fields.pop("preempt_every", 0)
+    context = fields.pop("context_len", 512)
     pool = StatePool(num_slots, every)
     engine = engine_of(made.folder, fields["page_size"], kind)
     sampler = NativeSampler(engine) if isinstance(engine, NativeEngine) else TorchSampler()
-    return Rig(SchedulerConfig(**fields), 512, preempt_every, engine, sampler, pool)
+    return Rig(SchedulerConfig(**fields), context, preempt_every, engine, sampler, pool)
 
 
 def answers(rig: Rig, at_once: int) -> list[Sequence]:
@@ -199,6 +202,44 @@ def test_the_cache_never_changes_the_answer(name: str, kind: str, case: str, jud
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_long_prompts_in_chunks_and_in_company_generate_what_transformers_does(
+    name: str, kind: str, judged: Judge
+) -> None:
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    dice = random.Random(8)
+    base = [dice.randrange(VOCABULARY) for _ in range(3000)]
+    rig = rig_of(made, kind, max_chunk=190, context_len=4096)
+    lengths = (40, 1100, 1101, 3000)  # each begins with the one before
+    several = [rig.gen([*base[:length], 7], 3, GREEDY) for length in lengths]
+    rig.run()
+    assert_as_transformers(made, several)
+    assert rig.scheduler.stats.computed_tokens < 3100, "what is common is computed once"
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_drafts_never_change_the_answer(name: str, kind: str, judged: Judge) -> None:
+    """Guesses that are right, wrong, or wrong in the middle."""
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    texts = [list(one.tokens) for one in answers(rig_of(made, kind, speculation="off"), at_once=12)]
+    dice = random.Random(5)
+
+    def guess(tokens: Items[int], most: int, evidence: int) -> Guess:
+        known = list(tokens)
+        text = next(one for one in texts if one[: len(known)] == known)
+        found = text[len(known) :][: dice.randrange(5)][:most]
+        if found and dice.random() < 0.5:
+            found[dice.randrange(len(found))] ^= 1
+        return Guess(found)
+
+    rig = rig_of(made, kind, speculation="always")
+    assert rig.scheduler.drafting is not None
+    rig.scheduler.drafting.source = guess
+    assert_as_transformers(made, answers(rig, at_once=12))
+    stats = rig.scheduler.stats
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_forks_answer_as_if_each_were_alone_and_compute_only_their_own(
     name: str, kind: str, judged: Judge
 ) -> None:
@@ -224,8 +265,6 @@ def test_a_kind_of_layer_that_is_not_computed_is_refused_by_name(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"scheduler": SchedulerConfig(speculation="always")}, "do not go back behind a wrong"),
-        ({"draft_model": "nano"}, "do not go back behind a wrong"),
         ({"kv_events": "tcp://127.0.0.1:5557"}, "do not say where their states"),
         ({"lora": ("a=b",)}, "computes (no )?adapters"),
         ({"kv_disk_mb": 10}, "states have no second tier"),
@@ -253,7 +292,7 @@ def test_a_family_that_is_not_native_has_what_torch_has(
 @pytest.mark.parametrize(
     ("name", "state", "says"),
     [
-        ("olmo_hybrid", "warn", "transformers, with recurrent layers (without drafts"),
+        ("olmo_hybrid", "warn", "transformers, with recurrent layers (without adapters"),
         ("lfm2", "ok", "native; "),
     ],
 )

@@ -139,7 +139,7 @@ MEMORY_MUTANTS = [
         "evict frees more of a leaf than asked",
         "radix",
         _RADIX + "tree.py",
-        "self._shape.evict_from(node, count - freed)",
+        "self._shape.evict_from(node, most)",
         "self._shape.evict_from(node, count)",
     ),
     Mutant(

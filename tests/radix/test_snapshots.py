@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from lmprog.radix import Node, PageAllocator, RadixTree
-from lmprog.radix.snapshots import StateSnapshots
+from lmprog.radix.snapshots import Left, StateSnapshots
 
 PAGE_SIZE = 4
 
@@ -19,6 +19,7 @@ class Kept:
         self.pages = PageAllocator(64)
         self.tree = RadixTree(PAGE_SIZE, self.pages)
         self.snapshots = self.tree.watcher = StateSnapshots(num_slots)
+        self.tree.useless_tail = self.snapshots.useless_tail
 
     def insert(self, *tokens: int) -> Node:
         count = -(-len(tokens) // PAGE_SIZE)
@@ -113,13 +114,66 @@ def test_what_was_left_on_the_way_and_never_used_goes_first() -> None:
     for position in (4, 6):
         slot = kept.snapshots.take_slot()
         assert slot is not None
-        kept.snapshots.put(node, position, slot, on_the_way=True)
+        kept.snapshots.put(node, position, slot, Left.ON_THE_WAY)
         slots.append(slot)
     found = kept.snapshots.last(node, 4)
     assert found is not None
     kept.snapshots.use(found)
     kept.check()
     assert [kept.snapshots.take_slot() for _ in range(3)] == [slots[2], slots[0], slots[1]]
+
+
+def test_from_what_one_went_on_goes_before_ends_and_what_several_have_in_common_last() -> None:
+    kept = Kept(num_slots=4)
+    slots = {}
+    for start in (10, 20, 30, 40):
+        node = kept.insert(start, start + 1)
+        slots[start] = kept.put(node, 2)
+        found = kept.snapshots.last(node, 2)
+        assert found is not None
+        for _ in range({20: 1, 30: 2}.get(start, 0)):
+            kept.snapshots.use(found)
+            kept.snapshots.passed(found)
+    kept.check()
+    assert [kept.snapshots.take_slot() for _ in range(4)] == [slots[at] for at in (20, 10, 40, 30)]
+
+
+def test_where_one_went_on_and_others_stand_is_evicted_when_nothing_else_is_left() -> None:
+    kept = Kept(num_slots=1)
+    node = kept.insert(1, 2, 3)
+    slot = kept.put(node, 3)
+    found = kept.snapshots.last(node, 3)
+    assert found is not None
+    kept.snapshots.use(found)
+    kept.snapshots.passed(found)
+    kept.tree.pin(node)
+    kept.tree.pin(node)
+    assert kept.snapshots.take_slot(Left.ON_THE_WAY) is None
+    assert kept.snapshots.take_slot() == slot
+
+
+def test_what_is_left_on_the_way_takes_no_slot_of_an_end() -> None:
+    kept = Kept(num_slots=1)
+    kept.put(kept.insert(1, 2, 3), 3)
+    assert kept.snapshots.take_slot(Left.ON_THE_WAY) is None
+    assert kept.snapshots.take_slot() is not None
+
+
+def test_pages_behind_the_last_snapshot_of_a_leaf_are_evicted_first() -> None:
+    kept = Kept()
+    first = kept.insert(*range(12))
+    kept.put(first, 12)
+    barren, cut = kept.insert(*range(20, 32)), kept.insert(*range(40, 52))
+    kept.put(cut, 6)
+    assert kept.tree.evict(4) == 4
+    assert kept.last(first, 12) is not None, "used least recently, and every token is of use"
+    assert not barren.alive
+    assert cut.end == 8
+    assert kept.snapshots.useless_tail(PAGE_SIZE) is None, "the page of its snapshot stays"
+    assert kept.tree.evict(1) == 1
+    assert first.alive
+    assert kept.tree.evict(2) == 2, "what is left of it is of no use without its end"
+    kept.check()
 
 
 def test_the_audit_finds_a_snapshot_that_lost_its_place() -> None:

@@ -71,7 +71,7 @@ def test_programs_give_what_they_give_without_a_cache(
     plain = values(folder, share=False)
     assert plain[0] == plain[2] != plain[1]
     assert values(folder) == plain
-    assert values(folder, num_pages=24, token_budget=32) == plain
+    assert values(folder, num_pages=24, token_budget=32, speculation="always") == plain
     monkeypatch.setattr(resolution, "STATES_OF_MEMORY", 1e-9)
     monkeypatch.setattr(resolution, "FEWEST_STATES", 3)
     assert values(folder) == plain

@@ -3,12 +3,16 @@ changes with any wrong state."""
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ModelError
+from lmprog.runtime.scheduling.drafting import Guess, decoding_kind, num_again
+from lmprog.runtime.scheduling.plan import Plan, RowDraft
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.sequence import Sequence
 from tests.runtime.rig import Rig, expected
@@ -126,6 +130,67 @@ def test_whoever_finds_no_slot_waits_for_one() -> None:
     rig.run()
     assert right(rig, *several)
     assert max(len(plan.rows) for plan in rig.plans) <= 3
+
+
+def drafting_rig(guesses: list[list[int]], num_slots: int = 32) -> Rig:
+    """Each guess is tried in its turn."""
+    rig = rig_of(num_slots, speculation="always", share=False)
+    assert rig.scheduler.drafting is not None
+    rig.scheduler.drafting.source = lambda tokens, most, evidence: Guess(
+        guesses.pop(0)[:most] if guesses else ()
+    )
+    return rig
+
+
+def test_after_a_right_draft_the_state_is_the_one_behind_it() -> None:
+    right_ones = expected(PROMPT, 8)
+    rig = drafting_rig([right_ones[:2]])
+    only = rig.gen(PROMPT, 8)
+    rig.run()
+    assert right(rig, only)
+    assert computed(rig)[:2] == [[(0, 42)], [(42, 43)]]
+
+
+def test_after_a_wrong_draft_what_was_right_is_computed_again_from_the_state_before_it() -> None:
+    first, second, third = expected(PROMPT, 3)
+    rig = drafting_rig([[first, second + 1], [third + 1]])
+    only = rig.gen(PROMPT, 8)
+    rig.run()
+    assert right(rig, only)
+    assert computed(rig)[:3] == [[(0, 42)], [(40, 43)], [(42, 43)]]
+    assert only.group.computed == 40 + 7 + 1
+
+
+def test_what_is_computed_again_counts_as_a_cost_of_drafts() -> None:
+    drafts = {row: RowDraft(array("i", range(4)), (1, 2, 1)) for row in range(3)}
+    assert num_again(drafts, {0: 2, 1: 3}) == 3, "of the first; the second is right, no third is"
+    booked = []
+    for states in (StatePool(32, 1000), None):
+        rig = Rig(SchedulerConfig(page_size=4, num_pages=200, speculation="auto"), states=states)
+        only = rig.gen(PROMPT, 8)
+        while only.computed < 41:
+            rig.step()
+        row = rig.plans[-1].rows[0]
+        drafting = rig.scheduler.drafting
+        assert drafting is not None
+        kind = decoding_kind([row])
+        assert kind is not None
+        for _ in range(3):
+            drafting.costs.observe_plain(kind, 1.0)
+        with patch.object(drafting.accounts, "book") as book:
+            longer = row._replace(end=row.end + 4, tokens=row.tokens + drafts[0].tokens)
+            drafting.observe(Plan((longer,), drafts={0: drafts[0]}), {0: 2}, 2.0)
+        booked.append(book.call_args.args[2] - 3 * drafting.costs.ratio(kind) * bool(states))
+        assert drafting.costs.ratio(kind) > 0.0
+    assert booked[0] == pytest.approx(booked[1])
+
+
+def test_without_a_slot_that_nobody_needs_nothing_is_drafted() -> None:
+    rig = drafting_rig([[1, 2]], num_slots=2)
+    several = [rig.gen([token, *PROMPT], 4) for token in range(2)]
+    rig.run()
+    assert right(rig, *several)
+    assert not rig.scheduler.stats.drafted_tokens
 
 
 @pytest.mark.parametrize("every", [1, 5, 1000])

@@ -249,6 +249,30 @@ def slots_of_states_leak(patch: Patch) -> None:
     patch.setattr(RecurrentStates, "release", release)
 
 
+def a_wrong_draft_keeps_its_state(patch: Patch) -> None:
+    original = RecurrentStates.settle
+
+    def settle(self: RecurrentStates) -> None:
+        ends = dict(self._rows)
+        for sequence in self._drafted:
+            if sequence.computed and sequence.recurrent in ends:
+                sequence.computed = ends[sequence.recurrent]
+        original(self)
+
+    patch.setattr(RecurrentStates, "settle", settle)
+
+
+def the_state_before_a_draft_is_not_left(patch: Patch) -> None:
+    original = RecurrentStates.finish
+
+    def finish(self: RecurrentStates, rows: Any) -> Any:
+        made = original(self, rows)
+        slots = {own.slot for own, _ in self._rows}
+        return made._replace(snapshots=tuple(one for one in made.snapshots if one[2] not in slots))
+
+    patch.setattr(RecurrentStates, "finish", finish)
+
+
 BUGS: list[Callable[[Patch], None]] = [
     a_shared_page_is_written,
     copies_are_forgotten,
@@ -280,6 +304,8 @@ BUGS: list[Callable[[Patch], None]] = [
     states_do_not_move_when_nodes_are_split,
     a_failed_step_leaves_its_states,
     slots_of_states_leak,
+    a_wrong_draft_keeps_its_state,
+    the_state_before_a_draft_is_not_left,
 ]
 RARE = {drafts_run_past_a_stop: (147,)}
 """Where a bug that few worlds show was found first: these are tried before the others."""

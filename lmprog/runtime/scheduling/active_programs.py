@@ -257,6 +257,11 @@ class ActivePrograms:
     def __len__(self) -> int:
         return len(self._active)
 
+    @property
+    def num_states(self) -> int:
+        """Sequences of the active programs that run, and one for each program that pauses."""
+        return sum(max(1, place.num_running) for place in self._active.values())
+
     def is_active(self, number: int) -> bool:
         return number in self._active
 

@@ -330,7 +330,8 @@ class ProgramAdmission:
         growth = self._growth.plus(programs.growth_of(sequence))
         kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
         missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
-        if missing > 0.0:
+        no_slots = self._missing_slots(sequence)
+        if missing > 0.0 or no_slots > 0:
             paused = programs.replaceable(len(running), now, force=is_overdue)
             losers = []
             for place in paused:
@@ -338,21 +339,32 @@ class ProgramAdmission:
                 rest = growth.plus(programs.growth_of_paused(place), -1)
                 missing -= (place.size + growth.most - rest.most) / size
                 growth = rest
-                if missing <= 0.0:
+                no_slots -= 1
+                if missing <= 0.0 and no_slots <= 0:
                     break
             # An idle machine takes a program that does not fit, if nobody who pauses is waited for.
             may_exceed = is_overdue or (not running and (losers or not len(programs)))
-            may_exceed = may_exceed or programs.is_worth_exceeding(
-                sequence, missing * size, len(running)
+            may_exceed = may_exceed or (
+                no_slots <= 0
+                and programs.is_worth_exceeding(sequence, missing * size, len(running))
             )
-            if missing > 0.0 and not may_exceed:
-                self._missing = missing
+            if (missing > 0.0 or no_slots > 0) and not may_exceed:
+                self._missing = max(1.0, missing)
                 memory.tables.detach(sequence)
                 return False
             for place in losers:
                 self.lose_place(place.number, is_kept=True)
         self._growth = growth
         return True
+
+    def _missing_slots(self, sequence: Sequence) -> int:
+        """How many slots are lacking for recurrent states, of which each program in memory needs
+        one: that of a sequence that runs, or the snapshot to go on from.
+        """
+        states, programs = self._memory.tables.states, self._programs
+        if states is None or programs.is_active(programs.number_of(sequence)):
+            return 0
+        return programs.num_states + 1 - states.num_lasting
 
 
 class RunningSequences:

@@ -466,6 +466,8 @@ class Drafting:
                 costs.observe_plain(kind, seconds - looked)
         elif usual is not None and not has_forced:
             num_steps = costs.observe(kind, num_drafted, seconds - looked) + looked / usual
+            if self._memory.tables.states is not None:
+                num_steps += num_again(drafts, accepted) * costs.ratio(kind) / kind.num_rows
             paces = [
                 _record(row.sequence).see_step(accepted.get(index, 0))
                 for index, row in enumerate(plan.rows)
@@ -513,7 +515,15 @@ class Drafting:
         needed = memory.tables.pages_after(row, len(drafted.tokens))
         if needed > memory.pages.num_free:
             memory.stats.evicted_pages += memory.tree.evict(needed - memory.pages.num_free)
-        return needed <= memory.pages.num_free
+        return needed <= memory.pages.num_free and memory.tables.may_draft(row)
+
+
+def num_again(drafts: Mapping[int, RowDraft], accepted: Mapping[int, int]) -> int:
+    """Tokens that a model with recurrent states computes again with the next rows: the right ones
+    before a wrong one.
+    """
+    right = [(one.lengths, accepted.get(row, 0)) for row, one in drafts.items()]
+    return sum(sum(lengths[:count]) for lengths, count in right if count < len(lengths))
 
 
 def _record(sequence: Sequence) -> DraftRecord:

@@ -271,6 +271,10 @@ class PageTables:
         """The free pages that `lengthen` takes for `count` more tokens."""
         return max(0, -(-(row.end + count) // self._page_size) - len(row.sequence.pages))
 
+    def may_draft(self, row: Row) -> bool:
+        """Whether there is room for a recurrent state behind drafted tokens of `row`."""
+        return self.states is None or self.states.may_draft(row)
+
     def lengthen(self, row: Row, drafted: array[int]) -> Row:
         """`row` with drafted tokens after its own, in pages of the sequence's own. `pages_after`
         pages must be free.

@@ -100,7 +100,8 @@ class PlanStates(NamedTuple):
     """Of each row: the slot that its state is read from, -1 for the state before the first token,
     and the slot that it is written to."""
     snapshots: tuple[tuple[int, int, int], ...]
-    """A row, after how many of its tokens, and the slot that its state is written to as well."""
+    """A row, after how many of its tokens, and the slot that its state is written to as well: of a
+    row with drafts the slot that it was read from."""
 
 
 @dataclass(frozen=True, slots=True)

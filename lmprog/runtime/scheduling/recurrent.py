@@ -12,6 +12,10 @@ tokens of it, where the tree's tokens end that others had computed, and where a 
 preempted, which gives its own slot to the tree. Without a snapshot at the end of a known prefix a
 row begins at the last one before it.
 
+A row with drafted tokens leaves the state behind its known tokens in the sequence's slot, and that
+behind all of them in another one. That is the sequence's where all drafts were right; else what was
+right is computed again with the next row.
+
 Knows the tree's snapshots and sequences; knows no contents of a slot and no pages.
 """
 
@@ -21,9 +25,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from lmprog.radix import Match, Node, RadixTree
-from lmprog.radix.snapshots import StateSnapshot, StateSnapshots
+from lmprog.radix.snapshots import Left, StateSnapshot, StateSnapshots
 from lmprog.runtime.scheduling.plan import PlanStates, Row
 from lmprog.runtime.scheduling.sequence import NOTHING, OwnState, Sequence
+
+SPARE_SLOTS = 2
+"""Slots that no program in memory has for itself."""
 
 
 class StatePool(NamedTuple):
@@ -41,15 +48,25 @@ class RecurrentStates:
         """`is_shared`: whether sequences look for what they share in the tree."""
         assert pool.num_slots >= 2, "one slot is a sequence's, another the snapshot it begins from"
         self.snapshots = tree.watcher = StateSnapshots(pool.num_slots)
+        tree.useless_tail = self.snapshots.useless_tail
         self._tree = tree
         self._is_shared = is_shared
         self._every = pool.every
         self._rows: list[tuple[OwnState, int]] = []
         """Of the step: whose state each row writes, and where it ends."""
+        self._drafted: dict[Sequence, tuple[int, int]] = {}
+        """Sequences with drafts: where the known tokens end; a slot for the state behind all."""
         self._left: list[tuple[int, int, int]] = []
         """Snapshots of the step: the row, after how many of its tokens, the slot."""
         self._held: list[StateSnapshot] = []
         """The same, which stay locked until the step is over."""
+
+    @property
+    def num_lasting(self) -> int:
+        """Slots for states that programs in memory go on from; the others are for rows of a step
+        that read one and write another, and for what they leave on their way.
+        """
+        return max(1, self.snapshots.slots.num_pages - SPARE_SLOTS)
 
     # --- the step being planned
 
@@ -57,14 +74,16 @@ class RecurrentStates:
         """Another step is planned; the last one is over."""
         for one in self._held:
             self.snapshots.unlock(one)
+        self.snapshots.slots.free(slot for _, slot in self._drafted.values())
         self._held.clear()
         self._left.clear()
         self._rows.clear()
+        self._drafted.clear()
 
     def finish(self, rows: Iterable[Row]) -> PlanStates:
         """Where the states of the rows come from and go."""
         slots: list[tuple[int, int]] = []
-        for sequence, _, start, end, _, _ in rows:
+        for index, (sequence, _, start, end, _, _) in enumerate(rows):
             own = sequence.recurrent
             assert own is not None, "a running sequence owns a slot"
             source = NOTHING
@@ -74,14 +93,31 @@ class RecurrentStates:
                 assert own.source is not None, f"there is no state behind {start} tokens"
                 assert own.source.position == start, f"there is no state behind {start} tokens"
                 source = own.source.slot
-            slots.append((source, own.slot))
+            target = own.slot
+            if sequence in self._drafted:
+                known, target = self._drafted[sequence]
+                self._left.append((index, known - start, own.slot))
+            slots.append((source, target))
             self._rows.append((own, end))
         return PlanStates(tuple(slots), tuple(self._left))
 
     def settle(self) -> None:
-        """The step's rows are computed."""
-        for own, end in self._rows:
+        """The step's rows are computed, and it is known which drafts were right."""
+        ends = dict(self._rows)
+        for sequence, (known, slot) in self._drafted.items():
+            own = sequence.recurrent
+            if own not in ends:
+                continue  # it runs no more
+            if sequence.computed == ends[own]:
+                self._drafted[sequence] = known, own.slot
+                own.slot = slot
+            else:
+                ends[own] = known
+                sequence.computed = min(sequence.computed, known)
+        for own, end in ends.items():
             own.at = end
+            if own.source is not None:
+                self.snapshots.passed(own.source)
             self._let_go(own)
         self.begin()
 
@@ -100,7 +136,9 @@ class RecurrentStates:
         found = self.snapshots.last(match.node, match.length)
         if found is not None and found.position == match.length:
             return match
-        if writer is not None and self._leave(match.node, match.length, writer):
+        if writer is not None and self._leave(
+            match.node, match.length, writer, Left.WHERE_OTHERS_PART
+        ):
             return match
         node, length = match.node, 0 if found is None else found.position
         while length <= node.begin and node.parent is not None:
@@ -133,6 +171,15 @@ class RecurrentStates:
             own.slot = slot
         return True
 
+    def may_draft(self, row: Row) -> bool:
+        """Whether there is a slot for the state behind drafted tokens of `row`, which has none yet;
+        it is taken.
+        """
+        slot = self.snapshots.take_slot(Left.ON_THE_WAY)
+        if slot is not None:
+            self._drafted[row.sequence] = row.end, slot
+        return slot is not None
+
     def is_discarded(self, sequence: Sequence) -> bool:
         """What it was to begin from was never computed."""
         own = sequence.recurrent
@@ -161,21 +208,19 @@ class RecurrentStates:
         regular = range(start - start % self._every + self._every, end + 1, self._every)
         for position in sorted({*regular, own.fork, sequence.logits_from}):
             if start < position <= known.length:
-                on_the_way = position != own.fork
-                self._leave(known.node, position, (row, position - start), on_the_way)
+                kind = Left.WHERE_OTHERS_PART if position == own.fork else Left.ON_THE_WAY
+                self._leave(known.node, position, (row, position - start), kind)
         own.fork = NOTHING
 
-    def _leave(
-        self, node: Node, position: int, writer: tuple[int, int], on_the_way: bool = False
-    ) -> bool:
+    def _leave(self, node: Node, position: int, writer: tuple[int, int], kind: Left) -> bool:
         """A row leaves a snapshot after so many of its tokens; False: there is no slot."""
         found = self.snapshots.last(node, position)
         if found is not None and found.position == position:
             return True
-        slot = self.snapshots.take_slot()
+        slot = self.snapshots.take_slot(kind)
         if slot is None:
             return False
-        made = self.snapshots.put(node, position, slot, on_the_way)
+        made = self.snapshots.put(node, position, slot, kind)
         self.snapshots.lock(made)
         self._held.append(made)
         self._left.append((*writer, slot))
@@ -209,4 +254,4 @@ class RecurrentStates:
         owned = [one.recurrent for one in running]
         taken = [own.slot for own in owned if own is not None]
         assert len(taken) == len(owned), "a running sequence owns a slot"
-        self.snapshots.check(taken)
+        self.snapshots.check([*taken, *(slot for _, slot in self._drafted.values())])

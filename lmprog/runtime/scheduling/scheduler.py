@@ -254,7 +254,7 @@ class Scheduler:
     ) -> None:
         """Without a clock, time is counted in work: one second for a step and for each token. With
         a store, evicted pages go to a second tier. `states` has those of a model with recurrent
-        layers, which has neither a second tier nor drafts.
+        layers, which has no second tier.
         """
         assert config.num_pages > 0, "the engine says how many pages there are"
         self.config = config
@@ -291,8 +291,7 @@ class Scheduler:
             self.costs,
             step_seconds if clock else None,
         )
-        may_draft = config.speculation != "off" and states is None
-        self.drafting = self._drafting() if may_draft else None
+        self.drafting = self._drafting() if config.speculation != "off" else None
         self.step = 0
         self._step_began = 0.0
 

@@ -245,7 +245,7 @@ def computed_by(folder: Path | None) -> str:
 
     config = foreign_config(folder)
     if config.model_type in RECURRENT:
-        return "transformers, with recurrent layers (without drafts, adapters and a second tier)"
+        return "transformers, with recurrent layers (without adapters and a second tier)"
     return "transformers"
 
 
