@@ -22,11 +22,17 @@ Schema: TypeAlias = bool | dict[str, Json]
 
 _DATA = frozenset(["const", "enum", "default", "examples"])
 _NAMED = frozenset(
-    "properties patternProperties dependentSchemas definitions $defs dependencies bundled".split()
+    [
+        *("properties", "patternProperties", "dependentSchemas", "dependencies"),
+        *("definitions", "$defs", "bundled"),
+    ]
 )
 _APPLYING = frozenset(
-    "items additionalItems prefixItems contains unevaluatedItems additionalProperties "
-    "unevaluatedProperties propertyNames contentSchema if then else allOf anyOf oneOf not".split()
+    [
+        *("items", "additionalItems", "prefixItems", "contains", "unevaluatedItems"),
+        *("additionalProperties", "unevaluatedProperties", "propertyNames", "contentSchema"),
+        *("if", "then", "else", "allOf", "anyOf", "oneOf", "not"),
+    ]
 )
 """The keywords with schemas by name, and with one or several."""
 _MAX_DEPTH = 200
