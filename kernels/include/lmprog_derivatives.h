@@ -93,7 +93,7 @@ class Terms {
         const uint64_t key = (static_cast<uint64_t>(term) << 32) | chars;
         const auto found = after_.find(key);
         if (found != after_.end()) return found->second;
-        Numbers out = looks(term) ? tracked(term, chars) : derived(term, chars);
+        Numbers out = looks(term) ? all_tracked(term, chars) : derived(term, chars);
         std::sort(out.begin(), out.end());
         out.erase(std::unique(out.begin(), out.end()), out.end());
         return after_.emplace(key, std::move(out)).first->second;
@@ -119,7 +119,8 @@ class Terms {
     int64_t num_looked = 0;  // terms that were followed because of what looks around
 
   private:
-    static constexpr size_t kMostWays = 4096;
+    static constexpr size_t kMostWays = 4096, kDeepest = 400;
+    static constexpr int64_t kMostLooked = 100'000;  // for one character
 
     static bool is_all(const CharRanges& set) {
         return set.size() == 2 && set[0].low == 0 && set[0].high == kFirstSurrogate - 1 && set[1].low == kLastSurrogate + 1 &&
@@ -269,6 +270,18 @@ class Terms {
         return add(std::move(kept));
     }
 
+    Numbers all_tracked(int32_t term, size_t chars) {
+        if (!open_.empty()) return tracked(term, chars);
+        looked_before_ = num_looked;
+        try {
+            return tracked(term, chars);
+        } catch (...) {
+            open_.clear();
+            is_cut_ = false;
+            throw;
+        }
+    }
+
     // After a character, of a root.
     Numbers tracked(int32_t term, size_t chars) {
         const Numbers node = nodes_[static_cast<size_t>(term)];
@@ -295,7 +308,7 @@ class Terms {
             is_cut_ = true;
             return {};
         }
-        num_looked++;
+        if (++num_looked - looked_before_ > kMostLooked || open_.size() > kDeepest) throw TooMany();
         const bool was_cut = is_cut_;
         is_cut_ = false;
         Numbers out = followed(nodes_[static_cast<size_t>(term)], chars, truth);
@@ -374,6 +387,7 @@ class Terms {
                     next.back().push_back(way);
                 }
             found.swap(next);
+            num_looked += static_cast<int64_t>(found.size());
         }
         Numbers out;
         for (const Numbers& one : found)
@@ -432,6 +446,7 @@ class Terms {
     ByNumbers<Numbers> looked_;         // by term, class and what is true
     std::unordered_set<int32_t> open_;  // terms that are being followed
     bool is_cut_ = false;               // whether one of them was met again
+    int64_t looked_before_ = 0;         // when the character was begun
     std::unordered_map<uint64_t, Numbers> after_;
 };
 

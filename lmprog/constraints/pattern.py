@@ -137,6 +137,8 @@ class _Parser:
         self._looks = looks
         self._num_looks = 0
         """Those around the current place."""
+        self._edges: dict[tuple[str, bool], Expression] = {}
+        """Of words, by how they are written and the flag `a`: each is made once."""
         self._at = 0
         self._limits = limits
         self._sets = SetReader(pattern, dialect)
@@ -307,18 +309,22 @@ class _Parser:
                 raise self._not_regular("a word boundary is not supported here", begin)
             self._at += 2
             self._num_anchors += 1
-            word = self._sets.word(flags.ascii_only)
-            is_edge = self._text[begin + 1] == "b"
-            edge = word_edge(word, is_edge)
-            if is_edge or self._dialect is PatternDialect.ECMA:
-                return edge
-            some = Chars(charset.ALL)  # in an empty text `re` finds nothing at all
-            return seq([edge, alt([behind(some), ahead(some)])])
+            key = self._text[begin + 1], flags.ascii_only
+            if key not in self._edges:
+                self._edges[key] = self._edge(*key)
+            return self._edges[key]
         if char == ".":
             self._at += 1
             return Chars(self._sets.dot(flags.dot_all))
         ranges, self._at = self._sets.read(begin, flags.ignore_case, flags.ascii_only)
         return Chars(ranges) if ranges else Alt(())
+
+    def _edge(self, letter: str, ascii_only: bool) -> Expression:
+        edge = word_edge(self._sets.word(ascii_only), letter == "b")
+        if letter == "b" or self._dialect is PatternDialect.ECMA:
+            return edge
+        some = Chars(charset.ALL)  # in an empty text `re` finds nothing at all
+        return seq([edge, alt([behind(some), ahead(some)])])
 
     def _anchor(self, at_start: bool, begin: int, is_dollar: bool, of_line: bool) -> Expression:
         self._num_anchors += 1

@@ -15,7 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from threading import Lock
 
 import numpy as np
@@ -201,6 +201,8 @@ _STEP = 200_000
 _TOO_MANY = -2
 _CHARS, _SEQ, _ALT, _REPEAT, _AHEAD, _BEHIND, _TRACKED = range(7)
 _MAX_TRACKED = 8
+_MAX_PROGRAM = 4_000_000
+"""Numbers by which all expressions of a set are told to the kernel, about."""
 _MAX_KNOWN = 128
 _MAX_MATCHERS = 32
 
@@ -403,9 +405,10 @@ def _write(node: Expression, out: array[int], before: dict[Expression, int] | No
     """`before`: what looks behind, numbered; None within one of these."""
     assert not isinstance(node, Anchor), "anchors are resolved before"
     if isinstance(node, Chars):
+        if len(out) > _MAX_PROGRAM:
+            raise too_many_states()
         out.extend((_CHARS, len(node.ranges)))
-        for pair in node.ranges:
-            out.extend(pair)
+        out.extend(chain.from_iterable(node.ranges))
     elif isinstance(node, Repeat):
         _write(node.item, out, before)
         out.extend((_REPEAT, node.low, -1 if node.high is None else node.high))

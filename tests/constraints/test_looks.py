@@ -15,6 +15,8 @@ from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import RequestRejected
+from lmprog.runtime.programs.call_constraints import MAX_COMPILE_SECONDS
+from lmprog.runtime.programs.compile_pool import TimeLimit, never_pause
 
 TEXTS = ["".join(some) for size in range(4) for some in itertools.product("ab-(", repeat=size)]
 PATTERNS = [
@@ -116,3 +118,10 @@ def test_leading_look_ahead_of_a_regex_is_what_python_says(pattern: str, small: 
     made = compile_constraint(wire.Regex(pattern), small)
     for one in TEXTS:
         assert accepts(made, one) == (re.fullmatch(pattern, one) is not None), one
+
+
+@pytest.mark.parametrize("pattern", ["(?!a)" * 4_000, r"(?:\b)?" * 600])
+def test_look_around_is_decided_soon_however_much_there_is(pattern: str, small: Vocabulary) -> None:
+    limit = TimeLimit(MAX_COMPILE_SECONDS, never_pause)
+    with pytest.raises(RequestRejected, match=r"states|nothing at all"):
+        compile_constraint(wire.Regex(pattern + r"\b"), small, check=limit)
