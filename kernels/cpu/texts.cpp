@@ -14,12 +14,11 @@
 using lmprog::CharRange;
 using lmprog::CharRanges;
 using lmprog::Numbers;
+using lmprog::TooMany;
 
 namespace {
 
 constexpr int32_t kOff = -1;  // no word begins like this
-
-struct TooMany {};
 
 struct Edge {
     int32_t to, label;
@@ -50,11 +49,14 @@ class TermSets {
         merged_.clear();
         const Numbers from = terms(set);
         steps_left -= static_cast<int64_t>(from.size());
-        if (steps_left < 0) throw TooMany();
+        const int64_t looked = terms_.num_looked;
         for (const int32_t term : from) {
             const Numbers& ways = terms_.after(term, chars);
             merged_.insert(merged_.end(), ways.begin(), ways.end());
         }
+        steps_left -= terms_.num_looked - looked;
+        work += 500 * (terms_.num_looked - looked);
+        if (steps_left < 0) throw TooMany();
         std::sort(merged_.begin(), merged_.end());
         merged_.erase(std::unique(merged_.begin(), merged_.end()), merged_.end());
         work += 100 + 50 * static_cast<int64_t>(from.size() + merged_.size());
@@ -184,6 +186,7 @@ struct lmprog_texts {
         if (state[0] != kOff || state.size() != 3 || !none_outside) return false;
         Rest rest{number, kOff, {}};
         const Numbers& ways = sets.terms(state[1]);
+        if (std::any_of(ways.begin(), ways.end(), [&](int32_t term) { return terms.looks(term); })) return false;
         for (const int32_t term : ways) terms.write(term, rest.program);
         if (ways.size() != 1) rest.program.insert(rest.program.end(), {lmprog::Terms::kAny, static_cast<int32_t>(ways.size())});
         rests.push_back(std::move(rest));

@@ -16,7 +16,9 @@ extern "C" {
 #define LMPROG_TEXTS_TOO_MANY (-2)
 
 /* Expressions in postfix order, one after the other: 0 n low high ... (a character of n ranges); 1 n (a sequence of the
- * last n), 2 n (one of the last n), 3 low high (a repetition of the last; high -1: without end). */
+ * last n), 2 n (one of the last n), 3 low high (a repetition of the last; high -1: without end), 4 wanted (the rest of the
+ * text has to match the last, or must not), 5 i wanted (the text so far has to match what is tracked as i, or must not), 6 n
+ * (the last but n, of which the last n are tracked). */
 typedef struct {
     const int32_t* program;
     int64_t length;

@@ -54,11 +54,45 @@ class Anchor:
     of_line: bool = False
 
 
-Expression: TypeAlias = Chars | Seq | Alt | Repeat | Anchor
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Matches no text. With `is_wanted` all of the text from here on matches `item` (`is_ahead`),
+    or all of it until here does; else it does not.
+    """
+
+    item: Expression
+    is_ahead: bool
+    is_wanted: bool
+
+
+Expression: TypeAlias = Chars | Seq | Alt | Repeat | Anchor | Look
 
 EMPTY = Seq(())
 NOTHING = Alt(())
 ANYTHING = Repeat(Chars(charset.ALL), 0, None)
+
+
+def ahead(item: Expression, is_wanted: bool = True) -> Look:
+    return Look(seq([item, ANYTHING]), True, is_wanted)
+
+
+def behind(item: Expression, is_wanted: bool = True) -> Look:
+    return Look(seq([ANYTHING, item]), False, is_wanted)
+
+
+def word_edge(word: CharSet, is_edge: bool) -> Expression:
+    """Where one of the characters before and behind is of a word and the other is not, or both
+    or none are."""
+    ways = ((True, False), (False, True)) if is_edge else ((True, True), (False, False))
+    return alt(seq([behind(Chars(word), one), ahead(Chars(word), other)]) for one, other in ways)
+
+
+def has_looks(node: Expression) -> bool:
+    if isinstance(node, Look):
+        return True
+    if isinstance(node, Repeat):
+        return has_looks(node.item)
+    return isinstance(node, Seq | Alt) and any(map(has_looks, node.items))
 
 
 def seq(items: Iterable[Expression]) -> Expression:
@@ -232,7 +266,7 @@ def _anchors(node: Expression) -> Iterator[Anchor]:
         yield node
     elif isinstance(node, Repeat):
         yield from _anchors(node.item)
-    elif not isinstance(node, Chars):
+    elif not isinstance(node, Chars | Look):
         for item in node.items:
             yield from _anchors(item)
 
@@ -249,7 +283,7 @@ def _lengths(node: Expression, known: dict[int, tuple[int, int | None]]) -> tupl
         return found
     if isinstance(node, Chars):
         return 1, 1
-    if isinstance(node, Anchor):
+    if isinstance(node, Anchor | Look):
         return 0, 0
     if isinstance(node, Repeat):
         low, high = _lengths(node.item, known)

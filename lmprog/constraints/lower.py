@@ -19,7 +19,7 @@ import numpy as np
 
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
-from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Seq
+from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Look, Seq
 from lmprog.constraints.kernel import LONG, kernel, or_memory
 from lmprog.constraints.net import FAIL, AllBut, Leaf, NetBuilder, Node, leaf
 from lmprog.errors import GrammarError
@@ -64,7 +64,7 @@ class Lowering:
             return self._sequence(expression)
         if isinstance(expression, Alt):
             return self._net.alt(self.lower(item) for item in expression.items)
-        assert not isinstance(expression, Anchor), "anchors are resolved before lowering"
+        assert not isinstance(expression, Anchor | Look), "anchors and looks are resolved before"
         return self._net.repeat(self.lower(expression.item), expression.low, expression.high)
 
     def _sequence(self, expression: Seq) -> Node:

@@ -3,9 +3,10 @@ r"""Parses regular expressions.
 The dialect is Python's `re` (3.11) with the semantics of `re.fullmatch`: every regular pattern that
 `re` accepts denotes the same set of texts here. Supported are groups (also named), alternation, all
 quantifiers (`*? +? {m,n}?` included, since laziness does not change the set), classes, escapes, `\d
-\w \s` over all of Unicode, the flags `i s x a m u` at the start or scoped, and comments. Rejected
-with their position: look-around, back-references, conditionals, atomic groups and possessive
-quantifiers (they discard matches), `\b \B`, and anchors anywhere but at the very start or end.
+\w \s` over all of Unicode, the flags `i s x a m u` at the start or scoped, and comments.
+Look-around, `\b` and `\B` are taken where `looks` says so, and anchors in the middle then are looks
+too. Rejected with their position: back-references, conditionals, atomic groups and possessive
+quantifiers (they discard matches).
 
 With `PatternDialect.ECMA` (the `pattern` keyword of JSON schemas) `\d \w \s .` are those of
 ECMA-262; where `re` and ECMA-262 differ, a class has only the characters that both allow. Knows
@@ -15,11 +16,27 @@ syntax only; character sets are in `charset.py`.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from lmprog.constraints import charset
 from lmprog.constraints.constraint import CompileLimits
-from lmprog.constraints.expression import EMPTY, Alt, Anchor, Chars, Expression, Repeat, alt, seq
+from lmprog.constraints.expression import (
+    EMPTY,
+    Alt,
+    Anchor,
+    Chars,
+    Expression,
+    Repeat,
+    ahead,
+    alt,
+    behind,
+    has_looks,
+    lengths,
+    seq,
+    word_edge,
+)
 from lmprog.constraints.pattern_sets import NotRegular, PatternDialect, SetReader
 from lmprog.errors import GrammarError
 
@@ -30,9 +47,9 @@ _KEY_LENGTH, _MAX_ALIKE, _LONGEST_KNOWN = 12, 4, 1000
 """Groups that are known by their text: how much of it they are found by, how many of the same
 beginning, and of how many characters at most.
 """
+_LOOKS = {"=": (ahead, True), "!": (ahead, False), "<=": (behind, True), "<!": (behind, False)}
+_MOST_EMPTY_ROUNDS = 8
 _REFUSED_GROUPS = {
-    "=": "lookahead",
-    "!": "negative lookahead",
     ">": "an atomic group",
     "(": "a conditional group",
 }
@@ -60,6 +77,14 @@ class _Flags:
         return replace(self, **{names[letter]: to for letter in letters if letter in names})
 
 
+class Looks(enum.Enum):
+    """Whether a pattern may look around, and whether its anchors do so as well."""
+
+    REFUSED = enum.auto()
+    TAKEN = enum.auto()
+    ANCHORS_TOO = enum.auto()
+
+
 class _KnownGroup(NamedTuple):
     text: str
     expression: Expression
@@ -68,7 +93,10 @@ class _KnownGroup(NamedTuple):
 
 
 def parse_pattern(
-    pattern: str, limits: CompileLimits, dialect: PatternDialect = PatternDialect.PYTHON
+    pattern: str,
+    limits: CompileLimits,
+    dialect: PatternDialect = PatternDialect.PYTHON,
+    looks: Looks = Looks.REFUSED,
 ) -> Expression:
     """The expression of `pattern`, with its anchors. Raises GrammarError with the error's
     position.
@@ -78,14 +106,39 @@ def parse_pattern(
             f"the pattern has {len(pattern)} characters; the limit is {limits.max_pattern_len}",
             position=limits.max_pattern_len,
         )
-    return _Parser(pattern, limits, dialect).parse()
+    return _Parser(pattern, limits, dialect, looks).parse()
+
+
+def with_looks(
+    resolve: Callable[[Expression], Expression],
+    pattern: str,
+    limits: CompileLimits,
+    dialect: PatternDialect = PatternDialect.PYTHON,
+) -> Expression:
+    """What `resolve` makes of a pattern's expression, which may look around. Where it refuses an
+    anchor, all anchors look around. Raises GrammarError.
+    """
+    try:
+        return resolve(parse_pattern(pattern, limits, dialect, Looks.TAKEN))
+    except GrammarError as refused:
+        try:
+            return resolve(parse_pattern(pattern, limits, dialect, Looks.ANCHORS_TOO))
+        except GrammarError:
+            raise refused from None
 
 
 class _Parser:
     """Recursive descent over one pattern."""
 
-    def __init__(self, pattern: str, limits: CompileLimits, dialect: PatternDialect) -> None:
+    def __init__(
+        self, pattern: str, limits: CompileLimits, dialect: PatternDialect, looks: Looks
+    ) -> None:
         self._text = pattern
+        self._looks = looks
+        self._num_looks = 0
+        """Those around the current place."""
+        self._edges: dict[tuple[str, bool], Expression] = {}
+        """Of words, by how they are written and the flag `a`: each is made once."""
         self._at = 0
         self._limits = limits
         self._sets = SetReader(pattern, dialect)
@@ -168,7 +221,7 @@ class _Parser:
                 return seq(items)
             bounds = self._quantifier(last)
             if bounds is not None:
-                items[-1] = Repeat(items[-1], bounds[0], bounds[1])
+                items[-1] = self._repeated(items[-1], *bounds)
                 last = _Item.REPEATED
                 continue
             atom = self._atom(flags)
@@ -176,6 +229,15 @@ class _Parser:
                 continue
             items.append(atom)
             last = _Item.NONE if isinstance(atom, Anchor) else _Item.ATOM
+
+    def _repeated(self, item: Expression, low: int, high: int | None) -> Expression:
+        if low == 0 or not has_looks(item) or lengths(item)[0]:
+            return Repeat(item, low, high)
+        if low > _MOST_EMPTY_ROUNDS:
+            raise self._not_regular(
+                f"a part that looks around, and may be empty, comes {low} times", self._at
+            )
+        return seq([*[item] * low, Repeat(item, 0, None if high is None else high - low)])
 
     def _quantifier(self, last: _Item) -> tuple[int, int | None] | None:
         """The bounds of the quantifier that starts here, or None (`{` may be a literal)."""
@@ -234,21 +296,51 @@ class _Parser:
             return self._known_group(flags)
         if char in "^$":
             self._at += 1
-            self._num_anchors += 1
-            return Anchor(char == "^", begin, flags.multi_line)
+            return self._anchor(char == "^", begin, char == "$", flags.multi_line)
         if (
             char == "\\"
             and self._dialect is PatternDialect.PYTHON
             and self._text[begin + 1 : begin + 2] in ("A", "Z")
         ):
             self._at += 2
+            return self._anchor(self._text[begin + 1] == "A", begin, False, False)
+        if char == "\\" and self._text[begin + 1 : begin + 2] in ("b", "B"):
+            if self._looks is Looks.REFUSED:
+                raise self._not_regular("a word boundary is not supported here", begin)
+            self._at += 2
             self._num_anchors += 1
-            return Anchor(self._text[begin + 1] == "A", begin)
+            key = self._text[begin + 1], flags.ascii_only
+            if key not in self._edges:
+                self._edges[key] = self._edge(*key)
+            return self._edges[key]
         if char == ".":
             self._at += 1
             return Chars(self._sets.dot(flags.dot_all))
         ranges, self._at = self._sets.read(begin, flags.ignore_case, flags.ascii_only)
         return Chars(ranges) if ranges else Alt(())
+
+    def _edge(self, letter: str, ascii_only: bool) -> Expression:
+        edge = word_edge(self._sets.word(ascii_only), letter == "b")
+        if letter == "b" or self._dialect is PatternDialect.ECMA:
+            return edge
+        some = Chars(charset.ALL)  # in an empty text `re` finds nothing at all
+        return seq([edge, alt([behind(some), ahead(some)])])
+
+    def _anchor(self, at_start: bool, begin: int, is_dollar: bool, of_line: bool) -> Expression:
+        self._num_anchors += 1
+        if self._looks is not Looks.ANCHORS_TOO and not self._num_looks:
+            return Anchor(at_start, begin, of_line)
+        if of_line:
+            other = Chars(charset.complement(charset.of_text("\n")))
+        else:
+            other = Chars(charset.ALL)
+        if at_start:
+            return behind(other, False)
+        end = ahead(other, False)
+        if is_dollar and not of_line and self._dialect is PatternDialect.PYTHON:
+            break_ = Repeat(Chars(charset.of_text("\n")), 0, 1)
+            return ahead(seq([break_, end]))
+        return end
 
     def _known_group(self, flags: _Flags) -> Expression | None:
         """A group, or the expression of one that is written alike. Anchors have a place, and names
@@ -275,20 +367,39 @@ class _Parser:
     def _group(self, flags: _Flags) -> Expression | None:
         begin = self._at
         self._at += 1
+        look = None
         if self._peek("?"):
             self._at += 1
-            if self._peek("#"):
+            look = self._look(begin)
+            if look is None and self._peek("#"):
                 self._at = self._text.find(")", begin) + 1
                 if self._at == 0:
                     raise self._error("missing ), unterminated comment", begin)
                 return None
-            flags = self._group_kind(begin, flags)
+            if look is None:
+                flags = self._group_kind(begin, flags)
+        self._num_looks += look is not None
         found = self._alternation(flags)
+        self._num_looks -= look is not None
         if not self._peek(")"):
             raise self._error("missing ), unterminated group", begin)
         self._at += 1
+        if look is not None:
+            self._num_anchors += 1
+            kind, is_wanted = _LOOKS[look]
+            return kind(found, is_wanted)
         # A separate group even if empty: a quantifier may follow it.
         return found if found != EMPTY else Repeat(EMPTY, 1, 1)
+
+    def _look(self, begin: int) -> str | None:
+        """The kind of look-around that begins here; the cursor is in it then."""
+        found = next((one for one in _LOOKS if self._peek(one)), None)
+        if found is None:
+            return None
+        if self._looks is Looks.REFUSED:
+            raise self._not_regular("look-around is not supported here", begin)
+        self._at += len(found)
+        return found
 
     def _group_kind(self, begin: int, flags: _Flags) -> _Flags:
         """Parses what is between `(?` and the group's body."""
@@ -297,8 +408,6 @@ class _Parser:
             raise self._not_regular(
                 f"{_REFUSED_GROUPS[kind]} is not regular here and not supported", begin
             )
-        if self._text[self._at : self._at + 2] in ("<=", "<!"):
-            raise self._not_regular("lookbehind is not supported", begin)
         if kind == ":":
             self._at += 1
             return flags

@@ -79,6 +79,11 @@ class SetReader:
             ranges = charset.folded(charset.charset(ranges), source, ascii_only)
         return charset.charset(ranges), end
 
+    def word(self, ascii_only: bool) -> CharSet:
+        """The characters between which `\\b` finds no edge."""
+        is_ascii = ascii_only or self._dialect is PatternDialect.ECMA
+        return charset.ASCII_WORD if is_ascii else charset.python_class("w")
+
     def _error(self, message: str, position: int) -> GrammarError:
         return GrammarError(f"{message} at position {position} of the pattern", position=position)
 

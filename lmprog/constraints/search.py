@@ -23,7 +23,7 @@ from lmprog import native
 from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.constraint import Check, CompileLimits, never_stop
-from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Repeat
+from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Look, Repeat, Seq
 from lmprog.constraints.kernel import INT, POINTER, kernel
 from lmprog.constraints.pattern import parse_pattern
 from lmprog.constraints.pattern_sets import NotRegular
@@ -193,6 +193,7 @@ class _Nfa:
             return self._joined([self.add(item, self.after(state)) for item in node.items])
         if isinstance(node, Repeat):
             return self._repeat(node, state)
+        assert isinstance(node, Seq), "the parser refuses look-around here"
         for item in node.items:
             state = self.add(item, state)
         return state
@@ -462,7 +463,7 @@ def _shortest(node: Expression) -> float:
     """The fewest characters of a match; infinity where there is none."""
     if isinstance(node, Chars):
         return 1
-    if isinstance(node, Anchor):
+    if isinstance(node, Anchor | Look):
         return 0
     if isinstance(node, Repeat):
         return node.low * _shortest(node.item) if node.low else 0

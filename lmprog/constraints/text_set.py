@@ -15,7 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from threading import Lock
 
 import numpy as np
@@ -28,9 +28,11 @@ from lmprog.constraints.expression import (
     Anchor,
     Chars,
     Expression,
+    Look,
     Repeat,
     Seq,
     alt,
+    has_looks,
     lengths,
 )
 from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
@@ -80,7 +82,7 @@ def lower_text_set(texts: TextSet, net: NetBuilder, lowering: Lowering) -> Node:
             return all_but(texts.excluded, net)
         if not texts.excluded and not texts.within:
             return lowering.lower(Repeat(Chars(charset.ALL), texts.low, texts.high))
-        if not texts.excluded and len(texts.within) == 1:
+        if not texts.excluded and len(texts.within) == 1 and not has_looks(texts.within[0]):
             direct = _bounded(texts.within[0], texts.low, texts.high)
             if direct is not None:
                 return lowering.lower(direct)
@@ -197,7 +199,10 @@ def _with_rests(table: UnfinishedTable, rests: dict[int, Node]) -> UnfinishedTab
 _STEP = 200_000
 """Units of work, nanoseconds roughly, between two checks."""
 _TOO_MANY = -2
-_CHARS, _SEQ, _ALT, _REPEAT = range(4)
+_CHARS, _SEQ, _ALT, _REPEAT, _AHEAD, _BEHIND, _TRACKED = range(7)
+_MAX_TRACKED = 8
+_MAX_PROGRAM = 4_000_000
+"""Numbers by which all expressions of a set are told to the kernel, about."""
 _MAX_KNOWN = 128
 _MAX_MATCHERS = 32
 
@@ -382,9 +387,12 @@ def _program(expression: Expression) -> bytes:
     """The expression in postfix order: lmprog_texts.h."""
     found = _known.get(id(expression))
     if found is None:
-        out = array("i")
+        out, before = array("i"), dict[Expression, int]()
         try:
-            _write(expression, out)
+            _write(expression, out, before)
+            for one in before:
+                _write(one, out, None)
+            out.extend((_TRACKED, len(before)) if before else ())
         except RecursionError as error:
             raise GrammarError("the pattern nests too deeply", position=None) from error
         found = _known[id(expression)] = (expression, out.tobytes())
@@ -393,18 +401,33 @@ def _program(expression: Expression) -> bytes:
     return found[1]
 
 
-def _write(node: Expression, out: array[int]) -> None:
+def _write(node: Expression, out: array[int], before: dict[Expression, int] | None) -> None:
+    """`before`: what looks behind, numbered; None within one of these."""
     assert not isinstance(node, Anchor), "anchors are resolved before"
     if isinstance(node, Chars):
+        if len(out) > _MAX_PROGRAM:
+            raise too_many_states()
         out.extend((_CHARS, len(node.ranges)))
-        for pair in node.ranges:
-            out.extend(pair)
+        out.extend(chain.from_iterable(node.ranges))
     elif isinstance(node, Repeat):
-        _write(node.item, out)
+        _write(node.item, out, before)
         out.extend((_REPEAT, node.low, -1 if node.high is None else node.high))
+    elif isinstance(node, Look):
+        if before is None:
+            raise GrammarError("look-around within look-behind is not supported", position=None)
+        if node.is_ahead:
+            _write(node.item, out, before)
+            out.extend((_AHEAD, node.is_wanted))
+        else:
+            if node.item not in before and len(before) == _MAX_TRACKED:
+                raise GrammarError(
+                    f"a pattern looks behind for more than {_MAX_TRACKED} different things",
+                    position=None,
+                )
+            out.extend((_BEHIND, before.setdefault(node.item, len(before)), node.is_wanted))
     else:
         for item in node.items:
-            _write(item, out)
+            _write(item, out, before)
         out.extend((_SEQ if isinstance(node, Seq) else _ALT, len(node.items)))
 
 

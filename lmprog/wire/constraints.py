@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from urllib.parse import urljoin, urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -104,10 +106,62 @@ class JsonSchema(ConstraintKind, frozen=True):
     def with_schema(self, schema: str) -> JsonSchema:
         return self if schema == self.schema else msgspec.structs.replace(self, schema=schema)
 
+    def with_others(self, schemas: Mapping[str, object]) -> JsonSchema:
+        """With further schemas, by their URIs, to which references may point: one document that
+        has them in it, as JSON Schema bundles resources. Raises ValueError where one is no schema.
+        """
+        if not schemas:
+            return self
+        root = json.loads(self.schema, parse_float=_spelling)
+        if not isinstance(root, dict):
+            return self
+        places = ("$defs", "definitions", "bundled")
+        place = next(name for name in places if name not in root or name == "bundled")
+        bundled = {**root, place: dict(_resources(schemas, root.get("$schema", _DRAFT)))}
+        return self.with_schema(_SPELLED.sub(r"\1", json.dumps(bundled, ensure_ascii=False)))
+
     @property
     def has_layout(self) -> bool:
         """Whether it says how JSON is laid out."""
         return self != JsonSchema(self.schema, strict=self.strict)
+
+
+_SPELLED = re.compile(r'"\\u0000([^"]*)"')
+
+
+def _spelling(number: str) -> str:
+    """A number that is written as it was read."""
+    return "\0" + number
+
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def _resources(schemas: Mapping[str, object], draft: object) -> Iterator[tuple[str, object]]:
+    """Each under its URI; one that calls itself otherwise goes by both names. `draft`: of those
+    that say none. What is a reference itself stands in another schema, as drafts differ in what
+    may stand beside a reference.
+    """
+    for uri, given in schemas.items():
+        if not urlsplit(uri).scheme:
+            raise ValueError(f"{uri!r} is no absolute URI")
+        schema = json.loads(given, parse_float=_spelling) if isinstance(given, str) else given
+        if isinstance(schema, bool):
+            yield uri, {"$id": uri} if schema else {"$id": uri, "not": {}}
+            continue
+        if not isinstance(schema, Mapping):
+            raise ValueError(f"the schema of {uri!r} is neither an object nor a boolean")
+        own = schema.get("$id", uri)
+        name = (urljoin(uri, own) if isinstance(own, str) else uri).rstrip("#")
+        alone = {"$schema": _DRAFT, "$id": name}
+        if name != uri.rstrip("#"):
+            yield uri, {**alone, "$id": uri, "allOf": [{"$ref": name}]}
+        if "$ref" in schema:
+            parts = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+            rest = {key: one for key, one in schema.items() if key not in {*parts, "$id"}}
+            yield name, {**alone, **parts, "allOf": [{"$schema": draft, **rest}]}
+        else:
+            yield name, {"$schema": draft, **schema, "$id": name}
 
 
 class Choices(ConstraintKind, frozen=True):

@@ -12,12 +12,18 @@ from typing import Any
 import jsonschema
 import pytest
 
+import lmprog
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import GrammarError, UnsatisfiableConstraint, UnsupportedSchema
+from lmprog.errors import (
+    GrammarError,
+    InvalidParameter,
+    UnsatisfiableConstraint,
+    UnsupportedSchema,
+)
 from tests.constraints.schema_cases import FORMATS, KEYWORDS, OBJECT
 
 
@@ -74,7 +80,7 @@ def test_a_known_format_is_enforced(name: str, small: Vocabulary) -> None:
         ({"properties": {"a": {"$ref": "http://else.where/x"}}}, "$ref", "#/properties/a/$ref"),
         ({"type": "object", "minProperties": 2}, "minProperties", "#/minProperties"),
         ({"$ref": "#/$defs/none"}, "$ref", "#/$ref"),
-        ({"properties": {"a": {"pattern": "(?=x)"}}}, "pattern", "#/properties/a/pattern"),
+        ({"properties": {"a": {"pattern": r"(x)\1"}}}, "pattern", "#/properties/a/pattern"),
         ({"items": {"type": "foo"}}, "type", "#/items/type"),
         ({"minLength": "3"}, "minLength", "#/minLength"),
         ({"minItems": -1}, "minItems", "#/minItems"),
@@ -402,3 +408,51 @@ def test_other_drafts_and_openapi_mean_what_they_say(
     assert [accepts(made, text) for text in (*good, *bad)] == [True] * len(good) + [False] * len(
         bad
     )
+
+
+TREE = {
+    "$id": "http://x/tree",
+    "$dynamicAnchor": "node",
+    "type": "object",
+    "properties": {"below": {"type": "array", "items": {"$dynamicRef": "#node"}}},
+}
+OTHERS = {
+    "http://x/tree": TREE,
+    "http://x/part.json": {"$defs": {"n": {"type": "integer"}}, "$ref": "#/$defs/n"},
+    "urn:told": {"$id": "http://x/renamed", "$schema": "http://json-schema.org/draft-07/schema#"}
+    | {"properties": {"a": {"$ref": "part.json", "minimum": 9}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"$ref": "http://x/part.json"}, [3], ["3"]),
+        ({"$id": "http://x/root", "items": {"$ref": "part.json#/$defs/n"}}, [[3]], [[None]]),
+        # beside a reference of an older draft nothing is said, and in this one it is
+        ({"$ref": "urn:told", "$comment": ""}, [{"a": 1}], [{"a": "b"}]),
+        ({"$ref": "http://x/part.json", "minimum": 9}, [9], [1]),
+        # the first resource on the way says what a dynamic reference means
+        ({"$ref": "http://x/tree"}, [{"below": [{"x": 1}]}], [{"below": [3]}]),
+        (
+            {"$id": "http://x/strict", "$dynamicAnchor": "node", "$ref": "tree"}
+            | {"unevaluatedProperties": False},
+            [{"below": [{"below": []}]}],
+            [{"x": 1}, {"below": [{"x": 1}]}],
+        ),
+    ],
+)
+def test_references_point_to_schemas_that_the_caller_gives(
+    schema: Any, taken: list[Any], refused: list[Any]
+) -> None:
+    made = lmprog.constraint(schema=schema, schemas=OTHERS)
+    for value in taken:
+        assert made.accepts(json.dumps(value)), value
+    for value in refused:
+        assert not made.accepts(json.dumps(value)), value
+
+
+def test_schemas_to_refer_to_have_absolute_uris_and_are_schemas() -> None:
+    for others in ({"part": {}}, {"http://x/a": 3}, ["http://x/a"]):
+        with pytest.raises(InvalidParameter, match="schemas"):
+            lmprog.constraint(schema={}, schemas=others)  # type: ignore[arg-type]

@@ -84,3 +84,13 @@ def test_a_layout_without_json_or_two_layouts_are_refused(
     with pytest.raises(HttpError) as caught:
         asked(**fields)
     assert caught.value.problem.param == param
+
+
+def test_schemas_to_refer_to_stand_beside_the_schema() -> None:
+    pointing, others = {"$ref": "http://x/a"}, {"http://x/a": {"type": "integer"}}
+    wanted = wire.JsonSchema('{"$ref":"http://x/a"}').with_others(others)
+    named = {"name": "x", "schema": pointing, "schemas": others}
+    assert asked(response_format={"type": "json_schema", "json_schema": named}) == wanted
+    assert asked(structured_outputs={"json": pointing, "schemas": others}) == wanted
+    with pytest.raises(HttpError, match="no absolute URI"):
+        asked(structured_outputs={"json": pointing, "schemas": {"a": {}}})

@@ -34,6 +34,7 @@ from lmprog.constraints.expression import (
     Expression,
     Repeat,
     alt,
+    has_looks,
     seq,
     somewhere,
     whole,
@@ -44,7 +45,7 @@ from lmprog.constraints.grammar.read import grammar_node
 from lmprog.constraints.grammar.rules import NeedsLlguidance
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import REPEAT, Net, NetBuilder, Node
-from lmprog.constraints.pattern import parse_pattern
+from lmprog.constraints.pattern import with_looks
 from lmprog.constraints.regular import ContinuedConstraint, RegularConstraint
 from lmprog.constraints.schema.entry import plain_strings_node, schema_node, why_nothing_fits
 from lmprog.constraints.schema.strings import without_looks
@@ -242,15 +243,16 @@ def _has_grammar(spec: wire.Constraint) -> bool:
 
 def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) -> Node:
     pattern = spec.pattern
-    is_looking = pattern.startswith(("(?=", "(?!"))
-    rest, looks = without_looks(f"^{pattern}" if is_looking else pattern)
+    rest, looks = pattern, list[tuple[bool, str]]()
+    if pattern.startswith(("(?=", "(?!")) and "$" not in pattern:  # which `re` has before a break
+        rest, looks = without_looks(f"^{pattern}")
+    expression = with_looks(whole, rest if looks else pattern, limits)
     lowering = Lowering(builder, json_string=False)
-    expression = whole(parse_pattern(rest if looks else pattern, limits))
-    if not looks:
+    if not looks and not has_looks(expression):
         return lowering.lower(expression)
     seen: dict[bool, list[Expression]] = {True: [expression], False: []}
     for is_wanted, look in looks:
-        seen[is_wanted].append(somewhere(parse_pattern(look, limits)))
+        seen[is_wanted].append(with_looks(somewhere, look, limits))
     return lower_text_set(TextSet(tuple(seen[True]), tuple(seen[False])), builder, lowering)
 
 

@@ -45,9 +45,9 @@ _TWICE = frozenset(["if", "not", "oneOf"])
 
 Disjoint = Callable[[Located, Located], bool]
 LeaveOut = Callable[[UnsupportedSchema], None]
-_Done = tuple[int, str, bool, bool, tuple[Flat, ...]]
-"""The schema, its base, whether it stands in a negation, whether it is negated, the alternatives
-that it was applied to."""
+_Done = tuple[int, str, tuple[str, ...] | None, bool, bool, tuple[Flat, ...]]
+"""The schema, its base and scope, whether it stands in a negation, whether it is negated, and
+the alternatives that it was applied to."""
 
 
 def weakly(method: Disjoint) -> Disjoint:
@@ -126,7 +126,7 @@ class Expander:
         ):  # what is left out depends on the place; 1 and True are equal
             return make(at, flats)
         # Annotations of what is negated do not count, which the path says.
-        key = (id(at.value), at.base, "\0not" in at.path, is_negated, tuple(flats))
+        key = (id(at.value), at.base, at.scope, "\0not" in at.path, is_negated, tuple(flats))
         found = self._done.get(key)
         if found is None:
             found = self._done[key] = (at, make(at, flats))

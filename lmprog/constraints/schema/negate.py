@@ -87,7 +87,7 @@ def complement(
                 target = follow(at, value)
                 if len(at.value.keys() - _ANNOTATIONS) == 1:
                     return complement(target, document, leave_out)
-                branches.append({"not": target.value})
+                branches.append({"not": _in_its_place(target, at)})
             else:
                 branches += _negated(keyword, value, at)
         except UnsupportedSchema as why:
@@ -95,6 +95,13 @@ def complement(
                 raise
             leave_out(why)
     return at.sibling(path, {"anyOf": branches} if branches else False)
+
+
+def _in_its_place(target: Located, at: Located) -> Json:
+    """The schema's value, to stand at another place: references within mean what they mean."""
+    if isinstance(target.value, bool) or target.base == at.base:
+        return target.value
+    return {**target.value, "$id": target.base}
 
 
 def _negated(keyword: str, value: Json, at: Located) -> list[Json]:

@@ -1,6 +1,7 @@
 """One JSON Schema document and the resolution of its references.
 
-References stay inside the document (`#/...`, anchors, embedded `$id`s); nothing is ever fetched.
+References stay inside the document (`#/...`, anchors, embedded `$id`s), of which schemas that a
+caller gives by their URIs are a part (`wire.JsonSchema.with_others`); nothing is ever fetched.
 Knows JSON pointers and URIs; does not know the meaning of keywords.
 """
 
@@ -20,19 +21,38 @@ Json: TypeAlias = bool | int | Decimal | str | list["Json"] | dict[str, "Json"] 
 Schema: TypeAlias = bool | dict[str, Json]
 
 _DATA = frozenset(["const", "enum", "default", "examples"])
+_NAMED = frozenset(
+    [
+        *("properties", "patternProperties", "dependentSchemas", "dependencies"),
+        *("definitions", "$defs", "bundled"),
+    ]
+)
+_APPLYING = frozenset(
+    [
+        *("items", "additionalItems", "prefixItems", "contains", "unevaluatedItems"),
+        *("additionalProperties", "unevaluatedProperties", "propertyNames", "contentSchema"),
+        *("if", "then", "else", "allOf", "anyOf", "oneOf", "not"),
+    ]
+)
+"""The keywords with schemas by name, and with one or several."""
 _MAX_DEPTH = 200
 
 
 class Located:
     """A schema and its path, which is unique within the document and so serves as a cache key.
-    Read-only."""
+    Read-only. `scope`: the URIs of the resources that the way here has entered, the first one
+    first, where a `$dynamicRef` may depend on it; a schema has another path in each scope.
+    """
 
-    __slots__ = ("base", "path", "value")
+    __slots__ = ("base", "path", "scope", "value")
 
-    def __init__(self, path: str, base: str, value: Schema) -> None:
+    def __init__(
+        self, path: str, base: str, value: Schema, scope: tuple[str, ...] | None = None
+    ) -> None:
         self.path = path
         self.base = base
         self.value = value
+        self.scope = scope
 
     def child(self, *steps: str | int) -> Located:
         """The subschema at these keys and indexes. Raises UnsupportedSchema if there is none."""
@@ -48,13 +68,20 @@ class Located:
         """A derived schema with its own `path` below this one."""
         if isinstance(value, dict):
             name = value.get("$id")
-            base = _joined(self.base, name, path, "$id") if isinstance(name, str) else self.base
-            return Located(path, base, value)
+            if not isinstance(name, str):
+                return Located(path, self.base, value, self.scope)
+            base = _joined(self.base, name, path, "$id")
+            return Located(path, base, value, _with_resource(self.scope, base))
         if isinstance(value, bool):
-            return Located(path, self.base, value)
+            return Located(path, self.base, value, self.scope)
         raise UnsupportedSchema(
             f"a schema is expected at {path}", keyword=path.rpartition("/")[2], path=path
         )
+
+
+def _with_resource(scope: tuple[str, ...] | None, base: str) -> tuple[str, ...] | None:
+    url = urldefrag(base).url
+    return scope if scope is None or url in scope else (*scope, url)
 
 
 def _joined(base: str, reference: str, path: str, keyword: str) -> str:
@@ -80,8 +107,10 @@ class Document:
         self._text = text
         self._resources: dict[str, Located] = {}
         self._anchors: dict[str, Located] = {}
-        self._dynamic: dict[str, list[Located]] = {}
-        """The schemas with a `$dynamicAnchor` of each name."""
+        self._dynamic: dict[str, dict[str, Located]] = {}
+        """The schemas with a `$dynamicAnchor` of each name, by the resources that they are in."""
+        self._scopes: dict[tuple[str, ...], int] = {}
+        """Those that were met, numbered."""
         self._resolved: dict[tuple[str, str, str], Located] = {}
         """By base, reference and keyword."""
         self._has_names = False
@@ -96,6 +125,8 @@ class Document:
         if self._has_names:
             for located in _subschemas(root, 0):
                 self._register(located)
+            if any(len(resources) > 1 for resources in self._dynamic.values()):
+                root = self._within(root, ())
         elif text.count("{") > _MAX_DEPTH and _is_deeper(value, _MAX_DEPTH):
             raise _too_deep("#")
         return root
@@ -123,7 +154,8 @@ class Document:
             if isinstance(name, str):
                 self._anchors.setdefault(f"{urldefrag(at.base).url}#{name}", at)
                 if keyword == "$dynamicAnchor":
-                    self._dynamic.setdefault(name, []).append(at)
+                    resources = self._dynamic.setdefault(name, {})
+                    resources.setdefault(urldefrag(at.base).url, at)
         if isinstance(at.value.get("id"), str) and str(at.value["id"]).startswith(
             "#"
         ):  # before draft 6
@@ -137,7 +169,18 @@ class Document:
         known = self._resolved.get(key)
         if known is None:
             known = self._resolved[key] = self._found(at, reference, keyword)
-        return known
+        return known if at.scope is None else self._within(known, at.scope)
+
+    def _within(self, found: Located, scope: tuple[str, ...]) -> Located:
+        """A schema that was found from that scope, which has its resource then."""
+        of_dynamic = {url for resources in self._dynamic.values() for url in resources}
+        kept = tuple(url for url in scope if url in of_dynamic)
+        url = urldefrag(found.base).url
+        if url in of_dynamic and url not in kept:
+            kept = (*kept, url)
+        number = self._scopes.setdefault(kept, len(self._scopes))
+        prefix = f"#[{number}]" if number else "#"
+        return Located(prefix + found.path[1:], found.base, found.value, kept)
 
     def _found(self, at: Located, reference: str, keyword: str) -> Located:
         url, fragment = urldefrag(
@@ -165,21 +208,17 @@ class Document:
         return found
 
     def resolve_dynamic(self, at: Located, reference: Json) -> Located:
-        """The schema that `$dynamicRef` at `at` points to: as `$ref`, but for anchors that another
-        resource may override. Which one does is a matter of the way there, so that is refused.
+        """The schema that `$dynamicRef` at `at` points to: as `$ref`, but that a dynamic anchor is
+        the one of the first resource on the way here that has it.
         """
         found = self.resolve(at, reference, "$dynamicRef")
         name = str(reference).partition("#")[2]
-        others = self._dynamic.get(name, [])
         is_dynamic = isinstance(found.value, dict) and found.value.get("$dynamicAnchor") == name
-        if is_dynamic and len(others) > 1:
-            raise UnsupportedSchema(
-                f"$dynamicRef at {at.path}/$dynamicRef: {len(others)} schemas have the "
-                f"$dynamicAnchor {name!r}; supported where there is one",
-                keyword="$dynamicRef",
-                path=f"{at.path}/$dynamicRef",
-            )
-        return found
+        if at.scope is None or not is_dynamic:
+            return found
+        resources = self._dynamic[name]
+        scope = found.scope or ()
+        return self._within(next(resources[url] for url in scope if url in resources), scope)
 
     def _follow(self, resource: Located, fragment: str) -> Located | None:
         found = resource
@@ -218,47 +257,59 @@ def _too_deep(path: str) -> UnsupportedSchema:
     )
 
 
-_OLD_DRAFT = re.compile(r'"\$schema"\s*:\s*"https?://json-schema\.org/draft-0[3-7]/')
-_BESIDE_REFERENCES = frozenset(["$ref", "$schema", "$id", "id", "definitions", "$defs"])
-_NAMED = frozenset(
-    ["properties", "patternProperties", "dependentSchemas", "definitions", "$defs", "dependencies"]
-)
+_OLD_DRAFT = re.compile(r"https?://json-schema\.org/draft-0[3-7]/")
+_WITH_ID = re.compile(r"https?://json-schema\.org/draft-0[34]/")
+_BESIDE_REFERENCES = frozenset(["$ref", "$schema", "definitions", "$defs", "bundled"])
 _NUMBER = "\0"
 _SPELLED = re.compile(r'"\\u0000([^"]*)"')
 
 
 def in_this_draft(text: str) -> str:
     """A schema's text with what other drafts write otherwise: OpenAPI's `nullable` is a further
-    type, and beside a `$ref` of draft 7 or older nothing else is said.
+    type, beside a `$ref` of draft 7 or older nothing else is said, and draft 4 calls `$id` `id`.
     """
-    is_old = '"$ref"' in text and _OLD_DRAFT.search(text) is not None
+    is_old = _OLD_DRAFT.search(text) is not None and ('"$ref"' in text or '"id"' in text)
     if not (is_old or '"nullable"' in text):
         return text
     try:
         read = json.loads(text, parse_float=lambda number: _NUMBER + number)
-        return _SPELLED.sub(r"\1", json.dumps(_rewritten(read, is_old)))
+        return _SPELLED.sub(r"\1", json.dumps(_rewritten(read, "")))
     except (ValueError, RecursionError):
         return text  # it is refused where it is read
 
 
-def _rewritten(value: Json, is_old: bool, are_named: bool = False) -> Json:
-    """`are_named`: the object's names are no keywords."""
+def _rewritten(value: Json, draft: str, are_named: bool = False) -> Json:
+    """`draft`: the one of the schema around it. `are_named`: the object's names are no keywords."""
     if isinstance(value, list):
-        return [_rewritten(one, is_old) for one in value]
+        return [_rewritten(one, draft) for one in value]
     if not isinstance(value, dict):
         return value
     if are_named:
-        return {name: _rewritten(one, is_old) for name, one in value.items()}
-    if is_old and isinstance(value.get("$ref"), str):
-        value = {name: one for name, one in value.items() if name in _BESIDE_REFERENCES}
+        return {name: _rewritten(one, draft) for name, one in value.items()}
+    said = value.get("$schema")
+    draft = said if isinstance(said, str) else draft
+    if _OLD_DRAFT.match(draft):
+        value = _of_old_draft(value, draft)
     made = {
-        name: one if name in _DATA else _rewritten(one, is_old, name in _NAMED)
+        name: one if name in _DATA else _rewritten(one, draft, name in _NAMED)
         for name, one in value.items()
     }
     kind = made.get("type")
     if made.get("nullable") is True and isinstance(kind, str):
         made["type"] = [kind, "null"]
     return made
+
+
+def _of_old_draft(value: dict[str, Json], draft: str) -> dict[str, Json]:
+    if isinstance(value.get("$ref"), str):
+        return {name: one for name, one in value.items() if name in _BESIDE_REFERENCES}
+    name = value.get("id" if _WITH_ID.match(draft) else "$id")
+    if not isinstance(name, str):
+        return value
+    uri, _, anchor = name.partition("#")
+    names: dict[str, Json] = {"$id": uri} if uri else {}
+    names |= {"$anchor": anchor} if anchor and not anchor.startswith("/") else {}
+    return {**names, **{key: one for key, one in value.items() if key not in ("$id", "id")}}
 
 
 def json_of(text: str) -> Json:
@@ -274,28 +325,35 @@ def _refuse_constant(name: str) -> Json:
     raise ValueError(f"{name} is not JSON")
 
 
-def _subschemas(at: Located, depth: int) -> Iterator[Located]:
-    """Every object below that may be a schema; plain data (`enum`, `const`, ...) is skipped."""
+def _subschemas(at: Located, depth: int, is_schema: bool = True) -> Iterator[Located]:
+    """Every schema below; what stands in unknown keywords has no names."""
     if depth > _MAX_DEPTH:
         raise _too_deep(at.path)
     if not isinstance(at.value, dict):
         return
-    yield at
+    if is_schema:
+        yield at
     for key, value in at.value.items():
         if key.startswith("\0"):  # prefix of the internal keywords
             raise UnsupportedSchema(
                 f"a key that starts with U+0000 at {at.path}", keyword=key, path=at.path
             )
-        if key not in _DATA:
-            yield from _within(at, f"{at.path}/{escape(key)}", value, depth + 1)
+        if key in _DATA:
+            continue
+        path = f"{at.path}/{escape(key)}"
+        if is_schema and key in _NAMED and isinstance(value, dict):
+            for name, one in value.items():
+                yield from _within(at, f"{path}/{escape(name)}", one, depth + 2, True)
+        else:
+            yield from _within(at, path, value, depth + 1, is_schema and key in _APPLYING)
 
 
-def _within(at: Located, path: str, value: Json, depth: int) -> Iterator[Located]:
+def _within(at: Located, path: str, value: Json, depth: int, is_schema: bool) -> Iterator[Located]:
     if isinstance(value, dict):
-        yield from _subschemas(at.sibling(path, value), depth)
+        yield from _subschemas(at.sibling(path, value), depth, is_schema)
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            yield from _within(at, f"{path}/{i}", item, depth + 1)
+            yield from _within(at, f"{path}/{i}", item, depth + 1, is_schema)
 
 
 def same_json(left: Json, right: Json) -> bool:

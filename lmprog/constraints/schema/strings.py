@@ -1,7 +1,7 @@
 """String schemas as text sets: lengths, patterns, formats and exclusions. Does not know bytes.
 
 Look-ahead at the very beginning of a pattern is taken apart: `^(?!a)(?=b)c` is `^c`, and `^b`, and
-not `^a`. Look-around anywhere else is left to the parser, which refuses it.
+not `^a`, which has fewer states than look-around anywhere else.
 
 `format`s are patterns over the whole string; those that are not enforced are annotations. The exact
 ones accept only valid strings, as far as a regular expression of moderate size can tell (hosts,
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from lmprog.constraints.constraint import CompileLimits
 from lmprog.constraints.expression import ANYTHING, Expression, lengths, somewhere, whole
-from lmprog.constraints.pattern import parse_pattern
+from lmprog.constraints.pattern import parse_pattern, with_looks
 from lmprog.constraints.pattern_sets import PatternDialect
 from lmprog.constraints.schema.flat import Sourced, StringFacet
 from lmprog.constraints.text_set import TextSet, contains
@@ -353,13 +353,8 @@ def text_set(facet: StringFacet, limits: CompileLimits) -> TextSet:
     outside += [_certainly_not(one, limits) for one in facet.not_formats]
     for pattern in facet.not_patterns:
         search = search_pattern(pattern, limits)
-        if len(search.within) > 1 or search.outside:
-            raise UnsupportedSchema(
-                f"a negated pattern with look-ahead at {pattern.path}",
-                keyword="pattern",
-                path=pattern.path,
-            )
-        outside += search.within
+        is_one = len(search.within) == 1 and not search.outside
+        outside.append(search.within[0] if is_one else _found(pattern.text, limits))
     return TextSet(tuple(within), tuple(outside), facet.low, facet.high, facet.excluded)
 
 
@@ -383,7 +378,7 @@ def _search(pattern: str, path: str, limits: CompileLimits) -> Searched:
 
 
 def _found(pattern: str, limits: CompileLimits) -> Expression:
-    return somewhere(parse_pattern(pattern, limits, PatternDialect.ECMA))
+    return with_looks(somewhere, pattern, limits, PatternDialect.ECMA)
 
 
 def _certainly_not(one: Sourced, limits: CompileLimits) -> Expression:

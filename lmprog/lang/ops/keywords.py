@@ -22,13 +22,15 @@ class JsonLayout(TypedDict, total=False):
     `whitespace_pattern`: instead, a regular expression of what stands in each place where JSON may
     have white space (at most 32 characters). `order` of the properties: as "declared" (the
     default), or "any". `strict=False`: what of the schema cannot be enforced exactly is never
-    written, instead of refused; `Meta.left_out` says what.
+    written, instead of refused; `Meta.left_out` says what. `schemas`: others by their URIs, to
+    which references in the schema, and in these, may point.
     """
 
     whitespace: wire.Whitespace | None
     whitespace_pattern: str | None
     order: Order | None
     strict: bool | None
+    schemas: Mapping[str, Mapping[str, Any] | str | bool] | None
 
 
 class ConstraintOptions(JsonLayout, total=False):
@@ -125,7 +127,7 @@ def with_layout(
     pattern = options.pop("whitespace_pattern", None)
     whitespace = _taken("whitespace", options, get_args(wire.Whitespace))
     order = _taken("order", options, get_args(Order))
-    strict = options.pop("strict", None)
+    strict, others = options.pop("strict", None), options.pop("schemas", None)
     if strict is not None and not isinstance(strict, bool):
         raise InvalidParameter(
             "strict must be a boolean", name="strict", value=repr(strict)[:80], allowed="a boolean"
@@ -135,6 +137,7 @@ def with_layout(
         "whitespace_pattern": pattern,
         "order": order,
         "strict": strict,
+        "schemas": others,
     }
     present = [name for name, value in given.items() if value is not None]
     if not present:
@@ -159,13 +162,24 @@ def with_layout(
             name=name,
             allowed="an option of JSON",
         )
-    return wire.JsonSchema(
+    made = wire.JsonSchema(
         schema.schema,
         whitespace or "fixed",
         order == "any",
         schema.whitespace_pattern if pattern is None and whitespace is None else pattern,
         strict is not False,
     )
+    return made if others is None else _with_others(made, others)
+
+
+def _with_others(schema: wire.JsonSchema, others: object) -> wire.JsonSchema:
+    allowed = "schemas by their URIs"
+    if not isinstance(others, Mapping):
+        raise _mistaken("schemas", others, allowed)
+    try:
+        return schema.with_others(others)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidParameter(f"schemas: {error}", name="schemas", allowed=allowed) from error
 
 
 def _taken(name: str, options: dict[str, Any], valid: Iterable[str]) -> Any:

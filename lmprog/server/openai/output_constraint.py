@@ -32,13 +32,17 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     json_object: bool | None = None
     structural_tag: dict[str, Any] | str | None = None
     whitespace_pattern: Annotated[str, within("whitespace_pattern")] | None = None
+    schemas: dict[str, dict[str, Any] | bool] | None = None
 
 
 class NamedSchema(msgspec.Struct, frozen=True):
+    """`schemas`: others by their URIs, to which references may point."""
+
     name: Annotated[str, within("name")]
     schema: dict[str, Any] | bool | None = None
     strict: bool | None = None
     description: str | None = None
+    schemas: dict[str, dict[str, Any] | bool] | None = None
 
 
 class ResponseFormat(msgspec.Struct, frozen=True):
@@ -150,6 +154,7 @@ def _format(given: ResponseFormat) -> Iterator[tuple[str, wire.Constraint]]:
                     given.json_schema.schema,
                     "response_format.json_schema.schema",
                     given.json_schema.strict is not False,
+                    given.json_schema.schemas,
                 ),
             )
         case "structural_tag":
@@ -171,7 +176,7 @@ def _structured(given: StructuredOutputs) -> Iterator[tuple[str, wire.Constraint
     if given.structural_tag is not None:
         yield at + "structural_tag", tags_of(given.structural_tag, at + "structural_tag")
     if isinstance(given.json, dict | str):
-        yield at + "json", schema_of(given.json, at + "json")
+        yield at + "json", schema_of(given.json, at + "json", others=given.schemas)
     elif given.json or given.json_object:
         yield at + "json", OBJECT
     if given.regex is not None:
@@ -267,12 +272,21 @@ def tags_of(given: dict[str, Any] | str, field: str) -> wire.Constraint:
 
 
 def schema_of(
-    schema: dict[str, Any] | str | bool, field: str, strict: bool = True
+    schema: dict[str, Any] | str | bool,
+    field: str,
+    strict: bool = True,
+    others: dict[str, dict[str, Any] | bool] | None = None,
 ) -> wire.JsonSchema:
-    """The schema as its text, in the order in which it was given. Raises HttpError for one that is
-    too large.
+    """The schema as its text, in the order in which it was given, with `others` that it may refer
+    to. Raises HttpError for one that is too large, and for others that are none.
     """
     text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    if others:
+        try:
+            text = wire.JsonSchema(text).with_others(others).schema
+        except (ValueError, RecursionError) as error:
+            place = f"{field.rpartition('.')[0]}.schemas"
+            raise refused(f"{place}: {error}.", place, "invalid_value") from None
     limit = LIMITS["schema"]
     if not limit.minimum <= len(text) <= limit.maximum:
         raise refused(

@@ -125,6 +125,7 @@ class TextFormat(msgspec.Struct, frozen=True):
     name: Annotated[str, within("name")] | None = None
     schema: dict[str, Any] | bool | None = None
     strict: bool | None = None
+    schemas: dict[str, dict[str, Any] | bool] | None = None
 
 
 class TextOptions(msgspec.Struct, frozen=True):
@@ -429,9 +430,9 @@ def _needed(value: str | None, at: str) -> str:
 def _format(given: TextFormat) -> ResponseFormat:
     if given.type != "json_schema":
         return ResponseFormat(given.type)
-    return ResponseFormat(
-        given.type, NamedSchema(given.name or "response", given.schema, given.strict)
-    )
+    name = given.name or "response"
+    named = NamedSchema(name, given.schema, given.strict, schemas=given.schemas)
+    return ResponseFormat(given.type, named)
 
 
 def _choice(choice: str | FlatChoice | None) -> str | NamedTool | None:
