@@ -103,6 +103,8 @@ class FleetChannel:
         self._refused: dict[str, str] = {}
         self._tried: set[str] = set()
         """Members that have been dialed, whatever came of it."""
+        self._troubles: dict[str, str] = {}
+        """Of members that could not be reached: why, as it was told."""
         self._why_not = ""
         """Why a replica could not be reached last."""
         self._readers: list[ReplyReader] = []
@@ -367,8 +369,9 @@ class FleetChannel:
         try:
             connection = member.dial()
         except LmprogError as error:
-            log.debug("replica %s does not answer: %s", member.name, error)
-            self._why_not = str(error)
+            if self._troubles.get(member.name) != str(error):  # it is tried twice a second
+                log.warning("replica %s cannot be reached yet: %s", member.name, error)
+            self._why_not = self._troubles[member.name] = str(error)
             self._tried.add(member.name)
             self._closed.wait(DIAL_SECONDS)
             self._dialing.discard(member.name)
@@ -388,6 +391,7 @@ class FleetChannel:
                 return False
             link = ReplicaLink(member, connection, self._hang, self._now)
             self._links[member.name] = link
+            self._troubles.pop(member.name, None)
             self._dialing.discard(member.name)
             self._router.join(member.name, connection.info, self._slots)
             self._pass_on()

@@ -13,7 +13,7 @@ from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, UPDATE_SECONDS, FleetChannel
 from lmprog.fleet.local_members import LocalMembers, next_generation
-from lmprog.fleet.members import FixedMembers, Members
+from lmprog.fleet.members import Members, members_at
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.runtime_process import replica_options
 from lmprog.transport import CurveClient, client_keys
@@ -43,7 +43,7 @@ class Fleet(RuntimeBackend):
     ) -> None:
         if not addresses and members is None:
             raise InvalidParameter("a fleet needs the address of a runtime", name="addresses")
-        self.members = members or FixedMembers(addresses, client_keys(keys))
+        self.members = members or members_at(addresses, client_keys(keys))
         self.channel = FleetChannel(self.members, slots=slots)
         if addresses:
             self._check_models()

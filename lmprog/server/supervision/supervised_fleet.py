@@ -16,7 +16,7 @@ from lmprog import wire
 from lmprog.errors import Detail, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel
 from lmprog.fleet.local_members import LocalMembers, next_generation
-from lmprog.fleet.members import FixedMembers, Members
+from lmprog.fleet.members import Members, members_at
 from lmprog.fleet.questions import summed
 from lmprog.fleet.replica_link import ReplicaState
 from lmprog.launch import Connection, RuntimeProcess
@@ -229,5 +229,5 @@ def joined_runtimes(
     """Runtimes that run already, and are nobody's here; `keys` is a folder. Raises
     InvalidParameter for a wrong address or wrong keys.
     """
-    members = FixedMembers(addresses, client_keys(keys))
+    members = members_at(addresses, client_keys(keys))
     return supervised(lambda: members)
