@@ -300,6 +300,14 @@ class RuntimeConfig:
             ),
         ),
     )
+    generation: int = field(
+        default=0,
+        metadata=_rules(
+            "which update of the model this is, for gateways that join it: they go over to a later "
+            "one, and refuse another model of the same",
+            least=0,
+        ),
+    )
     kv_idle_seconds: int = field(
         default=900,
         metadata=_rules(

@@ -163,6 +163,13 @@ class Overloaded(LmprogError):
 class RuntimeGone(LmprogError):
     code = "runtime_gone"
 
+    @classmethod
+    def of_another_model(cls) -> RuntimeGone:
+        """Nobody is left who could go on with a program."""
+        return cls(
+            "The model was replaced, and this program had begun with another; begin it anew."
+        )
+
 
 class RuntimeRestarted(RuntimeGone):
     code = "runtime_restarted"

@@ -134,7 +134,9 @@ def _add_serve(commands: _Commands) -> None:
 
 
 def _add_fleet(commands: _Commands) -> None:
-    fleet = commands.add_parser("fleet", help="several runtimes as one server: keys, draining")
+    fleet = commands.add_parser(
+        "fleet", help="several runtimes as one server: keys, drains, updates"
+    )
     verbs = fleet.add_subparsers(dest="verb", metavar="VERB", required=True)
     keys = verbs.add_parser("keys", help="make keys for runtimes and gateways of several machines")
     keys.add_argument("folder", metavar="DIR", help="a new folder; all machines get it")
@@ -150,6 +152,17 @@ def _add_fleet(commands: _Commands) -> None:
         help="for programs to end there before they are moved (default: 30)",
     )
     drain.add_argument("--api-key", metavar="KEY", help="the admin's (default: LMPROG_API_KEY)")
+    update = verbs.add_parser(
+        "update", help="go over to the model that the folder has now; programs end on the old one"
+    )
+    update.add_argument("url", metavar="URL", help="of the server")
+    update.add_argument(
+        "--seconds",
+        type=float,
+        default=600.0,
+        help="for programs to end on each replica (default: 600)",
+    )
+    update.add_argument("--api-key", metavar="KEY", help="the admin's (default: LMPROG_API_KEY)")
 
 
 def _add_run(commands: _Commands) -> None:

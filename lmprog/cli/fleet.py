@@ -1,5 +1,6 @@
 """`lmprog fleet keys` makes the keys of runtimes and gateways on several machines; `lmprog fleet
-drain` takes a replica of a running server out of use.
+drain` takes a replica of a running server out of use; `lmprog fleet update` has it go over to
+another model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ KEY_VARIABLE = "LMPROG_API_KEY"
 
 
 def run(given: argparse.Namespace) -> int:
-    return _keys(Path(given.folder)) if given.verb == "keys" else _drain(given)
+    if given.verb == "keys":
+        return _keys(Path(given.folder))
+    return _drain(given) if given.verb == "drain" else _update(given)
 
 
 def _keys(folder: Path) -> int:
@@ -26,12 +29,21 @@ def _keys(folder: Path) -> int:
     return 0
 
 
-def _drain(given: argparse.Namespace) -> int:
+def _update(given: argparse.Namespace) -> int:
+    _post(given, "/fleet/update", {"seconds": given.seconds})
+    print("replicas are replaced, one after the other; GET /fleet shows how far it is")
+    return 0
+
+
+def _post(given: argparse.Namespace, path: str, body: dict[str, object]) -> None:
     key = given.api_key or os.environ.get(KEY_VARIABLE)
     with Endpoint(given.url, key, timeout=30.0) as server:
-        body = {"replica": given.replica, "seconds": given.seconds}
-        answer = server.post("/fleet/drain", body)
+        answer = server.post(path, body)
         if answer.status != 200:
             raise Refused(answer)
+
+
+def _drain(given: argparse.Namespace) -> int:
+    _post(given, "/fleet/drain", {"replica": given.replica, "seconds": given.seconds})
     print(f"{given.replica} takes no new programs; what is left in {given.seconds:g} s is moved")
     return 0

@@ -102,9 +102,12 @@ def _supervise(settings: ServerSettings, chosen: Configuration, cluster: str | N
 
     share = max(1, processors() // settings.replicas)
     options = {"threads": share, **replica_options(options)}
-    return several_runtimes(
-        lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options), settings.replicas
-    )
+
+    def launch(generation: int) -> RuntimeProcess:
+        given = {**options, "generation": generation}
+        return RuntimeProcess(chosen.model, log_to_stderr=True, **given)
+
+    return several_runtimes(launch, settings.replicas)
 
 
 def _check_one_runtime(settings: ServerSettings, chosen: Configuration) -> None:

@@ -4,7 +4,9 @@ One thread reads each replica, one looks after who is there and whether each of 
 progress; all of them feed the router, under one lock. Whichever thread has read a replica's replies
 gives them to the client, in the order in which the router let them through. All replicas have the
 model of the first one, by its fingerprint: another one is refused by name, so that no program goes
-on with another model. Knows connections and threads; who goes where is the router's business.
+on with another model. One of a later generation is an update: new programs begin with its model,
+and those that have begun end with theirs. Knows connections and threads; who goes where is the
+router's business.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ import msgspec
 from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
 from lmprog.fleet.members import Member, Members
-from lmprog.fleet.replica_link import ReplicaLink, ReplicaState
+from lmprog.fleet.replica_link import (
+    HEDGE_SECONDS,
+    SILENT_SECONDS,
+    ReplicaLink,
+    ReplicaState,
+)
 from lmprog.fleet.router import Router
 from lmprog.launch import Connection
 from lmprog.launch.restarts import HangTimeouts
@@ -37,6 +44,11 @@ LONGEST_GAP = 1.0
 """Seconds. A longer time between two checks is not counted against a replica: this process was
 itself stopped.
 """
+UPDATE_SECONDS = 600.0
+"""For programs to end on each replica that an update replaces."""
+SETTLE_SECONDS = 1.0
+"""After an update has gone over to another model, before replicas with the old one are ended: a
+request may just have found that one."""
 DEFAULT_SLOTS = 64
 """Programs that a replica serves well at the same time."""
 DIAL_SECONDS = 0.5
@@ -83,9 +95,16 @@ class FleetChannel:
         self._closed = threading.Event()
         self._first: wire.Welcome | None = None
         self._first_name = ""
+        self._update: tuple[int, float] = 0, UPDATE_SECONDS
+        """Replicas of an earlier generation than this one are replaced, and have so many seconds.
+        """
+        self._renewed = 0.0
+        """When the last generation began."""
         self._refused: dict[str, str] = {}
         self._tried: set[str] = set()
         """Members that have been dialed, whatever came of it."""
+        self._troubles: dict[str, str] = {}
+        """Of members that could not be reached: why, as it was told."""
         self._why_not = ""
         """Why a replica could not be reached last."""
         self._readers: list[ReplyReader] = []
@@ -169,6 +188,7 @@ class FleetChannel:
             if self._links:
                 return  # somebody with the fleet's model is back
             self._router.give_up_all(error)
+            self._router.renew(None)
             self._pass_on()
             self._first = None
             self._refused.clear()
@@ -195,6 +215,19 @@ class FleetChannel:
                 )
             self._router.drain(name)
             self._drains.setdefault(name, self._now + seconds)
+
+    @property
+    def models(self) -> set[str]:
+        """The digests of the models that replicas have."""
+        with self._lock:
+            return {link.connection.info.digest for link in self._links.values()}
+
+    def replace_all(self, generation: int, seconds: float) -> None:
+        """Replicas of earlier generations are drained, one after the other, each when all others
+        are there; see `Fleet.update`.
+        """
+        with self._lock:
+            self._update = generation, seconds
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         """See `ClientChannel.send`."""
@@ -280,6 +313,7 @@ class FleetChannel:
                         target=self._connect, args=(member,), name=f"lmprog-{name}", daemon=True
                     ).start()
             with self._lock:
+                self._go_on_updating()
                 drained = self._finish_drains()
                 if self._finds_others_only(list(members.values())):
                     self._router.strand(self._no_such_model())
@@ -304,7 +338,20 @@ class FleetChannel:
                     found.append((link, why))
                 silent = link.is_silent(self._now)
                 self._router.take_figures(name, link.figures, is_silent=silent)
+                if link.silence(self._now) > SILENT_SECONDS + HEDGE_SECONDS:
+                    self._router.hedge(name)
         return found
+
+    def _go_on_updating(self) -> None:
+        """Drains the next replica of an earlier generation. The lock is held."""
+        generation, seconds = self._update
+        if self._drains or len(self._links) < self.size or self._now < self._renewed:
+            return
+        for name, link in sorted(self._links.items()):
+            if link.connection.info.generation < generation:
+                self._router.drain(name)
+                self._drains[name] = self._now + seconds
+                return
 
     def _finish_drains(self) -> list[str]:
         """Moves what is left where the time is over; names those that are empty now. The lock is
@@ -313,6 +360,7 @@ class FleetChannel:
         for name, until in self._drains.items():
             if self._now >= until:
                 self._router.evacuate(name)
+                self._retire(self._links[name], is_ending=True)
         loads = self._router.loads
         return [name for name in self._drains if not loads[name]]
 
@@ -321,8 +369,9 @@ class FleetChannel:
         try:
             connection = member.dial()
         except LmprogError as error:
-            log.debug("replica %s does not answer: %s", member.name, error)
-            self._why_not = str(error)
+            if self._troubles.get(member.name) != str(error):  # it is tried twice a second
+                log.warning("replica %s cannot be reached yet: %s", member.name, error)
+            self._why_not = self._troubles[member.name] = str(error)
             self._tried.add(member.name)
             self._closed.wait(DIAL_SECONDS)
             self._dialing.discard(member.name)
@@ -342,6 +391,7 @@ class FleetChannel:
                 return False
             link = ReplicaLink(member, connection, self._hang, self._now)
             self._links[member.name] = link
+            self._troubles.pop(member.name, None)
             self._dialing.discard(member.name)
             self._router.join(member.name, connection.info, self._slots)
             self._pass_on()
@@ -365,7 +415,15 @@ class FleetChannel:
         if self._first is None:
             self._first, self._first_name = info, name
         difference = info.difference(self._first)
-        if not difference:
+        is_later = info.generation > self._first.generation
+        if is_later:
+            self._first, self._first_name = info, name
+            self._refused.clear()
+        if is_later and difference:
+            log.info("replica %s begins generation %d: %s", name, info.generation, difference)
+            self._router.renew(info.digest)
+            self._renewed = self._now + SETTLE_SECONDS
+        if is_later or not difference:
             self._refused.pop(name, None)
             return False
         if self._refused.get(name) != difference:
@@ -411,11 +469,27 @@ class FleetChannel:
             self._drains.pop(name, None)
             began, moved = time.perf_counter(), self._router.num_moved
             self._router.lose(name, died=died)
+            self._retire(link)
             self._pass_on()
             moved = self._router.num_moved - moved
             took = 1e3 * (time.perf_counter() - began)
         log.warning("replica %s is lost; %d programs moved in %.1f ms: %s", name, moved, took, why)
         link.connection.close()
+
+    def _retire(self, link: ReplicaLink, *, is_ending: bool = False) -> None:
+        """Programs of an earlier model fail where its last replica is gone, or `is_ending`, since
+        no other will have it. The lock is held.
+        """
+        model = link.connection.info.digest
+        others = {
+            one.connection.info.digest
+            for name, one in self._links.items()
+            if name not in self._drains
+        }
+        is_earlier = self._first is not None and model != self._first.digest
+        has_ended = is_ending or link.member.name not in self._links
+        if is_earlier and has_ended and model not in others:
+            self._router.retire(model, RuntimeGone.of_another_model())
 
     def _pass_on(self, *, is_given: bool = False) -> None:
         """Sends what the router wants sent, and has the client's reader called for replies unless

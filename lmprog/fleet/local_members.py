@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmprog.errors import LmprogError
+from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.fleet.members import Member
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.restarts import DelayLimits, RestartDelays
@@ -43,13 +43,17 @@ class LocalMembers:
 
     def __init__(
         self,
-        launch: Callable[[], RuntimeProcess],
+        launch: Callable[[int], RuntimeProcess],
         replicas: int,
         *,
         delays: DelayLimits | None = None,
     ) -> None:
-        """Starts the first one and raises why it cannot be started; the others follow."""
+        """Starts the first one and raises why it cannot be started; the others follow. `launch`
+        gets the number of the generation: replicas of one have the same model.
+        """
         self._launch = launch
+        self.generation = 0
+        """Of those that are started from now on."""
         self._lock = threading.Lock()
         self._closed = False
         self.num_restarts = 0
@@ -57,7 +61,7 @@ class LocalMembers:
             _Replica(f"replica-{number + 1}", RestartDelays(delays)) for number in range(replicas)
         ]
         first = self._replicas[0]
-        first.process, first.since, first.life = launch(), time.monotonic(), 1
+        first.process, first.since, first.life = launch(0), time.monotonic(), 1
         self.current()
 
     @property
@@ -144,7 +148,7 @@ class LocalMembers:
     def _start(self, replica: _Replica) -> None:
         process = None
         try:
-            process = self._launch()
+            process = self._launch(self.generation)
         except (LmprogError, OSError) as error:
             log.error("%s could not be started: %s", replica.name, error)
         with self._lock:
@@ -169,3 +173,17 @@ class LocalMembers:
             replica.process = None
             if not grace:  # else it was ended on purpose, and nothing is wrong with it
                 self._rest(replica, time.monotonic() - replica.since)
+
+
+def next_generation(members: object) -> int:
+    """From now on replicas are started as the next one. Raises InvalidParameter for others than
+    `LocalMembers`.
+    """
+    if not isinstance(members, LocalMembers):
+        raise InvalidParameter(
+            "these replicas are not started here; start each again with the new model and "
+            "--generation, a larger number than before",
+            name="replicas",
+        )
+    members.generation += 1
+    return members.generation

@@ -1,4 +1,5 @@
-"""Which replicas a fleet has: what a member is, and those that run elsewhere at known addresses.
+"""Which replicas a fleet has: what a member is, and those that run elsewhere: at known addresses,
+or at those that a name has by now.
 
 Knows how a replica is reached; knows no programs.
 """
@@ -6,6 +7,10 @@ Knows how a replica is reached; knows no programs.
 from __future__ import annotations
 
 import functools
+import logging
+import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,6 +19,15 @@ from lmprog.errors import InvalidParameter
 from lmprog.launch import Connection, connect
 from lmprog.transport import CurveClient
 from lmprog.transport.address import check
+
+log = logging.getLogger("lmprog")
+
+NAME_PREFIX = "dns:"
+RESOLVE_SECONDS = 2.0
+"""Between two questions which addresses a name has."""
+FORGET_SECONDS = 30.0
+"""An address that the name has no more is kept so long: a connection that ends is noticed anyway,
+and a name server may forget for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +107,85 @@ class FixedMembers:
     def close(self, grace: float) -> bool:
         """Nothing was started."""
         return True
+
+
+class NamedMembers:
+    """Runtimes at all addresses of a name, each at the same port: those behind a headless service
+    of Kubernetes, say. They come and go as the name's addresses do.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: CurveClient | None = None,
+        resolve: Callable[[str], Sequence[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`resolve` gives the addresses of a name, or raises OSError."""
+        self._host, self._port, self._keys = host, port, keys
+        self._resolve = resolve or _addresses_of
+        self._clock = clock
+        self._seen: dict[str, tuple[Member, float]] = {}
+        """By address, with when the name had it last."""
+        self._num_named = 0
+        self._trouble = ""
+        self._closed = threading.Event()
+        self._asker = threading.Thread(target=self._ask, name="lmprog-names", daemon=True)
+        self._asker.start()
+
+    @property
+    def size(self) -> int:
+        """How many addresses the name had last."""
+        return self._num_named
+
+    def current(self) -> Sequence[Member]:
+        return [member for _, (member, _) in sorted(self._seen.items())]
+
+    def end(self, name: str, why: str, grace: float) -> None:
+        """It belongs to whoever started it."""
+
+    def close(self, grace: float) -> bool:
+        self._closed.set()
+        self._asker.join()
+        return True
+
+    def _ask(self) -> None:
+        while not self._closed.is_set():
+            self.look()
+            self._closed.wait(RESOLVE_SECONDS)
+
+    def look(self) -> None:
+        """Asks once; where nobody answers, all stay."""
+        try:
+            addresses = self._resolve(self._host)
+        except OSError as error:
+            if str(error) != self._trouble:
+                log.warning("the name %s has no addresses: %s", self._host, error)
+            self._trouble = str(error)
+            return
+        self._trouble, self._num_named, now = "", len(addresses), self._clock()
+        seen = dict(self._seen)
+        for one in addresses:
+            address = f"tcp://[{one}]:{self._port}" if ":" in one else f"tcp://{one}:{self._port}"
+            dial = functools.partial(connect, address, client="fleet", keys=self._keys)
+            known = seen.get(address)
+            seen[address] = (known[0] if known else Member(address, dial), now)
+        self._seen = {at: one for at, one in seen.items() if now - one[1] < FORGET_SECONDS}
+
+
+def members_at(addresses: Sequence[str], keys: CurveClient | None = None) -> Members:
+    """The runtimes at `addresses`, or at all addresses of a name where it is one `dns:HOST:PORT`.
+    Raises InvalidParameter for what cannot be such.
+    """
+    if len(addresses) != 1 or not addresses[0].startswith(NAME_PREFIX):
+        return FixedMembers(addresses, keys)
+    place = addresses[0].removeprefix(NAME_PREFIX)
+    check(f"tcp://{place}", keys is not None)
+    host, _, port = place.rpartition(":")
+    return NamedMembers(host, int(port), keys)
+
+
+def _addresses_of(host: str) -> Sequence[str]:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return sorted({str(place[0]) for *_, place in found})

@@ -93,6 +93,11 @@ class ProgramLog:
         return not self.is_large and not self.is_cause and self.deaths <= MOST_DEATHS_BESIDE
 
     @property
+    def waits_for_all(self) -> bool:
+        """Whether calls are pending, and nothing of them was streamed."""
+        return bool(self.pending) and not any(call in self.pending for call, _ in self._streamed)
+
+    @property
     def is_suspect(self) -> bool:
         """Whether it is to be tried alone."""
         return self.deaths >= MOST_DEATHS

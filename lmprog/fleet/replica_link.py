@@ -18,6 +18,8 @@ ASK_SECONDS = 0.5
 """Between two questions for figures."""
 SILENT_SECONDS = 0.5
 """An answer that is late by more: the replica hangs, or is busy with a long step."""
+HEDGE_SECONDS = 1.0
+"""By so much more: what waits there is asked elsewhere."""
 FIGURES_CALL = 2**53
 """The largest number of a call; those of programs count from 1."""
 
@@ -31,6 +33,7 @@ class ReplicaState:
     is_draining: bool
     is_responsive: bool
     figures: Mapping[str, float]
+    generation: int = 0
 
 
 class ReplicaLink:
@@ -68,12 +71,23 @@ class ReplicaLink:
 
     def is_silent(self, now: float) -> bool:
         """Whether it has not answered for a while; not yet a reason to give it up."""
-        return self._is_asked and now - self._asked > SILENT_SECONDS
+        return self.silence(now) > SILENT_SECONDS
+
+    def silence(self, now: float) -> float:
+        """Seconds for which an answer has been waited."""
+        return now - self._asked if self._is_asked else 0.0
 
     def state(self, programs: int, is_draining: bool, now: float) -> ReplicaState:
         """What there is to tell of it."""
         is_responsive = self._watch.is_responsive(now)
-        return ReplicaState(self.member.name, programs, is_draining, is_responsive, self.figures)
+        return ReplicaState(
+            self.member.name,
+            programs,
+            is_draining,
+            is_responsive,
+            self.figures,
+            self.connection.info.generation,
+        )
 
     def without_own(self, replies: Sequence[wire.Reply], now: float) -> list[wire.Reply]:
         """The replies that are for programs; takes in the figures."""

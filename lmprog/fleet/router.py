@@ -69,6 +69,10 @@ class Router:
         self._stranded: LmprogError | None = None
         """Why no replica will take a program; None while one does or may still join."""
         self._questions = Questions()
+        self._model: str | None = None
+        """The digest of the model that new programs get; None before any replica."""
+        self._retired: dict[str, LmprogError] = {}
+        """Models that no replica has any more, nor will have, and why their programs end."""
 
     @property
     def loads(self) -> dict[str, int]:
@@ -77,12 +81,28 @@ class Router:
 
     # --- replicas -------------------------------------------------------------------------------
 
+    def renew(self, model: str | None) -> None:
+        """From now on new programs get this model; those that have begun stay with theirs."""
+        self._model = model
+
+    def retire(self, model: str, error: LmprogError) -> None:
+        """No replica has this model any more, or is given time for it: its programs fail."""
+        self._retired[model] = error
+        for program in {id(one): one for one in self._branches.values()}.values():
+            if program.failure is None and program.model == model:
+                self._give_up(program, error)
+        self._homeless = [one for one in self._homeless if one.failure is None]
+
     def join(self, name: str, welcome: wire.Welcome, slots: int) -> None:
         """A replica is there; programs that wait for one may go to it."""
         self._stranded = None
+        self._model = welcome.digest if self._model is None else self._model
+        self._retired.pop(welcome.digest, None)
         taken = {one.number for one in self._replicas.values()}
         number = min(set(range(len(taken) + 1)) - taken)
-        self._replicas[name] = Replica(name, number, slots, mark=mark_of(name))
+        self._replicas[name] = Replica(
+            name, number, slots, mark=mark_of(name), model=welcome.digest
+        )
         characters = welcome.num_pages * welcome.page_size * CHARACTERS_PER_TOKEN
         self._memory.add(number, characters // BLOCK)
         self.outgoing.append((name, [wire.AwaitPrefixes(PREFIX_CALL)]))
@@ -130,12 +150,32 @@ class Router:
         """
         source = self._replicas[name]
         source.draining = True
-        if not all(one.draining for one in self._replicas.values()):
+        if self._has_another(source):
             self._empty(source)
 
-    def _empty(self, source: Replica) -> None:
-        """Its programs go on elsewhere, as far as they can be moved."""
+    def hedge(self, name: str) -> None:
+        """A replica has not been heard for a while: programs that have got nothing of what they
+        asked there are asked elsewhere, each of them once.
+        """
+        source = self._replicas[name]
+        if self._has_another(source):
+            self._empty(source, lambda one: not one.was_hedged and one.log.waits_for_all)
+
+    def _has_another(self, source: Replica) -> bool:
+        """Whether another replica could take its programs."""
+        return any(
+            one.model == source.model and not one.draining and not one.is_silent
+            for one in self._replicas.values()
+            if one is not source
+        )
+
+    def _empty(self, source: Replica, which: Callable[[RoutedProgram], bool] | None = None) -> None:
+        """Its programs, or those of them, go on elsewhere, as far as they can be moved."""
         for program in self._at(source):
+            if which is not None:
+                if not which(program):
+                    continue
+                program.was_hedged = True
             if program.failure is None and program.log.movable:
                 close: list[wire.Op] = [wire.Close(one) for one in sorted(program.branches)]
                 self.outgoing.append((source.name, close))
@@ -203,7 +243,9 @@ class Router:
         match op:
             case wire.Open(branch=branch) if branch not in self._branches:
                 cache = f"{op.lora}/{op.salt}" if op.lora else op.salt
-                program = RoutedProgram(ProgramLog(self._clock), cache, op.session)
+                program = RoutedProgram(
+                    ProgramLog(self._clock), cache, op.session, model=op.model or None
+                )
                 self._branches[branch] = program
                 program.branches.add(branch)
                 return program
@@ -360,15 +402,17 @@ class Router:
 
     def _place(self, program: RoutedProgram) -> None:
         """Finds the program a replica, and sends it there with all that it has."""
-        known = self._replicas.values()
+        model = self._model if program.model is None else program.model
+        known = [one for one in self._replicas.values() if one.model == model]
         replicas = [
             one for one in known if not one.draining and not one.is_silent and one.trial is None
         ]
         replicas = replicas or [one for one in known if not one.draining] or list(known)
         if program.log.is_suspect and not self._is_tried(program, replicas):
             return
-        if self._stranded is not None:
-            self._give_up(program, self._stranded)
+        why = self._stranded or (self._retired.get(model) if model is not None else None)
+        if why is not None:
+            self._give_up(program, why)
             return
         if not replicas:
             if program.homeless_since is None:
@@ -385,7 +429,7 @@ class Router:
         program.beginning = keys[0] if keys else 0
         home.load += 1
         home.alike[program.beginning] = home.alike.get(program.beginning, 0) + 1
-        program.home, program.homeless_since = home, None
+        program.home, program.homeless_since, program.model = home, None, model
         ops = program.log.rebuilt() if program.was_sent else list(program.log.journal.ops)
         program.was_sent = True
         told = [wire.SharePrefix(tuple(keys[: wire.MAX_PREFIX_KEYS]))] if keys else []
@@ -504,6 +548,8 @@ class Replica:
     """Tokens that a program writes there on average."""
     alike: dict[int, int] = field(default_factory=dict)
     """Its open programs by the key of their first block; 0: they have none."""
+    model: str = ""
+    """The digest of its fingerprint."""
 
 
 @dataclass(eq=False, slots=True)
@@ -520,6 +566,9 @@ class RoutedProgram:
     beginning: int = 0
     """The key of its first block where it was placed."""
     was_sent: bool = False
+    was_hedged: bool = False
+    model: str | None = None
+    """The digest of the model that it has begun with; None: it has not."""
     homeless_since: float | None = None
     failure: LmprogError | None = None
     """Why it cannot go on: all its later calls fail with this."""

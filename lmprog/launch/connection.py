@@ -95,7 +95,10 @@ def _welcome(channel: ClientChannel, timeout: float) -> wire.Welcome:
             raise ProtocolError(
                 f"The runtime answered the greeting with {type(reply).__name__}, not with Welcome."
             )
-    raise RuntimeGone(f"The runtime did not answer the greeting within {timeout:g} seconds.")
+    raise RuntimeGone(
+        f"The runtime did not answer the greeting within {timeout:g} seconds: nobody is at its "
+        "address, it hangs, or its keys do not belong to ours."
+    )
 
 
 def checked_welcome(welcome: wire.Welcome) -> wire.Welcome:

@@ -103,6 +103,7 @@ def assemble(
         adapters=selected.adapters,
         fingerprint=fingerprint,
         template_variables=variables,
+        generation=config.generation,
     )
     adapters, tags = AdapterNames(selected.adapters), frozenset(tokenizer.shown)
     model = ServedModel(tokenizer, chat_template, welcome, namespaces, adapters, tags)

@@ -106,6 +106,9 @@ class Open(Message, frozen=True):
 
     `turn`: the branch is one request of somebody whose next one comes on another branch; the text
     confirms which session it belongs to: one of that name, where it is not empty.
+
+    `model`: the digest of the fingerprint of the model that the program began with (`Welcome`); a
+    runtime with another one refuses. Empty: whichever model is there.
     """
 
     branch: Id
@@ -115,6 +118,7 @@ class Open(Message, frozen=True):
     lora: ShortText = ""
     account: ShortText = ""
     turn: ShortText | None = None
+    model: ShortText = ""
 
 
 class Append(Message, frozen=True):

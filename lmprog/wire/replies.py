@@ -74,6 +74,9 @@ class Welcome(Message, frozen=True, dict=True, gc=True):  # `dict` keeps the dig
     fingerprint: Fingerprint = Fingerprint()
     template_variables: tuple[str, ...] = ()
     """The names that its chat template uses besides the conversation (`enable_thinking`, say)."""
+    generation: int = 0
+    """As its operator numbers updates of the model: a fleet goes over to a later one, and refuses
+    another model of its own."""
 
     @property
     def parts(self) -> dict[str, str | int]:

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from lmprog.cli.arguments import given_options, parser
+from lmprog.server.observability.runtime_metrics import ROUTERS_NAMES
 from lmprog.server.options.configuration import configured
 
 ROOT = Path(__file__).parents[2]
@@ -131,19 +132,26 @@ def test_the_ray_service_calls_our_application_with_its_parameters() -> None:
     assert set(application["args"]) <= {one.arg for one in (*known.args, *known.kwonlyargs)}
 
 
-def test_gateways_join_each_replica_of_the_set() -> None:
+def test_gateways_join_all_replicas_by_the_name_of_their_service() -> None:
     replicas = of_kind("kubernetes/replicas.yaml", "StatefulSet")
     gateways = of_kind("kubernetes/gateways.yaml", "Deployment")
     settings = settings_of(container_of(gateways)["args"], LMPROG_API_KEY="k")
-    name, service = replicas["metadata"]["name"], replicas["spec"]["serviceName"]
+    service = replicas["spec"]["serviceName"]
     assert service == of_kind("kubernetes/replicas.yaml", "Service")["metadata"]["name"]
-    assert list(settings.join) == [
-        f"tcp://{name}-{number}.{service}:7000" for number in range(replicas["spec"]["replicas"])
-    ]
+    assert list(settings.join) == [f"dns:{service}:7000"]
+    scaler = of_kind("kubernetes/replicas.yaml", "HorizontalPodAutoscaler")["spec"]
+    assert scaler["scaleTargetRef"]["name"] == replicas["metadata"]["name"]
+    assert scaler["minReplicas"] == replicas["spec"]["replicas"]
+    (metric,) = scaler["metrics"]
+    assert metric["external"]["metric"]["name"] in runtime_metric_names()
     pod = gateways["spec"]["template"]["spec"]
     stop = container_of(gateways)["lifecycle"]["preStop"]["exec"]["command"]
     assert int(stop[1]) + settings.drain < pod["terminationGracePeriodSeconds"]
     assert settings.keys == "/keys"
+
+
+def runtime_metric_names() -> set[str]:
+    return {f"lmprog_{name}" for name in ROUTERS_NAMES}
 
 
 def test_replicas_are_started_by_a_command_that_we_have() -> None:

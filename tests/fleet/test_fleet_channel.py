@@ -13,9 +13,17 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.errors import RuntimeGone
+from lmprog.errors import InvalidParameter, RuntimeGone
+from lmprog.fleet import fleet_channel
 from lmprog.fleet.fleet_channel import FleetChannel
-from lmprog.fleet.members import Member
+from lmprog.fleet.members import (
+    FORGET_SECONDS,
+    FixedMembers,
+    Member,
+    NamedMembers,
+    members_at,
+)
+from lmprog.launch import Connection
 from lmprog.transport import ReplyReader
 from tests.fleet.replicas import WELCOME
 
@@ -182,3 +190,59 @@ def test_receive_gives_replies_and_then_the_end(channel: FleetChannel, wires: li
     channel.close()
     with pytest.raises(RuntimeGone):
         channel.receive(PATIENCE)
+
+
+def test_members_of_a_name_come_and_go_with_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[str] | None = ["10.0.0.1", "::1"]
+    now = 0.0
+
+    def resolve(host: str) -> list[str]:
+        if found is None:
+            raise OSError(f"{host} is not known")
+        return found
+
+    members = NamedMembers("replicas", 7000, None, resolve, lambda: now)
+    members.close(0.0)  # from here on it is asked by hand
+    members.look()
+    first = members.current()
+    assert [one.name for one in first] == ["tcp://10.0.0.1:7000", "tcp://[::1]:7000"]
+    found = ["10.0.0.1", "10.0.0.2"]
+    members.look()
+    assert len(members.current()) == 3, "a name server may forget for a moment"
+    assert members.size == 2
+    now = FORGET_SECONDS
+    members.look()
+    assert [one.name for one in members.current()] == ["tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"]
+    assert members.current()[0] is first[0], "it is the same replica"
+    found = None
+    members.look()
+    members.look()
+    assert len(members.current()) == 2, "where nobody answers all stay"
+    assert caplog.text.count("the name replicas has no addresses") == 1
+
+
+def test_a_name_of_other_machines_needs_keys_and_a_port() -> None:
+    with pytest.raises(InvalidParameter, match="can be reached from other machines"):
+        members_at(["dns:replicas:7000"])
+    with pytest.raises(InvalidParameter, match="lacks a host or a port"):
+        members_at(["dns:replicas"])
+
+
+def test_why_a_member_cannot_be_reached_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_channel, "DIAL_SECONDS", 0.0)
+    monkeypatch.setattr(fleet_channel, "LOOK_SECONDS", 0.001)
+    tried = threading.Semaphore(0)
+
+    def dial() -> Connection:
+        tried.release()
+        raise RuntimeGone("wrong keys")
+
+    members = FixedMembers(["tcp://127.0.0.1:1"])
+    members._members = [Member("far", dial)]
+    channel = FleetChannel(members, timeout=None)
+    for _ in range(3):
+        assert tried.acquire(timeout=60.0)
+    channel.close()
+    assert caplog.text.count("replica far cannot be reached yet: wrong keys") == 1

@@ -121,3 +121,28 @@ def test_a_lost_replica_moves_its_own_sessions_only() -> None:
     for one in sessions:
         after = left[choose_for_session(one, left)]
         assert after == before[one] or before[one] == "replica-3"
+
+
+def test_what_waits_at_a_silent_replica_is_asked_elsewhere_once() -> None:
+    """What has got a part of its text stays: the silence may end."""
+    calm = Fleet(2)
+    calm.say(*ask(1), *ask(11))
+    expected = outcome(calm.until_idle())
+    fleet, heard = Fleet(2), []
+    fleet.say(*ask(1))
+    home = fleet.where(1)
+    while not any(isinstance(one, wire.Delta) for one in heard):
+        heard += fleet.step()
+    other = next(name for name in fleet.router.loads if name != home)
+    fleet.router.drain(other)
+    fleet.say(*ask(11))
+    assert fleet.where(11) == home
+    third = fleet.add()
+    for _ in range(2):
+        fleet.router.hedge(home)
+        assert (fleet.where(1), fleet.where(11)) == (home, third)
+    fleet.router.hedge(third)
+    assert fleet.where(11) == third, "once"
+    heard += fleet.until_idle()
+    assert outcome(heard) == expected
+    assert fleet.router.num_moved == 1

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import lmprog
+from lmprog import wire
 from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import CheckpointMismatch, InvalidParameter, LmprogError, RuntimeGone
@@ -299,6 +300,59 @@ def test_a_fleet_that_begins_anew_takes_the_next_model_and_no_old_program(
         assert channel.refused == {}
 
 
+def test_a_later_generation_gets_new_programs_and_old_ones_end_with_their_model(
+    folder: Path, tmp_path: Path
+) -> None:
+    later = write_checkpoint(tmp_path / "later" / "model", seed=1)
+    of_later = outcomes_of(later)
+    with fleet(one=Replica(folder)) as (backend, channel, places):
+        of_first = outcomes(backend)
+        began: list[str] = []
+
+        def update() -> None:
+            places.put("two", Replica(later, generation=1))
+            until(lambda: len(channel.replicas()) == 2)
+            began.append(story.run(1, backend=backend).value)
+
+        assert story.run(0, update, backend=backend).value == of_first[0]
+        assert began == [of_later[1]]
+        assert [one.generation for one in channel.replicas()] == [0, 1]
+        assert channel.refused == {}
+        places.put("three", Replica(folder))
+        until(lambda: channel.refused)
+        assert channel.refused["three"].startswith("weights ("), "it is of an earlier generation"
+        assert outcomes(backend) == of_later
+
+
+def test_a_program_whose_last_replica_of_its_generation_dies_fails_and_says_so(
+    folder: Path, tmp_path: Path
+) -> None:
+    later = write_checkpoint(tmp_path / "later" / "model", seed=1)
+    with fleet(one=Replica(folder)) as (backend, channel, places):
+
+        def update() -> None:
+            places.put("two", Replica(later, generation=1))
+            until(lambda: len(channel.replicas()) == 2)
+            places.put("one", Replica(later, generation=1))
+            until(lambda: [one.generation for one in channel.replicas()] == [1, 1])
+
+        with pytest.raises(RuntimeGone, match="model was replaced"):
+            story.run(0, update, backend=backend)
+        assert story.run(1, backend=backend).value
+
+
+def test_who_names_its_model_gets_that_one_or_an_error(folder: Path) -> None:
+    replica = Replica(folder)
+    said = []
+    for model in (replica.welcome.digest, "of another"):
+        with closing(replica.dial()) as connection:
+            connection.send([wire.Open(1, model=model), wire.Read(1, 2)])
+            (reply,) = connection.receive(PATIENCE)
+            said.append(getattr(reply, "code", "done"))
+    replica.die()
+    assert said == ["done", "runtime_gone"]
+
+
 def outcomes_of(folder: Path) -> dict[int, str | LmprogError]:
     """Of a single replica."""
     with fleet(only=Replica(folder)) as (backend, _, _):
@@ -307,7 +361,7 @@ def outcomes_of(folder: Path) -> dict[int, str | LmprogError]:
 
 # --- real processes -------------------------------------------------------------------------------
 
-OPTIONS = {"threads": 1, "num_pages": 64}
+OPTIONS: dict[str, Any] = {"threads": 1, "num_pages": 64}
 
 
 def test_addresses_of_two_models_are_refused_at_once(folder: Path, tmp_path: Path) -> None:
@@ -325,7 +379,7 @@ def test_a_model_folder_that_is_replaced_mixes_no_program(folder: Path, tmp_path
     expected, killed = outcomes_of(folder), []
     shutil.copytree(folder, tmp_path / "old")
     members = LocalMembers(
-        lambda: RuntimeProcess(str(folder), **OPTIONS), 2, delays=DelayLimits(first=0.2)
+        lambda generation: RuntimeProcess(str(folder), **OPTIONS), 2, delays=DelayLimits(first=0.2)
     )
     members.until_started()
     channel = FleetChannel(members)

@@ -12,7 +12,7 @@ IDENTITY_MUTANTS = [
         "a replica with another model joins",
         "fingerprint",
         "fleet/fleet_channel.py",
-        "        if not difference:\n",
+        "        if is_later or not difference:\n",
         "        if difference is not None:\n",
     ),
     Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from lmprog.cli import main
-from tests.server.process import Served, served
+from tests.model.small_checkpoint import write_checkpoint
+from tests.server.process import Served, served, serving
 
 pytestmark = pytest.mark.slow
 TOKENS = 24
@@ -140,6 +142,36 @@ def test_no_request_fails_when_one_of_two_runtimes_is_killed_stopped_or_drained(
         assert server.process.wait(120) == 0
         server.until_read()
         assert not [line for line in server.logged if "connection to the runtime is lost" in line]
+
+
+def test_no_request_fails_and_none_is_of_two_models_while_the_model_is_updated(
+    tmp_path: Path,
+) -> None:
+    folder = write_checkpoint(tmp_path / "model")
+    other = write_checkpoint(tmp_path / "other" / "model", seed=1)
+    options = ("--threads", "1", "--kv-memory-mb", "32")
+    with serving(str(other), *options) as server:
+        later = {number: answer(server, number, stream=False) for number in range(8)}
+    with serving(str(folder), "--replicas", "2", *options) as server:
+        until_all_up(server)
+        first = {number: answer(server, number, stream=False) for number in range(8)}
+        askers = Askers(server, 6)
+        server.until(lambda: len(askers.answers) > 12 or askers.failures)
+        shutil.rmtree(folder)
+        shutil.copytree(other, folder)
+        assert main(["fleet", "update", server.url]) == 0
+        server.until(lambda: generations(server) == [1, 1] or askers.failures)
+        done = len(askers.answers)
+        server.until(lambda: len(askers.answers) > done + 12 or askers.failures)
+        askers.stop()
+        assert askers.failures == []
+        assert set(askers.answers) <= set(first.items()) | set(later.items())
+        assert set(askers.answers[done + 6 :]) <= set(later.items())
+        assert restarts(server) == 0
+
+
+def generations(server: Served) -> list[int]:
+    return [one["generation"] for one in server.http.get("/fleet").json()["replicas"]]
 
 
 def without_any(server: Served) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -165,23 +166,56 @@ def test_a_store_that_fails_costs_nobody_a_right_answer(
         assert describe(backend)["tier_pages_loaded"] > told["tier_pages_loaded"], "it is back"
 
 
-def test_a_store_that_hangs_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_hangs_is_asked_once_and_soon_waited_for_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = {"kv_store": "machine", "kv_disk_mb": 64, "kv_disk_folder": str(tmp_path)}
-    failing, num_asked = Failing(monkeypatch, "hung"), 0
-    original = DiskStore.find
+    failing, num_asked, num_waits = Failing(monkeypatch, "hung"), 0, 0
+    original, storing = DiskStore.find, DiskStore.store
 
     def find(self: DiskStore, keys: Sequence[PageKey]) -> int | None:
         nonlocal num_asked
         num_asked += 1
         return original(self, keys)
 
+    def store_page(self: DiskStore, *what: Any) -> bool:
+        nonlocal num_waits
+        num_waits += what[3:] > (0.0,)
+        return storing(self, *what)
+
     monkeypatch.setattr(DiskStore, "find", find)
+    monkeypatch.setattr(DiskStore, "store", store_page)
+    monkeypatch.setattr(disk_store, "MOST_STAGED_BYTES", 1)  # room for one page
     monkeypatch.setattr(shared_pages, "FIND_SECONDS", 0.02)
     with runtime(num_pages=40, **store) as backend:
         failing.fails = True
         answers(backend, FEW)
-        assert num_asked == 1
+        told = describe(backend)
+        assert (num_asked, num_waits) == (1, second_tier.VAIN_WAITS)
+        assert told["tier_pages_refused"] > 10 * num_waits, "evictions go on"
         failing.goes_on.set()
+
+
+def test_a_store_whose_pages_are_all_torn_is_left_alone_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = {"kv_store": "machine", "kv_disk_mb": 64, "kv_disk_folder": str(tmp_path)}
+    failing = Failing(monkeypatch, "torn")
+    monkeypatch.setattr(disk_store, "RETRY_SECONDS", 1e6)
+    with runtime(**store) as warm:
+        answers(warm, FEW)
+    num_read, read = 0, DiskStore._read_page
+
+    def read_page(self: DiskStore, *what: Any) -> bytearray | None:
+        nonlocal num_read
+        num_read += 1
+        return read(self, *what)
+
+    monkeypatch.setattr(DiskStore, "_read_page", read_page)
+    with runtime(num_pages=40, **store) as backend:
+        failing.fails = True
+        answers(backend, FEW)
+        assert num_read == disk_store.MOST_LOST
 
 
 @needs_server

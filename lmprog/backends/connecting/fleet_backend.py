@@ -11,9 +11,9 @@ from typing import Any, Self
 from lmprog.backends.client import RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
-from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, FleetChannel
-from lmprog.fleet.local_members import LocalMembers
-from lmprog.fleet.members import FixedMembers, Members
+from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, UPDATE_SECONDS, FleetChannel
+from lmprog.fleet.local_members import LocalMembers, next_generation
+from lmprog.fleet.members import Members, members_at
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.runtime_process import replica_options
 from lmprog.transport import CurveClient, client_keys
@@ -43,7 +43,7 @@ class Fleet(RuntimeBackend):
     ) -> None:
         if not addresses and members is None:
             raise InvalidParameter("a fleet needs the address of a runtime", name="addresses")
-        self.members = members or FixedMembers(addresses, client_keys(keys))
+        self.members = members or members_at(addresses, client_keys(keys))
         self.channel = FleetChannel(self.members, slots=slots)
         if addresses:
             self._check_models()
@@ -74,12 +74,24 @@ class Fleet(RuntimeBackend):
                 "a fleet has at least one replica", name="replicas", value=replicas, allowed=">= 1"
             )
         options = replica_options(options) if replicas > 1 else options
-        members = LocalMembers(lambda: RuntimeProcess(model, **options), replicas)
+        members = LocalMembers(
+            lambda generation: RuntimeProcess(model, **{**options, "generation": generation}),
+            replicas,
+        )
         members.until_started()
         fleet = cls(members=members, slots=slots)
         fleet._check_models()
         fleet.channel.wait_for(replicas)
         return fleet
+
+    def update(self, seconds: float = UPDATE_SECONDS) -> None:
+        """Goes over to the model that the folder has now, where the fleet started its replicas
+        (`local`): they are replaced one after the other. Programs end with the model that they
+        began with, new ones begin with the new one. Each replica has `seconds` for what runs there;
+        then programs are moved, and those of the last one fail. Returns at once. Raises
+        InvalidParameter where replicas run elsewhere: there each says its `generation`.
+        """
+        self.channel.replace_all(next_generation(self.members), seconds)
 
     @classmethod
     def from_ray(

@@ -22,6 +22,7 @@ from lmprog.constraints.search import TextSearch
 from lmprog.errors import (
     InvalidParameter,
     NotSupported,
+    RuntimeGone,
     UnsatisfiableConstraint,
 )
 from lmprog.runtime.programs.branch import RuntimeBranch
@@ -192,6 +193,11 @@ class ServedModel:
     """The special tokens that are part of texts: tags of the model's calls."""
     is_forcing: bool = True
     """Whether what a constraint leaves no choice about is not sampled."""
+
+    def check(self, digest: str) -> None:
+        """Raises RuntimeGone where a program has begun with another model."""
+        if digest and digest != self.welcome.digest:
+            raise RuntimeGone.of_another_model()
 
     def called_tool(self, text: str) -> str:
         """The name in the last call of an answer; empty: it calls nothing. Only the beginning of a

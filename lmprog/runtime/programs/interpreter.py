@@ -193,7 +193,7 @@ class Interpreter:
                     self._num_programs += 1
                     branch.program, branch.weight = self._num_programs, op.weight
                     branch.turn = None if op.turn is None else SessionTurn(op.session, op.turn)
-                    self._runner.open(branch, op.lora)
+                    self._runner.open(branch, op)
             case wire.Fork():
                 self._fork(client, op)
             case wire.Append(branch=number, pieces=pieces):
@@ -443,15 +443,17 @@ class BranchRunner:
         self._texts = texts
         self._tokenizer = model.tokenizer
         self._template = model.template
-        self._adapters = model.adapters
+        self._model = model
 
-    def open(self, branch: RuntimeBranch, lora: str) -> None:
-        """Opens an empty branch that the adapter of that name computes."""
+    def open(self, branch: RuntimeBranch, op: wire.Open) -> None:
+        """Opens an empty branch, with the model and the adapter that it asks for."""
         branch.open()
         try:
-            if lora:
-                branch.adapter = self._adapters.find(lora)
-        except UnknownName as error:
+            if op.model:
+                self._model.check(op.model)
+            if op.lora:
+                branch.adapter = self._model.adapters.find(op.lora)
+        except LmprogError as error:
             self._completion.fail_branch(branch, error)
 
     def run(self, branch: RuntimeBranch, now: float) -> None:
@@ -499,11 +501,10 @@ class BranchRunner:
                 self._texts.tokenise_certain(branch)
             except LmprogError as error:  # the children are opened all the same, and fail with it
                 self._completion.fail_branch(branch, error)
-        unknown: UnknownName | None = None
-        adapter = branch.adapter
+        unknown, adapter = None, branch.adapter
         try:
             if fork.lora is not None:
-                adapter = self._adapters.find(fork.lora)
+                adapter = self._model.adapters.find(fork.lora)
         except UnknownName as error:
             unknown = error
         # keys and values of another adapter are of no use to the children

@@ -138,6 +138,8 @@ MOST_STAGED_BYTES = 32 << 20
 """Contents in memory on the way to the file, and as much on the way back; at least one page."""
 RETRY_SECONDS = 10.0
 """After a page could not be written, so long none is tried."""
+MOST_LOST = 4
+"""After so many loads in turn that gave no page a shared store is left alone for as long."""
 CLOSE_SECONDS = 5.0
 """What is not written so long after the end is given up."""
 MEASURED = 16
@@ -188,6 +190,8 @@ class DiskStore:
         self._num_loads = 0
         self._abandoned: set[int] = set()
         self._refused_until = 0.0
+        self._num_lost = 0
+        """Loads in turn that gave no page."""
         self._measures: dict[str, deque[float]] = {
             what: deque(maxlen=MEASURED) for what in ("copy", "write", "read", "enter")
         }
@@ -309,6 +313,10 @@ class DiskStore:
                     break
                 self._read.append((ticket, page, contents))
                 num_good += 1
+            self._num_lost = 0 if num_good else self._num_lost + 1
+            if self.is_shared and self._num_lost >= MOST_LOST:
+                self._num_lost = 0
+                raise OSError(f"{MOST_LOST} loads in turn gave nothing of what is there")
         except OSError as error:
             self._failed("read", error)
         finally:

@@ -108,6 +108,8 @@ WAITED_PART = 0.1
 """Evictions wait for room so long at most, as a part of the time that steps take."""
 SAVED_WAIT = 0.02
 """Seconds: so much of what was not waited in short steps is left for one that evicts much."""
+VAIN_WAITS = 8
+"""After so many waits in turn without room nobody waits any more, until a page is taken."""
 AHEAD_PART = 0.02
 """Storing ahead takes so much of it at most."""
 AHEAD_STEPS = 1000
@@ -176,6 +178,8 @@ class TierStoring:
         """Seconds that a page waits for room without need."""
         self._wait_left = 0.0
         """Seconds that evictions may wait until the next step."""
+        self._num_vain = 0
+        """Waits without room since a page was taken."""
         self._ahead_seconds = 0.0
         """Seconds that storing ahead may take in a step."""
         self._steps_left = AHEAD_STEPS
@@ -266,9 +270,13 @@ class TierStoring:
         time.
         """
         if self._store.store(handle, page, key):
+            self._num_vain = 0
             return True
         self._steps_left, began = AHEAD_STEPS, self._clock()
-        is_taken = self._wait_left > 0.0 and self._store.store(handle, page, key, self._wait_left)
+        if self._wait_left <= 0.0 or self._num_vain >= VAIN_WAITS:
+            return False
+        is_taken = self._store.store(handle, page, key, self._wait_left)
+        self._num_vain = 0 if is_taken else self._num_vain + 1
         self._wait_left -= self._clock() - began
         return is_taken
 
@@ -411,11 +419,7 @@ class SecondTier:
     def figures(self) -> dict[str, float]:
         """What was counted, and what is stored now."""
         counts = {f"pages_{name}": float(count) for name, count in asdict(self.counters).items()}
-        return {
-            **counts,
-            "pages": float(self.num_pages),
-            "capacity": float(self.capacity),
-        }
+        return {**counts, "pages": float(self.num_pages), "capacity": float(self.capacity)}
 
     def discard(self, tokens: Tokens, salt: str) -> None:
         """The path of `tokens` holds something wrong: nothing of it is loaded any more."""
@@ -439,9 +443,8 @@ class SecondTier:
         if self._questions is not None:
             if match.length:
                 self.storing.note(match.node)
-            asked = None
-            if not self._abandoned:
-                asked = self._questions.ask(tokens, salt, match.length, limit)
+            length = match.length
+            asked = None if self._abandoned else self._questions.ask(tokens, salt, length, limit)
             if asked is not None:
                 return asked
             limit = self.index.match(tokens, root_of(salt).hex(), limit).length
@@ -449,9 +452,7 @@ class SecondTier:
         stored = self.index.match(tokens, root_of(salt).hex(), limit)
         gain = stored.length - match.length
         first, count = len(match.pages), self._num_pages(match.length, stored.length)
-        if gain <= 0 or self._abandoned:
-            return None
-        if not self._pays(gain, count):
+        if gain <= 0 or self._abandoned or not self._pays(gain, count):
             return None
         for ticket, load in self._loads.items():
             if load.stored is stored.node and load.end >= stored.length:
@@ -470,10 +471,10 @@ class SecondTier:
         last = self.index.partial_page(locked, stored.length)  # making room may have moved it
         if last is not None:
             handles.append(last)
+        least, most = MOST_LOAD_SECONDS, gain * self._cost_per_token()
         if self._store.is_shared:
-            ends = self._clock() + SHARED_LOAD_SECONDS + 2.0 * count * self._store.costs.load
-        else:
-            ends = self._clock() + MOST_LOAD_SECONDS + 2.0 * gain * self._cost_per_token()
+            least, most = SHARED_LOAD_SECONDS, count * self._store.costs.load
+        ends = self._clock() + least + 2.0 * most
         load = TierLoad(
             tokens[: stored.length], salt, match.length, node, match.pages, pages, locked, ends
         )
@@ -533,8 +534,7 @@ class SecondTier:
         else:
             self._pages.free(load.pages)
         self._tree.unlock(load.node)
-        num_lost = len(load.pages) - done.num_good
-        if num_lost:
+        if num_lost := len(load.pages) - done.num_good:
             self.counters.lost += num_lost
             self.index.discard(load.stored, (first + done.num_good) * size)
         self.index.unlock(load.stored)

@@ -124,6 +124,13 @@ class RuntimeLink:
             self.connections += 1
             self._reader = self._reading(connection)
 
+    def renew(self, info: wire.Welcome) -> None:
+        """The runtimes behind the connection have gone over to another model; who has begun goes on
+        with the old one.
+        """
+        if self._connection is not None and self._connection.info.digest != info.digest:
+            self._connection.info = info
+
     async def wait_until_up(self, seconds: float) -> None:
         """Returns when there is a runtime, after `seconds`, or when waiting makes no sense."""
         if self.is_up or self._is_waiting_over:

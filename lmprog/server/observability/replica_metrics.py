@@ -5,7 +5,7 @@ Knows replicas by what is told of them; asks nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,6 +27,9 @@ class ReplicaView(Protocol):
 
     @property
     def is_draining(self) -> bool: ...
+
+    @property
+    def generation(self) -> int: ...
 
     @property
     def is_responsive(self) -> bool: ...
@@ -61,6 +64,17 @@ class FleetView(Protocol):
 
     def figures(self) -> Mapping[str, float]:
         """The figures of all of them as those of one runtime."""
+        ...
+
+    @property
+    def models(self) -> Collection[str]:
+        """The digests of the models that programs can go on with."""
+        ...
+
+    def update(self, seconds: float) -> None:
+        """Replaces all replicas, one after the other, by ones with the model that is there now.
+        Raises InvalidParameter where they were started elsewhere.
+        """
         ...
 
     def drain(self, name: str, seconds: float) -> None:

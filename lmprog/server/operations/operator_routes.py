@@ -30,6 +30,11 @@ class DrainBody(msgspec.Struct, kw_only=True):
     """For programs to end there, before they are moved."""
 
 
+class UpdateBody(msgspec.Struct, kw_only=True):
+    seconds: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)] = 600.0
+    """For programs to end on each replica."""
+
+
 def router(gateway: Gateway) -> GatewayRouter:
     made = GatewayRouter(gateway, "Operations")
     _add_health(made, gateway)
@@ -99,7 +104,7 @@ def _add_metrics(made: GatewayRouter, gateway: Gateway) -> None:
 
 
 def _add_fleet(made: GatewayRouter, gateway: Gateway) -> None:
-    """`/fleet`; `/fleet/drain` takes a runtime out of use."""
+    """`/fleet`; `/fleet/drain` takes a runtime out of use, `/fleet/update` replaces all."""
 
     @made.get(
         "/fleet",
@@ -122,6 +127,19 @@ def _add_fleet(made: GatewayRouter, gateway: Gateway) -> None:
         gateway.fleet.drain(body.replica, body.seconds)
         return JSONResponse(fleet_json(gateway.fleet))
 
+    @made.post(
+        "/fleet/update",
+        dependencies=[made.guards.admin],
+        summary="Goes over to the model that is there now; for the administrator.",
+        responses=described(),
+    )
+    async def update(given: Given[UpdateBody]) -> Response:
+        body = (await given.read(gateway.settings)).body
+        if gateway.fleet is None:
+            raise refused("This server has one runtime; start it again.", "replicas")
+        gateway.fleet.update(body.seconds)
+        return JSONResponse(fleet_json(gateway.fleet))
+
 
 def fleet_json(fleet: FleetView | None) -> dict[str, Any]:
     """The fleet as its route and the page's pictures show it; without replicas where there is one
@@ -138,6 +156,7 @@ def fleet_json(fleet: FleetView | None) -> dict[str, Any]:
                 "name": one.name,
                 "programs": one.programs,
                 "draining": one.is_draining,
+                "generation": one.generation,
                 "responsive": one.is_responsive,
                 "running": int(one.figures.get("running", 0)),
                 "waiting": int(one.figures.get("waiting", 0)),

@@ -61,7 +61,8 @@ _HELP: Mapping[str, str] = {
     "that is started for it, or of the one at --address (auto: that of this machine)",
     "max_replicas": "with --ray: the most runtimes, started by what waits and runs",
     "join": "the address of a runtime that runs already (lmprog serve --address): serve it, and "
-    "start none; repeat it for several; ray:NAME: those of a Ray Serve application",
+    "start none; repeat it for several; dns:HOST:PORT: those at all addresses of a name; "
+    "ray:NAME: those of a Ray Serve application",
     "keys": "a folder of keys (lmprog fleet keys) for addresses beyond this machine",
     "max_running": "results that may be computed at once",
     "max_waiting": "results that may wait in the queue (calls, without HTTP)",

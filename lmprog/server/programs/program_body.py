@@ -213,6 +213,8 @@ class Translator:
         self._calls: dict[str, int] = {}
         self._results: dict[str, int] = {}
         self._at = ""
+        self.model = ""
+        """The digest of the model that the program has begun with; empty: any."""
         self.made = Translated()
 
     def take(self, at: int, op: ProgramOp) -> None:
@@ -223,7 +225,8 @@ class Translator:
     def _translated(self, op: ProgramOp) -> wire.Op:
         match op:
             case ProgramOpen():
-                return wire.Open(self._begin(op.branch, "branch"), self._salt)
+                branch = self._begin(op.branch, "branch")
+                return wire.Open(branch, self._salt, model=self.model)
             case ProgramFork():
                 parent = self._branch(op.branch)
                 children = tuple(

@@ -75,15 +75,12 @@ def _result_event(asked: NamedCall, reply: wire.Reply, encode: Encode) -> bytes:
     return event({"call": asked.name, **result_of(asked, reply)}, "result", encode)
 
 
-def _check_goes_on(body: ProgramBody, info: wire.Welcome) -> None:
-    """Raises 412 where the program has begun with another model than the one that is there now."""
-    if body.fingerprint is not None and body.fingerprint != info.digest:
-        raise refused(
-            "The model was replaced, and this program had begun with another; begin it anew.",
-            "fingerprint",
-            RuntimeGone.code,
-            412,
-        )
+def _check_goes_on(body: ProgramBody, gateway: Gateway) -> None:
+    """Raises 412 where nobody has the model with which the program has begun."""
+    there = {gateway.info.digest, *(() if gateway.fleet is None else gateway.fleet.models)}
+    if body.fingerprint is not None and body.fingerprint not in there:
+        gone = RuntimeGone.of_another_model()
+        raise refused(gone.message, "fingerprint", gone.code, 412)
 
 
 def router(gateway: Gateway) -> GatewayRouter:
@@ -94,11 +91,12 @@ def router(gateway: Gateway) -> GatewayRouter:
         salt = gateway.salt(request.state.caller, body.cache_salt)
         timeout = gateway.settings.request_timeout
         with gateway.link.exchange() as exchange:
-            _check_goes_on(body, gateway.info)
+            _check_goes_on(body, gateway)
             context = gateway.info.context_len
             translator = Translator(
                 exchange.branch, exchange.call, salt, timeout, body.stream, context
             )
+            translator.model = body.fingerprint or ""
             for at, op in enumerate(body.ops):
                 translator.take(at, op)
             if not translator.made.calls:

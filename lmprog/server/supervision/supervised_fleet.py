@@ -10,13 +10,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from lmprog import wire
 from lmprog.errors import Detail, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel
-from lmprog.fleet.local_members import LocalMembers
-from lmprog.fleet.members import FixedMembers, Members
+from lmprog.fleet.local_members import LocalMembers, next_generation
+from lmprog.fleet.members import Members, members_at
 from lmprog.fleet.questions import summed
 from lmprog.fleet.replica_link import ReplicaState
 from lmprog.launch import Connection, RuntimeProcess
@@ -101,6 +101,7 @@ class SupervisedFleet:
             ticks = 0
             while not self._stopped.is_set():
                 self._count_restarts()
+                self._gateway.link.renew(channel.info)
                 if channel.is_stranded:
                     await self._begin_anew(channel)
                     continue
@@ -164,6 +165,17 @@ class SupervisedFleet:
             raise RuntimeGone("the fleet is starting; try again in a moment")
         self._channel.drain(name, seconds)
 
+    @property
+    def models(self) -> Collection[str]:
+        """The digests of the models that programs can go on with."""
+        return () if self._channel is None else self._channel.models
+
+    def update(self, seconds: float) -> None:
+        """See `Fleet.update`."""
+        if self._channel is None or self._members is None:
+            raise RuntimeGone("the fleet is starting; try again in a moment")
+        self._channel.replace_all(next_generation(self._members), seconds)
+
     # --- inside -----------------------------------------------------------------------------------
 
     async def _begin_anew(self, channel: FleetChannel) -> None:
@@ -203,10 +215,10 @@ def supervised(
 
 
 def several_runtimes(
-    launch: Callable[[], RuntimeProcess], replicas: int
+    launch: Callable[[int], RuntimeProcess], replicas: int
 ) -> Callable[[Gateway, HangTimeouts], SupervisedFleet]:
-    """`launch` starts a runtime and waits until it serves; it is called in threads, for each
-    replica and every restart.
+    """`launch` starts a runtime of a generation and waits until it serves; it is called in threads,
+    for each replica and every restart.
     """
     return supervised(lambda: LocalMembers(launch, replicas))
 
@@ -217,5 +229,5 @@ def joined_runtimes(
     """Runtimes that run already, and are nobody's here; `keys` is a folder. Raises
     InvalidParameter for a wrong address or wrong keys.
     """
-    members = FixedMembers(addresses, client_keys(keys))
+    members = members_at(addresses, client_keys(keys))
     return supervised(lambda: members)
