@@ -358,8 +358,8 @@ class World:
             )
 
     def _check_overtaking(self) -> None:
-        """Bounded waiting: no sequence is overtaken by one of its client that came too much
-        later.
+        """Bounded waiting: no sequence is overtaken by one of its client that came too much later
+        than it, and than the last sequence of its program that was admitted.
         """
         running, seen = self.scheduler.running, self._seen_running
         if running == seen:
@@ -368,7 +368,7 @@ class World:
         admitted = [one for one in running if one not in before]
         if not admitted:
             return
-        order = self.scheduler.waiting.order
+        order, waited = self.scheduler.waiting.order, self.scheduler.programs.turns.waited
         waiting: dict[object, list[Sequence]] = {}
         for sequence in self.scheduler.waiting:
             if not sequence.admission_order:
@@ -380,7 +380,7 @@ class World:
                     behind = sequence.sweep - other.sweep
                     assert behind <= 1 + max(0, higher), f"overtaken by {behind} sweeps"
                     continue
-                seconds = sequence.queued_at - other.queued_at
+                seconds = sequence.queued_at - waited(other)
                 bound = order.overtaking_bound(higher)
                 assert seconds <= bound, f"overtaken by {seconds:.3f} s, bound {bound:.3f} s"
 

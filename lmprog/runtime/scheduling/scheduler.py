@@ -108,13 +108,13 @@ class StepPlanner:
         # client's in the order of admission.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
-        if prefills and self._shares.are_several:
-            prefills.sort(key=lambda one: self._shares.served(one.group.client))  # stable
+        if len(prefills) > 1:
+            prefills.sort(key=self._turn)  # stable
         resets = {sequence: sequence.num_resets for sequence in prefills}
         for sequence in prefills:
-            if self._waiting.has_beside(sequence.group.client):
-                limit = self._shares.served(sequence.group.client)
-                budget = self._admit(rows, budget, (step, now, limit))
+            client = sequence.group.client
+            if self._waiting.has_beside(client) or self._running.is_behind(sequence):
+                budget = self._admit(rows, budget, (step, now, sequence))
             if not budget or len(rows) == self._config.max_rows:
                 break
             # it may have been preempted for an earlier one, and even admitted again since
@@ -122,7 +122,7 @@ class StepPlanner:
                 budget -= self._extend(sequence, budget, rows)
         if self._waiting.places:
             self._waiting.refresh()
-            budget = self._admit(rows, budget, (step, now, inf))
+            budget = self._admit(rows, budget, (step, now, None))
             if self._waiting.places:
                 cause = None if len(rows) == self._config.max_rows else self._running.blocked_by
                 self._waiting.clock.set(cause or "step", now)
@@ -145,7 +145,13 @@ class StepPlanner:
         bill.charge(last, num_rows, num_tokens)
         return bill
 
-    def _admit(self, rows: list[Row], budget: int, until: tuple[int, float, float]) -> int:
+    def _turn(self, sequence: Sequence) -> tuple[float, int]:
+        """By its client's account, and by the turns that its program has used up."""
+        return self._shares.served(sequence.group.client), self._running.turn_of(sequence)
+
+    def _admit(
+        self, rows: list[Row], budget: int, until: tuple[int, float, Sequence | None]
+    ) -> int:
         """Admits sequences while there is budget for them, as `RunningSequences.admit_next` says.
         Returns what is left of the budget.
         """
@@ -388,7 +394,7 @@ class Scheduler:
         """Queues further sequences of a group that was submitted."""
         now, number = self._clock(), group.program
         assert number is not None
-        self.programs.submit(number, len(sequences), now)
+        self.programs.submit(number, len(sequences), now, group.client)
         waiting: Iterable[Client] = ()
         if not self.waiting.has(group.client):
             waiting = [queue.client for queue in self.waiting.clients()]
@@ -485,6 +491,8 @@ class Scheduler:
         seconds, least = self._clock() - self._step_began, plan.num_decoded
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
         self.shares.settle(plan.parts, seconds, self.costs.price)
+        if self.waiting.places or plan.num_tokens > least:
+            self.programs.turns.serve(plan.rows, seconds, self.costs.price)
         for sequence, _, start, end, _, _ in plan.rows:
             sequence.computed = end
             sequence.group.count_computed(sequence, start, end - start)
