@@ -180,6 +180,8 @@ class World:
             )
         adapting = random.Random(f"adapters of {seed}")  # likewise
         self._adapting = adapting if adapting.random() < 0.4 else None
+        suspending = random.Random(f"suspended calls of {seed}")  # likewise
+        self._suspending = suspending if suspending.random() < 0.5 else None
         adapters = ADAPTERS if self._adapting else {}
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION,
@@ -236,6 +238,10 @@ class World:
             is_silent = self.steps < client.silent_until
             if not is_silent and rng.random() < scenario.busy and client.num_waiting < 12:
                 self.channel.inbox += [(client.name, op) for op in client.act()]
+        if self._suspending is not None and self._suspending.random() < 0.2:
+            client = self._suspending.choice(self.clients)
+            ops = client.read_slowly(self._suspending)
+            self.channel.inbox += [(client.name, op) for op in ops]
         if rng.random() < scenario.faults:
             self._fault()
         self._turn()
@@ -243,6 +249,7 @@ class World:
     def settle(self, most: int = 20_000) -> None:
         """No more faults or programs: everything must be answered and freed."""
         for client in self.clients:
+            self.channel.inbox += [(client.name, op) for op in client.read_all()]
             if self.rng.random() < 0.5:
                 self.channel.inbox += [(client.name, op) for op in client.leave()]
         for _ in range(most):

@@ -203,9 +203,10 @@ class Interpreter:
             case wire.Close(branch=number, forget=forget):
                 self._close(client, number, forget)
             case wire.Cancel(call=number):
-                call = client.calls.get(number)
-                if call is not None:
+                if (call := client.calls.get(number)) is not None:
                     self._completion.fail(call, Cancelled("the call was cancelled."))
+            case wire.Suspend():
+                self._completion.suspend(client.calls.get(op.call), is_on=op.is_on)
             case wire.Contest():
                 entrants = [client.calls[call] for call in op.calls if call in client.calls]
                 self._completion.start_contest(entrants, op.rule)

@@ -316,12 +316,15 @@ class ProgramAdmission:
 
     def take_place(self, sequence: Sequence, now: float) -> None:
         """The sequence, which has left the queue, begins to run."""
-        until = self._waiting.clock.read(now)
-        self._shares.wait(sequence.group.client, sequence.waits_since, until)
+        self.has_waited(sequence, now)
         if self._programs.admit(sequence, now):
             program = self._programs.number_of(sequence)
             self._waiting.move_program(program, is_active=True)
             self._memory.pins.restore(program)
+
+    def has_waited(self, sequence: Sequence, now: float) -> None:
+        until = self._waiting.clock.read(now)
+        self._shares.wait(sequence.group.client, sequence.waits_since, until)
 
     def _is_overdue(self, queue: ClientQueue) -> bool:
         """Whether the first sequence without a place has waited much longer than those with one."""
@@ -456,6 +459,7 @@ class RunningSequences:
         self._admission = admission
         self.sequences: list[Sequence] = []
         """In the order of first admission."""
+        self.suspended: dict[Sequence, None] = {}
         self._admissions = 0
 
     def admit_next(self, step: int, now: float, before: Sequence | None = None) -> Sequence | None:
@@ -501,13 +505,35 @@ class RunningSequences:
 
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the head of the queue; its work stays in the tree."""
+        self._leave(sequence)
+        sequence.group.preemptions += 1
+        self._memory.stats.preemptions += 1
+        self._requeue(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
         node = self._memory.tables.release(sequence, pin=False)
         assert node is None
         sequence.num_tokens_at_enqueue = len(sequence.tokens)
-        sequence.group.preemptions += 1
-        self._memory.stats.preemptions += 1
-        self._requeue(sequence)
+
+    def suspend(self, sequence: Sequence, now: float) -> None:
+        """It leaves queue and row until `resume`; its work stays in the tree."""
+        if sequence.state is SequenceState.RUNNING:
+            self._leave(sequence)
+            self._lose_row(sequence)
+        elif sequence.state is SequenceState.WAITING:
+            self._admission.has_waited(sequence, now)
+            self._waiting.remove(sequence)
+        else:
+            return
+        sequence.state = SequenceState.SUSPENDED
+        self.suspended[sequence] = None
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        if sequence.state is SequenceState.SUSPENDED:
+            del self.suspended[sequence]
+            sequence.state = SequenceState.WAITING
+            self.queue(sequence, now)
 
     def make_room(self, needed: int, sequence: Sequence, rows: Iterable[Row]) -> bool:
         """Frees pages until `needed` are free: evicts, then preempts sequences admitted later than
@@ -544,10 +570,14 @@ class RunningSequences:
             self._requeue(sequence)
 
     def _requeue(self, sequence: Sequence) -> None:
-        """A running sequence waits again. Its program loses its place if no other one runs."""
+        """A running sequence waits again."""
         sequence.state = SequenceState.WAITING
+        self._lose_row(sequence)
+        self.queue(sequence)
+
+    def _lose_row(self, sequence: Sequence) -> None:
+        """Its program loses its place if no other one of it runs."""
         number = self._programs.number_of(sequence)
         self._programs.preempt(number)
         if not self._programs.is_active(number):
             self._admission.lose_place(number, is_kept=True)
-        self.queue(sequence)

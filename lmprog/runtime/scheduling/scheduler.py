@@ -414,6 +414,8 @@ class Scheduler:
         """
         if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is SequenceState.SUSPENDED:
+            del self._running.suspended[sequence]
         elif sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             if keep is not None:
@@ -443,6 +445,16 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the queue, as where others need its memory."""
         self._running.preempt(sequence)
+
+    def suspend(self, group: SequenceGroup, *, is_on: bool) -> None:
+        """The sequences of `group` neither wait nor run for now, or they do again."""
+        change = self._running.suspend if is_on else self._running.resume
+        for sequence in group.sequences:
+            change(sequence, self._clock())
+
+    @property
+    def num_suspended(self) -> int:
+        return len(self._running.suspended)
 
     def forget(self, node: Node, begin: int) -> None:
         """Frees what is cached for nobody else at `node`, back to position `begin`."""
@@ -561,7 +573,7 @@ class Scheduler:
         self.pages.check([*held, *self.tables.pages_loading(), *private])
         if self.tables.states is not None:
             self.tables.states.check(self.running)
-        self.programs.check(self.running, self.waiting)
+        self.programs.check(self.running, [*self.waiting, *self._running.suspended])
         self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
 

@@ -437,6 +437,12 @@ def connections_allowed() -> int:
     return max(1, files - max(LEAST_SPARE_FILES, files // 16))
 
 
+MOST_NOT_SENT = 64 * 1024
+"""Bytes of one connection that the system holds and has not sent. Without a bound it takes
+megabytes for a client that reads nothing, which then seems to read.
+"""
+
+
 def bind(settings: ServerSettings) -> socket.socket:
     """The listening socket. Raises `InvalidParameter` where the address cannot be had."""
     try:
@@ -446,6 +452,8 @@ def bind(settings: ServerSettings) -> socket.socket:
         bound = socket.socket(family, kind, number)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have it from this one
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MOST_NOT_SENT)
             bound.bind(address)
             bound.listen(BACKLOG)
         except BaseException:
