@@ -67,6 +67,20 @@ LEDGER_MUTANTS = [
         "        return int(self._programs.turns.served(sequence) / QUANTUM)\n",
         "        return 0\n",
     ),
+    Mutant(
+        "texts are tokenised between steps for nothing",
+        "ledger",
+        _PROGRAMS + "long_texts.py",
+        "            self._charge(text.payer, self._clock() - began)\n",
+        "",
+    ),
+    Mutant(
+        "a call goes on for a reader that reads nothing",
+        "programs",
+        _SCHEDULING + "admission.py",
+        "        sequence.state = SequenceState.SUSPENDED\n        self.suspended[sequence] = None\n",
+        "        self.resume(sequence, now)\n",
+    ),
     # --- shares
     Mutant(
         "the most served client is first",
