@@ -161,13 +161,34 @@ class _Parser(h11.Connection):
         while type(event) is h11.Request:
             rest = self._refuse(event)
             if rest is None:
-                break
+                return self._plain(event)
             super().__init__(h11.SERVER, self._most)  # nothing of the refused request is known
             if not rest:
                 return h11.NEED_DATA
             self.receive_data(rest)
             event = super().next_event()
         return event
+
+    def _plain(self, head: h11.Request) -> h11.Request:
+        """The request as RFC 9112 has it understood: an absolute target names the host itself
+        (3.2.2), and where a body has two lengths the connection ends after it (6.3).
+        """
+        names = {name for name, _ in head.headers}
+        if names >= {b"content-length", b"transfer-encoding"}:
+            self._cstate.process_keep_alive_disabled()
+        scheme, _, rest = head.target.partition(b"://")
+        if scheme.lower() not in (b"http", b"https"):
+            return head
+        host, slash, path = rest.partition(b"/")
+        fields = [
+            (name, value) for name, value in head.headers.raw_items() if name.lower() != b"host"
+        ]
+        return h11.Request(
+            method=head.method,
+            target=slash + path or b"/",
+            headers=[(b"host", host), *fields],
+            http_version=head.http_version,
+        )
 
 
 class UnreadAnswer:
