@@ -2,6 +2,7 @@
 
     python -m benchmarks.step_length [--model nano|random:768x12|FOLDER] [--prompts N] [--step-ms N]
                                      [--dtype float32|bfloat16] [--quantize int8|int4] [--chunks 32,64,2048]
+    python -m benchmarks.step_length --beside 1000 [--model random:1024x24] ...
 
 Eight streams decode; prompts of 1,900 tokens come one after the other. Milliseconds of the runtime's
 processor time from one token of the streams to the next, with steps bounded (`--step-ms`) and
@@ -13,6 +14,10 @@ best every token costs what one of steps without a bound does. With `--chunks` o
 what a prompt's token costs alone in chunks of so many, and so how long steps of so many tokens
 last, of which eight are the streams', and what part of the prompts they give. The clock is the processor time of the
 thread that computes; what other threads took beside it (memory asked for ahead) is told apart.
+
+With `--beside N`: one stream and one prompt of N tokens, after a short one of the same kind. The bars:
+no step takes more than two of `--step-ms` and a step of the stream alone, the stream's gaps have a p99
+of at most two, and the prompt takes at most 1.3 times what it takes alone.
 """
 
 from __future__ import annotations
@@ -91,6 +96,44 @@ def token_seconds(model: str, text: str, chunk: int, **fields: Any) -> float:
     return (own.now() - began) / PROMPT_TOKENS
 
 
+def beside(model: str, step_ms: int, text: str, **fields: Any) -> None:
+    """One prompt alone, then beside a stream, of one runtime."""
+    own = OwnLoop(model, step_ms=step_ms, kv_memory_mb=1024, share=False, **fields)
+    for prompt in (text[: len(text) // 4], text):
+        began = own.now()
+        own.finish(own.ask(b"prompts", prompt, 1))
+    by_itself = own.now() - began
+    stream = own.ask(b"streams", "Once upon", 1900)
+    turns = [own.now()]
+    for _ in range(12):
+        own.turn()
+        turns.append(own.now())
+    alone = runner.percentile([end - begin for begin, end in pairwise(turns[4:])], 0.5)
+    last, gaps = own.now(), []
+    began, asked, is_done = last, own.ask(b"prompts", text, 1), False
+    while not is_done:
+        came = own.turn()
+        if any(isinstance(one.reply, wire.Delta) and one.reply.call == stream for one in came):
+            gaps.append(1e3 * (came[-1].at - last))
+            last = came[-1].at
+        is_done = any(
+            isinstance(one.reply, wire.CallDone) and one.reply.call == asked for one in came
+        )
+    whole = own.now() - began
+    p99 = runner.percentile(gaps, 0.99)
+    print(
+        f"{model}, --step-ms {step_ms}: a step of the stream {1e3 * alone:.1f} ms; beside the "
+        f"prompt {len(gaps)} tokens, p50 {runner.percentile(gaps, 0.5):.1f} ms; the prompt "
+        f"{whole:.2f} s, alone {by_itself:.2f} s"
+    )
+    most, part = 2 * step_ms + 1e3 * alone, whole / by_itself
+    print(
+        f"longest step {max(gaps):.1f} ms, at most {most:.0f}: {runner.verdict(max(gaps) <= most)}"
+    )
+    print(f"p99 {p99:.1f} ms, at most {2 * step_ms}: {runner.verdict(p99 <= 2 * step_ms)}")
+    print(f"prompt beside the stream {part:.2f}, at most 1.3: {runner.verdict(part <= 1.3)}")
+
+
 def print_chunks(seconds: dict[int, float]) -> None:
     """What no choice of chunks of these sizes can exceed, of the prompts in the largest ones."""
     unbounded = seconds[max(seconds)]
@@ -138,11 +181,15 @@ def main(
     repeat: Annotated[int, "in turns; the shortest time counts"] = 3,
     dtype: Annotated[str | None, "of the weights; the checkpoint's own if not given"] = None,
     quantize: Annotated[str | None, "of the weights, when they are loaded"] = None,
+    beside_: Annotated[int, "only one stream beside a prompt of so many tokens"] = 0,
     chunks: Annotated[runner.Ints, "only what a token costs in chunks of so many, alone"] = (),
 ) -> None:
     weights = {"dtype": dtype, "quantize": quantize}
     with prepared(model) as (name, folder):
         texts = prompts(folder, prompts_)
+        if beside_:
+            beside(name, step_ms, texts[0][: len(texts[0]) * beside_ // PROMPT_TOKENS], **weights)
+            return
         if chunks:
             print_chunks({one: token_seconds(name, texts[0], one, **weights) for one in chunks})
             return

@@ -210,7 +210,7 @@ class BranchMachine(Generic[Text]):
             self.end(op.call, Cancelled("the call was cancelled."))
         elif isinstance(op, wire.Close):
             self._close(op.branch)
-        else:
+        elif not isinstance(op, wire.Suspend):  # whose reader is slow gets more at a time
             self._answerer.other(op)
 
     def _new_branch(self, number: int, salt: str, lora: str) -> TextBranch[Text] | None:

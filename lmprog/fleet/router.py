@@ -249,7 +249,7 @@ class Router:
                 self._branches[branch] = program
                 program.branches.add(branch)
                 return program
-            case wire.Cancel(call=call):
+            case wire.Cancel(call=call) | wire.Suspend(call=call):
                 return self._calls.get(call)
             case wire.Contest(calls=calls):
                 return self._calls.get(calls[0])
@@ -259,6 +259,10 @@ class Router:
     def _take(self, program: RoutedProgram, op: wire.Op, frames: Frames) -> None:
         """One op of a program: now, or when the results that it refers to are known."""
         is_early = False
+        if isinstance(op, wire.Suspend):  # nothing to do again where the program moves
+            if program.home is not None and not program.held:
+                frames.setdefault(program.home.name, []).append(op)
+            return
         if isinstance(op, wire.Append):
             is_early = self._is_early(program, op)
         elif isinstance(op, wire.Fork):

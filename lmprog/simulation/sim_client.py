@@ -60,6 +60,7 @@ class SimClient:
         self.silent_until = 0
         """Number of the step until which its programs think."""
         self._numbers = 0
+        self._suspended: list[int] = []
         self._prefixes = [
             "".join(rng.choices("abcdefgh ", k=rng.randrange(4, 40))) for _ in range(4)
         ]
@@ -86,6 +87,20 @@ class SimClient:
             wire.Encode(self._number(), self._words(12)) for _ in range(FLOOD_OPS - 1)
         ]
         return [*ops, wire.Describe(self._number())]
+
+    def read_slowly(self, dice: random.Random) -> list[wire.Op]:
+        """Suspends one of its calls, or has one go on."""
+        if self._suspended and dice.random() < 0.5:
+            return [wire.Suspend(self._suspended.pop(), is_on=False)]
+        if not self._unanswered:
+            return []
+        self._suspended.append(dice.choice(list(self._unanswered)))
+        return [wire.Suspend(self._suspended[-1])]
+
+    def read_all(self) -> list[wire.Op]:
+        """All that it has suspended goes on."""
+        calls, self._suspended = self._suspended, []
+        return [wire.Suspend(call, is_on=False) for call in calls]
 
     def leave(self) -> list[wire.Op]:
         """Closes every branch."""

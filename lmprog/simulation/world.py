@@ -178,6 +178,8 @@ class World:
             )
         adapting = random.Random(f"adapters of {seed}")  # likewise
         self._adapting = adapting if adapting.random() < 0.4 else None
+        suspending = random.Random(f"suspended calls of {seed}")  # likewise
+        self._suspending = suspending if suspending.random() < 0.5 else None
         adapters = ADAPTERS if self._adapting else {}
         welcome = wire.Welcome(
             wire.PROTOCOL_VERSION,
@@ -234,6 +236,10 @@ class World:
             is_silent = self.steps < client.silent_until
             if not is_silent and rng.random() < scenario.busy and client.num_waiting < 12:
                 self.channel.inbox += [(client.name, op) for op in client.act()]
+        if self._suspending is not None and self._suspending.random() < 0.2:
+            client = self._suspending.choice(self.clients)
+            ops = client.read_slowly(self._suspending)
+            self.channel.inbox += [(client.name, op) for op in ops]
         if rng.random() < scenario.faults:
             self._fault()
         self._turn()
@@ -241,6 +247,7 @@ class World:
     def settle(self, most: int = 20_000) -> None:
         """No more faults or programs: everything must be answered and freed."""
         for client in self.clients:
+            self.channel.inbox += [(client.name, op) for op in client.read_all()]
             if self.rng.random() < 0.5:
                 self.channel.inbox += [(client.name, op) for op in client.leave()]
         for _ in range(most):
@@ -356,8 +363,8 @@ class World:
             )
 
     def _check_overtaking(self) -> None:
-        """Bounded waiting: no sequence is overtaken by one of its client that came too much
-        later.
+        """Bounded waiting: no sequence is overtaken by one of its client that came too much later
+        than it, and than the last sequence of its program that was admitted.
         """
         running, seen = self.scheduler.running, self._seen_running
         if running == seen:
@@ -366,7 +373,7 @@ class World:
         admitted = [one for one in running if one not in before]
         if not admitted:
             return
-        order = self.scheduler.waiting.order
+        order, waited = self.scheduler.waiting.order, self.scheduler.programs.turns.waited
         waiting: dict[object, list[Sequence]] = {}
         for sequence in self.scheduler.waiting:
             if not sequence.admission_order:
@@ -378,7 +385,7 @@ class World:
                     behind = sequence.sweep - other.sweep
                     assert behind <= 1 + max(0, higher), f"overtaken by {behind} sweeps"
                     continue
-                seconds = sequence.queued_at - other.queued_at
+                seconds = sequence.queued_at - waited(other)
                 bound = order.overtaking_bound(higher)
                 assert seconds <= bound, f"overtaken by {seconds:.3f} s, bound {bound:.3f} s"
 

@@ -91,6 +91,7 @@ from lmprog.wire.ops import (
     RoleEnd,
     Select,
     SharePrefix,
+    Suspend,
     TextPiece,
     TokensPiece,
 )
@@ -239,6 +240,7 @@ __all__ = [
     "ShortText",
     "Snapshot",
     "SuggestedSampling",
+    "Suspend",
     "TextIs",
     "TextPiece",
     "ThoughtForm",

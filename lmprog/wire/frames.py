@@ -9,7 +9,7 @@ import msgspec
 from lmprog.wire.ops import Op
 from lmprog.wire.replies import Reply
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 """Both sides must have the same. It is raised with every change of a message; a test knows the
 fields of each version.
 """
@@ -57,7 +57,7 @@ _NAMED = {
     }
     for kind in get_args(Op)
 }
-_NAMED["Cancel"] = {}  # names another op's call
+_NAMED["Cancel"] = _NAMED["Suspend"] = {}  # they name another op's call
 
 
 def named_in(frame: bytes) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -202,6 +202,15 @@ class Cancel(Message, frozen=True):
     call: Id
 
 
+class Suspend(Message, frozen=True):
+    """The reader of a generation does not take what there is: it makes no tokens until it may go on
+    (`is_on` is false). What it has computed stays while nobody needs the memory.
+    """
+
+    call: Id
+    is_on: bool = True
+
+
 class Contest(Message, frozen=True):
     """One of these calls is wanted: the "first" that succeeds, or the "majority" of equal texts.
 
@@ -293,6 +302,7 @@ Op: TypeAlias = (
     | Fork
     | Close
     | Cancel
+    | Suspend
     | Contest
     | Read
     | Encode

@@ -10,6 +10,77 @@ _SCHEDULING, _PROGRAMS = "runtime/scheduling/", "runtime/programs/"
 _ACCOUNTS, _STORE = "server/fairness/accounts.py", "server/responses/stored_responses.py"
 
 LEDGER_MUTANTS = [
+    # --- turns of calls of one client
+    Mutant(
+        "calls of one client take no turns",
+        "scheduling",
+        _SCHEDULING + "active_programs.py",
+        "        return used > QUANTUM and waiting.group.priority >= other.group.priority\n",
+        "        return False\n",
+    ),
+    Mutant(
+        "turns go before priorities",
+        "scheduling",
+        _SCHEDULING + "active_programs.py",
+        "        return used > QUANTUM and waiting.group.priority >= other.group.priority\n",
+        "        return used > QUANTUM\n",
+    ),
+    Mutant(
+        "a call that comes was served nothing, however long others were",
+        "scheduling",
+        _SCHEDULING + "active_programs.py",
+        "        self._programs[program] = _Turn(client, turns.time, turns.time)\n",
+        "        self._programs[program] = _Turn(client, 0.0, 0.0)\n",
+    ),
+    Mutant(
+        "who comes later never has more behind it",
+        "scheduling",
+        _SCHEDULING + "active_programs.py",
+        "                turns.time += cost / turns.num_programs\n",
+        "",
+    ),
+    Mutant(
+        "a call of many results has waited for each since it came",
+        "scheduling",
+        _SCHEDULING + "active_programs.py",
+        "        return max(sequence.queued_at, turn.admitted)\n",
+        "        return sequence.queued_at\n",
+    ),
+    Mutant(
+        "a program's next call goes behind new programs",
+        "scheduling",
+        _SCHEDULING + "active_programs.py",
+        "        used = turn.served - max(turn.begun, self.served(waiting))\n",
+        "        used = turn.served - self.served(waiting)\n",
+    ),
+    Mutant(
+        "turns know no bound of waiting",
+        "scheduling",
+        _SCHEDULING + "admission.py",
+        "        return least + order.margin\n",
+        "        return inf\n",
+    ),
+    Mutant(
+        "a long prompt is read to its end before others of its client",
+        "scheduling",
+        _SCHEDULING + "admission.py",
+        "        return int(self._programs.turns.served(sequence) / QUANTUM)\n",
+        "        return 0\n",
+    ),
+    Mutant(
+        "texts are tokenised between steps for nothing",
+        "ledger",
+        _PROGRAMS + "long_texts.py",
+        "            self._charge(text.payer, self._clock() - began)\n",
+        "",
+    ),
+    Mutant(
+        "a call goes on for a reader that reads nothing",
+        "programs",
+        _SCHEDULING + "admission.py",
+        "        sequence.state = SequenceState.SUSPENDED\n        self.suspended[sequence] = None\n",
+        "        self.resume(sequence, now)\n",
+    ),
     # --- shares
     Mutant(
         "the most served client is first",

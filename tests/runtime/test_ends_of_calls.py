@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import lmprog
 from lmprog import wire
 from lmprog.runtime.text.tokenizer import HfTokenizer
+from lmprog.transport import Gone
 
-from .talk import ME, Talk, done, failed, text
+from .talk import GREEDY, ME, Talk, done, failed, text
 
 LONG = wire.SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 
@@ -81,3 +85,54 @@ def test_a_refused_call_keeps_no_frames() -> None:
     error = talk.interpreter.clients[ME].calls[1].error
     assert error is not None
     assert error.__traceback__ is None
+
+
+def suspended_talk(n: int = 3) -> Talk:
+    """A gen of some results that was suspended after a few tokens, and is asked for 30."""
+    talk = Talk(max_rows=4)
+    sampling = wire.SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, n=n)
+    talk.say(wire.Open(1), text(1, "tell"), wire.Generate(1, 1, sampling, stream=True))
+    for _ in range(4):
+        talk.step()
+    talk.say(wire.Suspend(1))
+    talk.until_idle()
+    return talk
+
+
+def test_a_suspended_call_makes_no_tokens_and_keeps_nobody_waiting() -> None:
+    talk = suspended_talk()
+    made = talk.scheduler.stats.generated_tokens
+    assert (talk.scheduler.num_suspended, talk.scheduler.idle) == (3, True)
+    replies = talk.ask(wire.Open(2), text(2, "other"), wire.Generate(2, 2, GREEDY))
+    assert set(done(replies)) == {2}
+    assert talk.scheduler.stats.generated_tokens == made + 5
+
+
+def test_a_call_that_goes_on_gives_what_it_would_have_given() -> None:
+    plain = Talk(max_rows=4)
+    sampling = wire.SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, n=3)
+    asked = plain.ask(wire.Open(1), text(1, "tell"), wire.Generate(1, 1, sampling, stream=True))
+    talk = suspended_talk()
+    talk.say(wire.Suspend(1), wire.Suspend(1, is_on=False))  # what is suspended stays so once
+    replies = talk.until_idle()
+    texts = [one.text for one in done(replies)[1].outputs]
+    assert texts == [one.text for one in done(asked)[1].outputs]
+    assert talk.scheduler.stats.preemptions == 0
+    talk.ask(wire.Close(1))
+    talk.scheduler.check()
+
+
+@pytest.mark.parametrize("end", [wire.Cancel(1), wire.Close(1), Gone()])
+def test_a_suspended_call_can_end(end: Any) -> None:
+    talk = suspended_talk()
+    talk.ask(end)
+    assert talk.scheduler.num_suspended == 0
+    assert talk.scheduler.pages.num_free + talk.scheduler.tree.num_evictable == 64
+
+
+def test_who_waits_for_a_row_can_be_suspended_too() -> None:
+    talk = suspended_talk(n=9)
+    assert (talk.scheduler.num_suspended, talk.scheduler.idle) == (9, True)
+    talk.ask(wire.Open(2), wire.Append(2, (wire.Ref(1, 0),)), wire.Generate(2, 2, GREEDY))
+    replies = talk.ask(wire.Suspend(1, is_on=False), wire.Suspend(77))
+    assert set(done(replies)) == {1, 2}, "and whoever waits for its text goes on then"

@@ -210,3 +210,27 @@ def test_a_call_that_waits_for_its_text_can_be_cancelled_and_the_branch_goes_on(
     talk.say(wire.Read(1, 2))
     assert [one for _ in range(20) for one in talk.step() if getattr(one, "call", 0) == 2]
     assert done(talk.ask(wire.Open(2), text(2, "abc"), wire.Generate(2, 3, GREEDY)))
+
+
+class TimedBytes(CountingBytes):
+    """Each character takes 10 us."""
+
+    talk: Talk | None = None
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        if self.talk is not None:
+            self.talk.now += 1e-5 * len(text)
+        return super().encode(text, start)
+
+
+def test_whose_text_it_is_pays_for_its_tokens() -> None:
+    tokenizer = TimedBytes()
+    talk = Talk(tokenizer, context_len=400_000, page_size=4_096, num_pages=100, is_timed=True)
+    tokenizer.talk = talk
+    talk.say(wire.Hello(wire.PROTOCOL_VERSION), client=OTHER)
+    talk.say(wire.Encode(9, story(4 * CHARS_PER_STEP, seed=2)), client=OTHER)
+    talk.ask(wire.Open(1, account="one"), text(1, story(8 * CHARS_PER_STEP)), wire.Read(1, 1))
+    talk.ask(wire.Generate(1, 2, GREEDY))
+    totals = talk.scheduler.shares.totals
+    assert totals["one"].host_seconds >= 0.9 * 8e-5 * CHARS_PER_STEP
+    assert totals[""].host_seconds >= 0.7 * 4e-5 * CHARS_PER_STEP, "but for what it began with"

@@ -142,6 +142,8 @@ def test_others_have_their_tokens_while_a_text_is_in_the_thread() -> None:
     replies = talk.until_idle()
     assert done(replies)[7].usage.prompt == len(long) + 1
     assert talk.tokenizer.num_chars - encoded < LONG, "what the thread did is not done again"
+    totals = talk.scheduler.shares.totals[""]
+    assert totals.host_seconds > 0.0, "the thread's seconds are paid: no other clock has moved"
 
 
 def test_a_select_after_such_a_text_scores_each_option_with_it() -> None:

@@ -111,3 +111,39 @@ def test_deltas_that_cannot_be_joined_are_not_looked_at_again_for_each_that_come
         exchange.take(wire.Delta(1 + at % 2, at, "x", 1))
     assert len(exchange._inbox) == 2000
     assert 1000 < looked < 3 * 2000
+
+
+class _Noting(_Silent):
+    """Keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.ops: list[wire.Op] = []
+
+    def send(self, ops: Any) -> None:
+        self.ops += ops
+
+
+def test_calls_are_suspended_beyond_the_credit_of_their_reader_and_go_on_at_half_of_it() -> None:
+    link, sent = RuntimeLink(), _Noting()
+    exchange = Exchange(link, cast(Any, sent), None, nobodys())
+    link._exchanges.add(exchange)
+    first, second = exchange.call(), exchange.call()
+
+    def come(call: int, size: int) -> None:
+        exchange.take(wire.Delta(call, 0, "x" * size, 1))
+
+    async def whole() -> None:
+        come(first, exchanges.CREDIT - 1000)
+        assert sent.ops == []
+        come(first, 1000)
+        come(first, 1000)
+        come(second, 10)
+        assert sent.ops == [wire.Suspend(first), wire.Suspend(second)], "each is told once"
+        come(first, exchanges.CREDIT)
+        assert sent.ops[2:] == [wire.Suspend(first)], "it has moved, and does not know"
+        exchange.take(wire.Failed(second, "cancelled", "", {}))
+        while exchange.queued_bytes:
+            await exchange.answer()
+        assert sent.ops[3:] == [wire.Suspend(first, is_on=False)], "the other one is over"
+
+    asyncio.run(whole())

@@ -375,3 +375,15 @@ def test_requests_of_a_harness_are_turns_of_the_session_that_they_name() -> None
         kinds = runtime.scheduler.sessions.kinds
     assert kinds
     assert all(kind.is_named for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("think", False), ("enable_thinking", False), ("format", "json"), ("no_stop_trim", True)],
+)
+def test_what_other_servers_call_a_field_of_ours_is_refused_with_our_name(
+    runtime: Fake, field: str, value: Any
+) -> None:
+    status, answer, _ = posted(runtime, "/v1/chat/completions", {**CHAT, field: value})
+    assert (status, answer["error"]["param"]) == (400, field)
+    assert "use " in answer["error"]["message"]

@@ -9,6 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,7 +48,8 @@ async def until(holds: Callable[[dict[str, float]], bool], gateway: Gateway) -> 
 
 def is_clean(figures: dict[str, float]) -> bool:
     """Nobody runs, waits or holds; all pages are free or evictable."""
-    idle = figures["running"] == figures["waiting"] == figures["open_branches"] == 0
+    busy = figures["running"], figures["waiting"], figures["suspended"], figures["open_branches"]
+    idle = not any(busy)
     return idle and figures["pages_free"] + figures["pages_evictable"] == figures["pages"]
 
 
@@ -137,6 +139,63 @@ def test_a_broken_connection_to_the_real_server_frees_everything(
         began = time.monotonic()
         assert wait_for(runtime, is_clean)
         print(f"clean after {time.monotonic() - began:.3f} s")
+
+
+def asked_by(client: socket.socket, server: Served, **changes: Any) -> None:
+    """A request of a client with a small window, which reads nothing of its own accord."""
+    where = urlsplit(server.url)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((where.hostname, where.port))
+    body = json.dumps({**LONG, **changes}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    client.sendall(head.encode() + body)
+
+
+def test_nothing_is_generated_for_a_reader_who_reads_nothing_until_it_does(server: Served) -> None:
+    """Others are answered, one of two leaves, and the other one gets all that it asked for."""
+    stream: dict[str, Any] = {"n": 4, "max_tokens": 400, "stream": True, "logprobs": 5, "seed": 7}
+    most = 4 * 400
+    with (
+        connect(server.runtime, client="test") as runtime,
+        socket.socket() as reads_late,
+        socket.socket() as leaves,
+    ):
+        assert wait_for(runtime, is_clean)
+        made = [figures_of(runtime)["generated_tokens"]]
+        for client, num_suspended in ((leaves, 4), (reads_late, 8)):
+            asked_by(client, server, **stream)
+            assert wait_for(runtime, partial(is_suspended, num_suspended))
+            made.append(figures_of(runtime)["generated_tokens"])
+            assert made[-1] - made[-2] < most / 2
+        assert figures_of(runtime)["running"] == figures_of(runtime)["waiting"] == 0
+        with socket.socket() as other:
+            asked_by(other, server, max_tokens=2, prompt="Hi")
+            assert b"200 OK" in other.recv(1000)
+        leaves.close()
+        assert wait_for(runtime, partial(is_suspended, 4))
+        whole = b""
+        while part := reads_late.recv(1 << 20):
+            whole += part
+        assert whole.count(b'"finish_reason":"length"') == 4
+        assert b"data: [DONE]" in whole
+        assert wait_for(runtime, is_clean)
+        assert figures_of(runtime)["generated_tokens"] - made[1] < 1.5 * most, "not for who left"
+
+
+def figures_of(runtime: Connection) -> dict[str, float]:
+    found: dict[str, float] = {}
+
+    def keep(figures: dict[str, float]) -> bool:
+        found.update(figures)
+        return True
+
+    assert wait_for(runtime, keep)
+    return found
+
+
+def is_suspended(count: int, figures: dict[str, float]) -> bool:
+    return figures["suspended"] == count
 
 
 def wait_for(runtime: Connection, holds: Callable[[dict[str, float]], bool]) -> bool:

@@ -160,6 +160,26 @@ def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(server: S
     assert time.monotonic() - began < 30
 
 
+def test_an_absolute_target_is_its_path_and_names_the_host(server: Served) -> None:
+    status, _, _ = talk(
+        server, b"GET http://localhost/health HTTP/1.1\r\nhost: evil.example\r\n\r\n"
+    )
+    assert status == 200
+    status, _, _ = talk(
+        server, b"GET http://evil.example/health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    )
+    assert status == 403
+
+
+def test_a_connection_ends_after_a_body_that_has_two_lengths(server: Served) -> None:
+    body = b'{"prompt":"Hi","max_tokens":1}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    lengths = b"content-length: %d\r\ntransfer-encoding: chunked\r\n\r\n" % len(body)
+    status, headers, _ = talk(server, head + lengths + chunks)
+    assert (status, headers["connection"]) == (200, "close")
+
+
 def test_a_request_in_single_bytes_is_served(server: Served) -> None:
     assert talk(server, *(bytes([byte]) for byte in GET + b"\r\n"))[0] == 200
 

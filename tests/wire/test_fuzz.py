@@ -45,6 +45,7 @@ OPS: tuple[wire.Op, ...] = (
     wire.Fork(1, (5, 6, 7), "letters"),
     wire.Read(5, 8),
     wire.Cancel(3),
+    wire.Suspend(3),
     wire.Contest((2, 3), "majority"),
     wire.Append(1, (wire.TokensPiece((1, 2, 3)),)),
     wire.Encode(12, "Once upon"),

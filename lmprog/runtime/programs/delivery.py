@@ -114,6 +114,11 @@ class CallCompletion:
         self.active[group] = call
         call.run.group = group
 
+    def suspend(self, call: ActiveCall | None, *, is_on: bool) -> None:
+        """A gen makes no tokens for now, or goes on. Other calls do not stream."""
+        if call is not None and isinstance(call.run, GenerateRun):
+            self._scheduler.suspend(call.run.group, is_on=is_on)
+
     def finish(self, call: ActiveCall, reply: wire.Reply, texts: list[str]) -> None:
         """Completes a call with its result; `texts` are what its promises resolve to."""
         self._scheduler.stats.calls_done += 1

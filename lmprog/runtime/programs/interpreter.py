@@ -77,9 +77,7 @@ if TYPE_CHECKING:
 
 
 class Interpreter:
-    """Clients, branches and calls. `handle` takes an op; `deliver` takes what a step brought and
-    returns all replies.
-    """
+    """Clients, branches and calls. `handle` takes an op, `deliver` what a step brought."""
 
     def __init__(
         self,
@@ -92,8 +90,7 @@ class Interpreter:
         counters: Mapping[str, int] | None = None,
     ) -> None:
         """`rng` gives seeds to calls that name none. `tokenising` is a thread for texts that cannot
-        be tokenised a part at a time. `counters`: the channel's own (frames that were dropped,
-        say), reported with the others.
+        be tokenised a part at a time. `counters`: the channel's own, reported with the others.
         """
         self.scheduler = scheduler
         self.clients: dict[ClientId, ClientState] = {}
@@ -107,7 +104,7 @@ class Interpreter:
         limits = CallLimits(vocab_size, scheduler.longest_sequence, scheduler.check_fits)
         service = TextService(tokenizer, vocab_size, limits.longest)
         encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
-        self._texts = texts = LongTexts(encoder, service, tokenising)
+        self._texts = texts = LongTexts(encoder, service, tokenising, scheduler.shares.work, clock)
         judged: list[Asked] = []
         judging = cache(lambda: judging_of(model, texts, limits, judged))
         forcing = constraints.forcing if constraints is not None and model.is_forcing else None
@@ -203,9 +200,10 @@ class Interpreter:
             case wire.Close(branch=number, forget=forget):
                 self._close(client, number, forget)
             case wire.Cancel(call=number):
-                call = client.calls.get(number)
-                if call is not None:
+                if (call := client.calls.get(number)) is not None:
                     self._completion.fail(call, Cancelled("the call was cancelled."))
+            case wire.Suspend():
+                self._completion.suspend(client.calls.get(op.call), is_on=op.is_on)
             case wire.Contest():
                 entrants = [client.calls[call] for call in op.calls if call in client.calls]
                 self._completion.start_contest(entrants, op.rule)
@@ -249,7 +247,9 @@ class Interpreter:
             else:
                 self._completion.send(client_id, self._texts.service.encoded(op, outcome))
 
-        self._texts.encode(op.text, lambda: client_id in self.clients, reply)
+        self._texts.encode(
+            op.text, lambda: client_id in self.clients, reply, payer_of(client_id, "")
+        )
 
     def figures(self) -> dict[str, float]:
         """Counters, and the state of tree, pages and queue right now."""

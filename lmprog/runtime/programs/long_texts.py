@@ -7,11 +7,14 @@ encoder has kept costs nothing. The parts are those of `ChunkedEncoder`, so the 
 the whole text. A part longer than `LONG` (a text without spaces, say) is encoded in a thread, those
 of different texts in turn, and its text waits for that.
 
-Knows the encoder and the branches that wait; does not know ops, clients or steps.
+Whoever's text it is pays for what is encoded in turns, here and in the thread.
+
+Knows the encoder, the branches that wait and who pays; does not know ops or steps.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +22,7 @@ from concurrent.futures import Executor, Future
 
 from lmprog.errors import LmprogError
 from lmprog.runtime.programs.branch import Awaited, BranchState, RuntimeBranch
+from lmprog.runtime.scheduling.sequence import Client
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, TextPart
 
@@ -46,6 +50,8 @@ class LongText(Awaited):
         "is_done",
         "last",
         "length",
+        "payer",
+        "seconds_elsewhere",
         "size",
         "tokens",
     )
@@ -56,12 +62,16 @@ class LongText(Awaited):
         parts: Iterator[TextPart],
         is_wanted: Callable[[], bool],
         finish: Callable[[LongText], None],
+        payer: Client,
     ) -> None:
         """`length`: of the text; None: it is not refused, however long. `finish` is called once,
         with the text, unless it is not wanted any more.
         """
         super().__init__()
         self.length = length
+        self.payer = payer
+        self.seconds_elsewhere = 0.0
+        """That the thread has worked for it and nobody has paid for."""
         self.size = 0
         """Characters of the chunks that are tokenised."""
         self.tokens = array("i")
@@ -129,7 +139,7 @@ class LongText(Awaited):
         if tokens is None and len(part.text) > LONG:
             tokens = texts.encoder.kept(part)
             if tokens is None:
-                self._future = texts.encode_elsewhere(part, is_checked=self.length is not None)
+                self._future = texts.encode_elsewhere(self, part)
                 return cost
         if tokens is not None:
             self._long.append((part, tokens))
@@ -153,12 +163,21 @@ class LongTexts:
     """
 
     def __init__(
-        self, encoder: ChunkedEncoder, service: TextService, thread: Executor | None = None
+        self,
+        encoder: ChunkedEncoder,
+        service: TextService,
+        thread: Executor | None = None,
+        charge: Callable[[Client, float], None] = lambda payer, seconds: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without a thread the loop's is used for everything."""
+        """Without a thread the loop's is used for everything. `charge`: who pays for how many
+        seconds of turns.
+        """
         self.encoder = encoder
         self.service = service
         self.thread = thread
+        self._charge = charge
+        self._clock = clock
         self.under_way: deque[LongText] = deque()
         """Texts that have begun since the last turn, and those before that are not done."""
         self._left = CHARS_PER_STEP
@@ -232,6 +251,7 @@ class LongTexts:
         text: str,
         is_wanted: Callable[[], bool],
         reply: Callable[[list[int] | LmprogError], None],
+        payer: Client = None,
     ) -> None:
         """Calls `reply` with the tokens of `text`, now or in a later turn."""
 
@@ -239,15 +259,19 @@ class LongTexts:
             last = () if long.last is None else self.encoder.tokens(long.last)
             reply([*long.tokens, *last] if long.error is None else long.error)
 
-        self._begin(LongText(len(text), self.encoder.parts(text, ()), is_wanted, finish))
+        self._begin(LongText(len(text), self.encoder.parts(text, ()), is_wanted, finish, payer))
 
-    def encode_elsewhere(self, part: TextPart, *, is_checked: bool) -> Future[array[int]]:
-        """The tokens of `part`; where it `is_checked`, also why it cannot fit."""
+    def encode_elsewhere(self, text: LongText, part: TextPart) -> Future[array[int]]:
+        """The tokens of a part of `text`; where its length is checked, also why it cannot fit."""
 
         def encode() -> array[int]:
-            if is_checked:
-                self.service.check_length(part.text)
-            return self.encoder.encode_alone(part)
+            began = time.thread_time()
+            try:
+                if text.length is not None:
+                    self.service.check_length(part.text)
+                return self.encoder.encode_alone(part)
+            finally:
+                text.seconds_elsewhere += time.thread_time() - began
 
         if self.thread is not None:
             return self.thread.submit(encode)
@@ -267,7 +291,12 @@ class LongTexts:
             text = self.under_way.popleft()
             if text.is_done:
                 continue
+            began = self._clock()
             self._left -= text.encode_some(min(self._left, CHARS_IN_TURN), self)
+            self._charge(text.payer, self._clock() - began)
+            if self.thread is not None and not text.is_elsewhere:
+                self._charge(text.payer, text.seconds_elsewhere)
+                text.seconds_elsewhere = 0.0
             if text.is_elsewhere:
                 elsewhere.append(text)
             elif not text.is_done:
@@ -291,7 +320,9 @@ class LongTexts:
                 branch.take_tokenised(text.size, text.tokens, self.encoder)
 
         parts = branch.parts_with(self.encoder)
-        branch.tokenising = LongText(len(branch.pending), parts, _wanted(branch), finish)
+        branch.tokenising = LongText(
+            len(branch.pending), parts, _wanted(branch), finish, branch.payer
+        )
         self._begin(branch.tokenising)
 
     def _begin_parts(self, branch: RuntimeBranch, parts: list[TextPart]) -> None:
@@ -300,7 +331,7 @@ class LongTexts:
         def finish(text: LongText) -> None:
             branch.tokenising = None
 
-        branch.tokenising = LongText(None, iter(parts), _wanted(branch), finish)
+        branch.tokenising = LongText(None, iter(parts), _wanted(branch), finish, branch.payer)
         self._begin(branch.tokenising)
 
     def _begin(self, text: LongText) -> None:

@@ -13,6 +13,9 @@ pages must go, taking a little from every program would be the worst choice: pro
 turns would all miss. So pins are dropped program by program, those first that have no place in
 memory, then the youngest, and the older programs keep everything, finish and leave.
 
+The calls of one client take turns: `CallTurns` keeps what each program was served while others
+waited, from the moment at which it has something open until it has nothing.
+
 Knows numbers of programs, tokens, seconds and the tree's pins; knows no branches and no clock.
 """
 
@@ -21,14 +24,16 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.radix import Node, RadixTree
 from lmprog.runtime.scheduling.generation import Generation
+from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.sequence import Client, Sequence
 from lmprog.runtime.scheduling.step_costs import StepCosts
 
@@ -46,6 +51,8 @@ GUESSED = -1
 TIMES_LOST = 2.0
 """How often a token that there is no memory for is expected to be computed again: programs that do
 not all fit lose tokens more than once."""
+QUANTUM = 0.1
+"""Seconds of steps for which a program keeps its turn while other calls of its client wait."""
 TIMES_LOST_WITHOUT_PAUSES = 4.0
 """The same where programs do not pause, so that nobody's memory is free for others meanwhile."""
 
@@ -228,6 +235,85 @@ class ProgramPlace:
     """It has lost its place, and what it stands on has not been needed yet."""
 
 
+@dataclass(eq=False, slots=True)
+class _Turns:
+    """Of one client."""
+
+    time: float = 0.0
+    """What a program would have been served that always had its part."""
+    num_programs: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """Of one program with something open."""
+
+    client: Client
+    begun: float
+    served: float
+    admitted: float = -inf
+    """When its last sequence was."""
+
+
+class CallTurns:
+    """What programs with open sequences were served while calls waited, for each client by itself.
+    One begins where the fair part of its client's programs is, so that it has saved nothing up and
+    owes nothing.
+    """
+
+    def __init__(self) -> None:
+        self._clients: dict[Client, _Turns] = {}
+        self._programs: dict[int, _Turn] = {}
+
+    def begin(self, program: int, client: Client) -> None:
+        turns = self._clients.setdefault(client, _Turns())
+        turns.num_programs += 1
+        self._programs[program] = _Turn(client, turns.time, turns.time)
+
+    def end(self, program: int) -> None:
+        """It has nothing open."""
+        client = self._programs.pop(program).client
+        turns = self._clients[client]
+        turns.num_programs -= 1
+        if not turns.num_programs:
+            del self._clients[client]
+
+    def serve(
+        self, rows: Items[Row], seconds: float, price: Callable[[int], tuple[float, float]]
+    ) -> None:
+        """A step with these rows took so long while calls waited."""
+        row, token = price(len(rows))
+        total = row * len(rows) + token * sum([one.end - one.start for one in rows])
+        rate = seconds / (total or 1.0)
+        for one in rows:
+            turn = self._programs.get(one.sequence.group.program or 0)
+            if turn is not None:  # it may have ended meanwhile
+                cost = (row + token * (one.end - one.start)) * rate
+                turn.served += cost
+                turns = self._clients[turn.client]
+                turns.time += cost / turns.num_programs
+
+    def served(self, sequence: Sequence) -> float:
+        """By what its program takes its turn, among those of its client."""
+        return self._programs[ActivePrograms.number_of(sequence)].served
+
+    def admit(self, sequence: Sequence, now: float) -> None:
+        self._programs[ActivePrograms.number_of(sequence)].admitted = now
+
+    def waited(self, sequence: Sequence) -> float:
+        """Since when its program waits for this sequence: no other one was admitted since."""
+        turn = self._programs[ActivePrograms.number_of(sequence)]
+        return max(sequence.queued_at, turn.admitted)
+
+    def is_before(self, waiting: Sequence, other: Sequence) -> bool:
+        """Whether a sequence that waits goes before one of a program of its client that has a place
+        in memory: that has used its turn up, and more than the first one's.
+        """
+        turn = self._programs[ActivePrograms.number_of(other)]
+        used = turn.served - max(turn.begun, self.served(waiting))
+        return used > QUANTUM and waiting.group.priority >= other.group.priority
+
+
 class ActivePrograms:
     """All programs that have sequences or pins. `longest` is the longest sequence, and memory has
     room for `capacity` tokens.
@@ -253,6 +339,7 @@ class ActivePrograms:
         """Programs that had no open sequence left some time since `finish` was called last."""
         self.kept_tokens = 0
         """Of programs that have lost their place and nothing else."""
+        self.turns = CallTurns()
 
     def __len__(self) -> int:
         return len(self._active)
@@ -278,18 +365,21 @@ class ActivePrograms:
         self._num_anonymous += 1
         return -self._num_anonymous
 
-    def submit(self, number: int, num_sequences: int, now: float) -> None:
+    def submit(self, number: int, num_sequences: int, now: float, client: Client = None) -> None:
         """A call of the program arrived."""
         place = self._places.get(number)
         if place is None:
             place = self._places[number] = ProgramPlace(number)
         elif not place.num_open:
             self._mean_pause += MEAN_WEIGHT * (now - place.paused_at - self._mean_pause)
+        if not place.num_open:
+            self.turns.begin(number, client)
         place.num_open += num_sequences
 
-    def admit(self, sequence: Sequence) -> bool:
+    def admit(self, sequence: Sequence, now: float = 0.0) -> bool:
         """The sequence begins to run; True when its program was not active before."""
         place = self._places[self.number_of(sequence)]
+        self.turns.admit(sequence, now)
         place.num_running += 1
         was_active, place.is_active = place.is_active, True
         self._active[place.number] = place
@@ -324,6 +414,7 @@ class ActivePrograms:
                     if len(self._part_of_kind) > MOST_KINDS:
                         del self._part_of_kind[next(iter(self._part_of_kind))]
         if not place.num_open:
+            self.turns.end(place.number)
             place.paused_at = now
             self._idle.append(place.number)
 

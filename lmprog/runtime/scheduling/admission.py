@@ -1,7 +1,9 @@
 """Who runs: which waiting sequence is admitted next, whether memory allows it, and who makes room.
 
 Clients take turns by what they were served. Within a client, sequences of programs in memory go
-before others, unless another one has waited longer by more than the policy's margin. A sequence of
+before others, unless another one has waited longer by more than the policy's margin, or the program
+has used its turn up: then one that was served less goes first if there is room for it. Programs in
+memory take turns, too, within the policy's margin. A sequence of
 a program that is not in memory needs a place: room for its pages and for what it and all active
 programs are expected to add, if need be the places of programs that pause (what these stand on
 stays until the pages are really needed). Without room it runs all the same where sharing the fixed
@@ -29,13 +31,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lmprog.config import SchedulerConfig
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import ActivePrograms, Growth, Pins
+from lmprog.runtime.scheduling.active_programs import QUANTUM, ActivePrograms, Growth, Pins
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
@@ -44,6 +47,7 @@ from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.waiting_queue import (
     ClientQueue,
     ClientShares,
+    Key,
     OrderedSequences,
     WaitCause,
     WaitingQueue,
@@ -59,6 +63,11 @@ need the pages of what was loaded before it runs, so that the first load may not
 """
 MOST_PASSING = 8
 """Sequences of a client that are tried when the first in turn waits for memory."""
+Means = Literal["free", "replace", "force"]
+"""How a sequence gets a place: by free memory alone; also by the places of programs that pause or
+beyond memory where that is worth it; at any rate."""
+MOST_IN_TURN = 32
+"""Programs of a client whose turns are compared; of more, those that began to wait first."""
 FETCHED_AHEAD = 4
 """While the head of a queue waits for a load, so many from the head on are loaded too."""
 
@@ -111,41 +120,116 @@ class ProgramAdmission:
         """... and pages that it lacked."""
 
     def next(
-        self, running: Items[Sequence], step: int, now: float, limit: float
+        self, running: Items[Sequence], step: int, now: float, before: Sequence | None
     ) -> Sequence | None:
-        """The next sequence to admit in a step, of a client that was served no more than `limit`;
-        its prefix is locked. None when there is none, or no memory for it yet.
+        """The next sequence to admit in a step, its prefix locked; of those whose turn comes before
+        that of one that runs. None when there is none, or no memory for it yet.
         """
         if step != self._step:
             self._step, self._growth = step, None
         self.blocked_by = self._first = None
-        found = self._in_turn(running, now, limit)
+        found = self._in_turn(running, now, before)
         if found is None and self._first is not None and running:
+            limit = inf if before is None else self._shares.served(before.group.client)
             return self._passing(self._first, running, limit)
         return found
 
-    def _in_turn(self, running: Items[Sequence], now: float, limit: float) -> Sequence | None:
+    def _in_turn(
+        self, running: Items[Sequence], now: float, before: Sequence | None
+    ) -> Sequence | None:
         """The one whose turn it is."""
         queues = {queue.client: queue for queue in self._waiting.clients()}
+        limit = inf if before is None else self._shares.served(before.group.client)
         for place, client in enumerate(self._shares.least_served_first(queues)):
             queue = queues[client]
             if self._shares.served(client) > limit:
                 return None
-            if queue.active.head is not None and not self._is_overdue(queue):
-                sequence = queue.active.head[1]
-                if not self._has_pages(sequence, running):
-                    self._block("memory", sequence)
+            own = before if before is not None and client == before.group.client else None
+            is_overdue = self._is_overdue(queue)
+            active = None if is_overdue else self._next_active(queue)
+            if active is not None or own is not None:
+                passing = self._passing_programs(queue, active, own) if place == 0 else None
+                if (
+                    passing is not None
+                    and self._has_place(passing, running, now)
+                    and not self._is_loading(passing, queue.others, running)
+                ):
+                    return passing
+                if active is None or (own is not None and not self._is_before(active, own)):
+                    continue
+                if not self._has_pages(active, running):
+                    self._block("memory", active)
                     return None
-                return None if self._is_loading(queue.active, running) else sequence
-            if queue.others.head is not None and (place == 0 or self._is_overdue(queue)):
+                return None if self._is_loading(active, queue.active, running) else active
+            if queue.others.head is not None and (place == 0 or is_overdue):
                 sequence = queue.others.head[1]
-                if self._has_place(sequence, running, now, self._is_overdue(queue)):
-                    return None if self._is_loading(queue.others, running) else sequence
+                means: Means = "force" if is_overdue else "replace"
+                if self._has_place(sequence, running, now, means):
+                    return None if self._is_loading(sequence, queue.others, running) else sequence
                 self._block("place", sequence)
-                if self._is_overdue(queue):
+                if is_overdue:
                     self._first = None
                     return None
         return None
+
+    def is_behind(self, sequence: Sequence) -> bool:
+        """Whether calls of its client wait whose turn is before that of one that runs."""
+        queue = self._waiting.queue_of(sequence.group.client)
+        if queue is None:
+            return False
+        active = self._next_active(queue)
+        if active is not None and self._is_before(active, sequence):
+            return True
+        return self._passing_programs(queue, active, sequence) is not None
+
+    def _next_active(self, queue: ClientQueue) -> Sequence | None:
+        """Of programs in memory: who was preempted, then by turn."""
+        head = queue.active.head
+        if head is None or not head[0][0] or len(queue.programs) == 1:
+            return None if head is None else head[1]
+        latest = self._latest(queue)
+        served = self._programs.turns.served
+
+        def turn(entry: tuple[Key, Sequence]) -> tuple[int, float, Key]:
+            return -entry[1].group.priority, served(entry[1]), entry[0]
+
+        heads = [one for one in self._heads(queue) if one[0][1] <= latest]
+        return min(heads, key=turn)[1] if heads else head[1]
+
+    def _heads(self, queue: ClientQueue) -> list[tuple[Key, Sequence]]:
+        """The first ones of programs in memory that wait the longest."""
+        return [part.entries[0] for part in islice(queue.programs.values(), MOST_IN_TURN)]
+
+    def _passing_programs(
+        self, queue: ClientQueue, active: Sequence | None, own: Sequence | None
+    ) -> Sequence | None:
+        """The one without a place in memory whose turn is before that of the next one with a place,
+        and of one that runs, as far as there are such.
+        """
+        head = queue.others.head
+        if head is None or head[0][1] > self._latest(queue):
+            return None
+        if active is not None and active.admission_order:
+            return None
+        behind = [one for one in (active, own) if one is not None]
+        return head[1] if all(self._is_before(head[1], one) for one in behind) else None
+
+    def _is_before(self, waiting: Sequence, other: Sequence) -> bool:
+        return self._programs.turns.is_before(waiting, other)
+
+    def _latest(self, queue: ClientQueue) -> float:
+        """The largest rank that may go first, so that the bounds of waiting hold. A program that
+        has a place waits since its last sequence was admitted.
+        """
+        order, waited = self._waiting.order, self._programs.turns.waited
+        least = queue.others.least_rank
+        if order.policy == "dfs" or len(queue.programs) > MOST_IN_TURN:
+            least = min(least, queue.active.least_rank)
+        else:
+            for part in queue.programs.values():
+                key, sequence = part.entries[0]
+                least = min(least, key[1] + waited(sequence) - sequence.queued_at)
+        return least + order.margin
 
     def _block(self, cause: WaitCause, sequence: Sequence) -> None:
         self.blocked_by = cause
@@ -232,12 +316,15 @@ class ProgramAdmission:
 
     def take_place(self, sequence: Sequence, now: float) -> None:
         """The sequence, which has left the queue, begins to run."""
-        until = self._waiting.clock.read(now)
-        self._shares.wait(sequence.group.client, sequence.waits_since, until)
-        if self._programs.admit(sequence):
+        self.has_waited(sequence, now)
+        if self._programs.admit(sequence, now):
             program = self._programs.number_of(sequence)
             self._waiting.move_program(program, is_active=True)
             self._memory.pins.restore(program)
+
+    def has_waited(self, sequence: Sequence, now: float) -> None:
+        until = self._waiting.clock.read(now)
+        self._shares.wait(sequence.group.client, sequence.waits_since, until)
 
     def _is_overdue(self, queue: ClientQueue) -> bool:
         """Whether the first sequence without a place has waited much longer than those with one."""
@@ -245,14 +332,14 @@ class ProgramAdmission:
             return False
         return queue.others.least_rank + self._waiting.order.margin < queue.active.least_rank
 
-    def _is_loading(self, part: OrderedSequences, running: Items[Sequence]) -> bool:
-        """Whether the head, whose prefix is locked, waits for the second tier. Then its lock is
-        given back, and those behind it are asked for too.
+    def _is_loading(self, head: Sequence, part: OrderedSequences, running: Items[Sequence]) -> bool:
+        """Whether the next of `part`, whose prefix is locked, waits for the second tier. Then its
+        lock is given back, and those behind it are asked for too.
         """
         tier, reserve = self._memory.tier, len(running) + 1
         if tier is None:
             return False
-        head, *others = [sequence for _, sequence in part.entries[:FETCHED_AHEAD]]
+        others = [one for _, one in part.entries[:FETCHED_AHEAD] if one is not head]
         if not self._awaits_load(tier, head, lambda count: self._free(count, reserve)):
             return False
         self.blocked_by = "load"
@@ -311,7 +398,7 @@ class ProgramAdmission:
         return True
 
     def _has_place(
-        self, sequence: Sequence, running: Items[Sequence], now: float, is_overdue: bool
+        self, sequence: Sequence, running: Items[Sequence], now: float, means: Means = "free"
     ) -> bool:
         """Locks the sequence's prefix and makes a place for its program; False, and nothing is
         locked, when there is none.
@@ -332,9 +419,10 @@ class ProgramAdmission:
         missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
         no_slots = self._missing_slots(sequence)
         if missing > 0.0 or no_slots > 0:
+            is_overdue = means == "force"
             paused = programs.replaceable(len(running), now, force=is_overdue)
             losers = []
-            for place in paused:
+            for place in paused if means != "free" else ():
                 losers.append(place)
                 rest = growth.plus(programs.growth_of_paused(place), -1)
                 missing -= (place.size + growth.most - rest.most) / size
@@ -348,7 +436,8 @@ class ProgramAdmission:
                 no_slots <= 0
                 and programs.is_worth_exceeding(sequence, missing * size, len(running))
             )
-            if (missing > 0.0 or no_slots > 0) and not may_exceed:
+            is_allowed = may_exceed and means != "free"
+            if (missing > 0.0 or no_slots > 0) and not is_allowed:
                 self._missing = max(1.0, missing)
                 memory.tables.detach(sequence)
                 return False
@@ -383,13 +472,14 @@ class RunningSequences:
         self._admission = admission
         self.sequences: list[Sequence] = []
         """In the order of first admission."""
+        self.suspended: dict[Sequence, None] = {}
         self._admissions = 0
 
-    def admit_next(self, step: int, now: float, limit: float) -> Sequence | None:
-        """The next sequence runs from now on, its prefix locked. None when none waits of a client
-        that was served no more than `limit`, or there is no memory for it yet.
+    def admit_next(self, step: int, now: float, before: Sequence | None = None) -> Sequence | None:
+        """The next sequence runs from now on, its prefix locked. None when none waits whose turn is
+        before that of one that runs, or there is no memory for it yet.
         """
-        sequence = self._admission.next(self.sequences, step, now, limit)
+        sequence = self._admission.next(self.sequences, step, now, before)
         if sequence is None:
             return None
         self._waiting.remove(sequence)
@@ -407,6 +497,14 @@ class RunningSequences:
         self._admission.take_place(sequence, now)
         return sequence
 
+    def is_behind(self, sequence: Sequence) -> bool:
+        """Whether calls of its client wait whose turn is before that of one that runs."""
+        return self._admission.is_behind(sequence)
+
+    def turn_of(self, sequence: Sequence) -> int:
+        """How many turns its program has used up; the least goes first among its client's."""
+        return int(self._programs.turns.served(sequence) / QUANTUM)
+
     @property
     def blocked_by(self) -> WaitCause | None:
         """Why nobody was admitted last."""
@@ -420,13 +518,35 @@ class RunningSequences:
 
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the head of the queue; its work stays in the tree."""
+        self._leave(sequence)
+        sequence.group.preemptions += 1
+        self._memory.stats.preemptions += 1
+        self._requeue(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
         node = self._memory.tables.release(sequence, pin=False)
         assert node is None
         sequence.num_tokens_at_enqueue = len(sequence.tokens)
-        sequence.group.preemptions += 1
-        self._memory.stats.preemptions += 1
-        self._requeue(sequence)
+
+    def suspend(self, sequence: Sequence, now: float) -> None:
+        """It leaves queue and row until `resume`; its work stays in the tree."""
+        if sequence.state is SequenceState.RUNNING:
+            self._leave(sequence)
+            self._lose_row(sequence)
+        elif sequence.state is SequenceState.WAITING:
+            self._admission.has_waited(sequence, now)
+            self._waiting.remove(sequence)
+        else:
+            return
+        sequence.state = SequenceState.SUSPENDED
+        self.suspended[sequence] = None
+
+    def resume(self, sequence: Sequence, now: float) -> None:
+        if sequence.state is SequenceState.SUSPENDED:
+            del self.suspended[sequence]
+            sequence.state = SequenceState.WAITING
+            self.queue(sequence, now)
 
     def make_room(self, needed: int, sequence: Sequence, rows: Iterable[Row]) -> bool:
         """Frees pages until `needed` are free: evicts, then preempts sequences admitted later than
@@ -463,10 +583,14 @@ class RunningSequences:
             self._requeue(sequence)
 
     def _requeue(self, sequence: Sequence) -> None:
-        """A running sequence waits again. Its program loses its place if no other one runs."""
+        """A running sequence waits again."""
         sequence.state = SequenceState.WAITING
+        self._lose_row(sequence)
+        self.queue(sequence)
+
+    def _lose_row(self, sequence: Sequence) -> None:
+        """Its program loses its place if no other one of it runs."""
         number = self._programs.number_of(sequence)
         self._programs.preempt(number)
         if not self._programs.is_active(number):
             self._admission.lose_place(number, is_kept=True)
-        self.queue(sequence)

@@ -108,13 +108,13 @@ class StepPlanner:
         # client's in the order of admission.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
-        if prefills and self._shares.are_several:
-            prefills.sort(key=lambda one: self._shares.served(one.group.client))  # stable
+        if len(prefills) > 1:
+            prefills.sort(key=self._turn)  # stable
         resets = {sequence: sequence.num_resets for sequence in prefills}
         for sequence in prefills:
-            if self._waiting.has_beside(sequence.group.client):
-                limit = self._shares.served(sequence.group.client)
-                budget = self._admit(rows, budget, (step, now, limit))
+            client = sequence.group.client
+            if self._waiting.has_beside(client) or self._running.is_behind(sequence):
+                budget = self._admit(rows, budget, (step, now, sequence))
             if not budget or len(rows) == self._config.max_rows:
                 break
             # it may have been preempted for an earlier one, and even admitted again since
@@ -122,7 +122,7 @@ class StepPlanner:
                 budget -= self._extend(sequence, budget, rows)
         if self._waiting.places:
             self._waiting.refresh()
-            budget = self._admit(rows, budget, (step, now, inf))
+            budget = self._admit(rows, budget, (step, now, None))
             if self._waiting.places:
                 cause = None if len(rows) == self._config.max_rows else self._running.blocked_by
                 self._waiting.clock.set(cause or "step", now)
@@ -145,7 +145,13 @@ class StepPlanner:
         bill.charge(last, num_rows, num_tokens)
         return bill
 
-    def _admit(self, rows: list[Row], budget: int, until: tuple[int, float, float]) -> int:
+    def _turn(self, sequence: Sequence) -> tuple[float, int]:
+        """By its client's account, and by the turns that its program has used up."""
+        return self._shares.served(sequence.group.client), self._running.turn_of(sequence)
+
+    def _admit(
+        self, rows: list[Row], budget: int, until: tuple[int, float, Sequence | None]
+    ) -> int:
         """Admits sequences while there is budget for them, as `RunningSequences.admit_next` says.
         Returns what is left of the budget.
         """
@@ -387,7 +393,7 @@ class Scheduler:
         """Queues further sequences of a group that was submitted."""
         now, number = self._clock(), group.program
         assert number is not None
-        self.programs.submit(number, len(sequences), now)
+        self.programs.submit(number, len(sequences), now, group.client)
         waiting: Iterable[Client] = ()
         if not self.waiting.has(group.client):
             waiting = [queue.client for queue in self.waiting.clients()]
@@ -407,6 +413,8 @@ class Scheduler:
         """
         if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is SequenceState.SUSPENDED:
+            del self._running.suspended[sequence]
         elif sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             if keep is not None:
@@ -436,6 +444,16 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the queue, as where others need its memory."""
         self._running.preempt(sequence)
+
+    def suspend(self, group: SequenceGroup, *, is_on: bool) -> None:
+        """The sequences of `group` neither wait nor run for now, or they do again."""
+        change = self._running.suspend if is_on else self._running.resume
+        for sequence in group.sequences:
+            change(sequence, self._clock())
+
+    @property
+    def num_suspended(self) -> int:
+        return len(self._running.suspended)
 
     def forget(self, node: Node, begin: int) -> None:
         """Frees what is cached for nobody else at `node`, back to position `begin`."""
@@ -484,6 +502,8 @@ class Scheduler:
         seconds, least = self._clock() - self._step_began, plan.num_decoded
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
         self.shares.settle(plan.parts, seconds, self.costs.price)
+        if self.waiting.places or plan.num_tokens > least:
+            self.programs.turns.serve(plan.rows, seconds, self.costs.price)
         for sequence, _, start, end, _, _ in plan.rows:
             sequence.computed = end
             sequence.group.count_computed(sequence, start, end - start)
@@ -552,7 +572,7 @@ class Scheduler:
         self.pages.check([*held, *self.tables.pages_loading(), *private])
         if self.tables.states is not None:
             self.tables.states.check(self.running)
-        self.programs.check(self.running, self.waiting)
+        self.programs.check(self.running, [*self.waiting, *self._running.suspended])
         self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
 

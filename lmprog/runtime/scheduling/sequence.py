@@ -33,6 +33,8 @@ Client: TypeAlias = Hashable
 class SequenceState(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    SUSPENDED = "suspended"
+    """Neither waits nor runs: its reader does not take what there is."""
     ENDED = "ended"
 
 

@@ -35,7 +35,8 @@ ever.
   overtaken only by those of its own sweep or, by priority, of `p` later ones.
 
 These bounds are for the calls of one client. `admission` adds one `ageing` for programs that are in
-memory already.
+memory already, and for turns by what programs were served; with several sequences that wait, a
+program waits since the last one of them was admitted.
 
 Knows keys, sequences, and clients by their weights and seconds; asks the tree through the `look_up`
 function it is given.
@@ -106,7 +107,8 @@ class AdmissionOrder:
 
     def overtaking_bound(self, priority_difference: int) -> float:
         """fcfs and lpm: most seconds by which a sequence that overtakes another may have come after
-        it, if its priority is higher by so much. Programs in memory are reckoned with.
+        it, and after the last one of its program that was admitted, if its priority is higher by so
+        much. Programs in memory and turns are reckoned with.
         """
         prefix = 1 if self.policy == "lpm" else 0
         return self.ageing * (1 + prefix + max(0, priority_difference))
@@ -165,6 +167,8 @@ class ClientQueue:
     active: OrderedSequences
     """Of programs in memory."""
     others: OrderedSequences
+    programs: dict[int | None, OrderedSequences] = field(default_factory=dict)
+    """Those of `active` by program."""
     queued: dict[Sequence, None] = field(default_factory=dict)
     """All of them, the one that was queued last at the end."""
 
@@ -221,6 +225,10 @@ class WaitingQueue:
     def clients(self) -> list[ClientQueue]:
         """Those that have waiting sequences."""
         return list(self._clients.values())
+
+    def queue_of(self, client: Hashable) -> ClientQueue | None:
+        """None where the client has no waiting sequences."""
+        return self._clients.get(client)
 
     def has(self, client: Hashable) -> bool:
         """Whether a sequence of the client waits."""
@@ -337,10 +345,22 @@ class WaitingQueue:
         key = self.order.key(sequence, self._numbers[sequence])
         part.insert(key, sequence)
         self.places[sequence] = key, part
+        queue, program = self._clients[sequence.group.client], sequence.group.program
+        if part is queue.active:
+            own = queue.programs.get(program)
+            if own is None:
+                own = queue.programs[program] = OrderedSequences()
+            own.insert(key, sequence)
 
     def _take_out(self, sequence: Sequence) -> None:
         key, part = self.places.pop(sequence)
         part.take_out(key, sequence)
+        queue, program = self._clients[sequence.group.client], sequence.group.program
+        if part is queue.active:
+            own = queue.programs[program]
+            own.take_out(key, sequence)
+            if not own.entries:
+                del queue.programs[program]
 
 
 WaitCause = Literal["memory", "place", "load", "step"]

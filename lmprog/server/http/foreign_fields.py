@@ -19,16 +19,20 @@ from lmprog.server.http.http_errors import HttpError, refused
 
 @dataclass(frozen=True, slots=True)
 class ForeignField:
-    """`neutral` values ask for nothing, as do null, false and what is empty."""
+    """`neutral` values ask for nothing, as do null, false and what is empty; where something
+    `is_off` by false, that asks for it.
+    """
 
     advice: str
     neutral: tuple[Any, ...] = ()
+    is_off: bool = False
 
 
 _LEAVE = "leave it out"
 _LORA = "name the adapter as the model"
 _REASONING = "it belongs to chats, which tell thoughts apart"
 _BEAMS = "it belongs to chats, /v1/completions and /v1/programs"
+_THINKING = 'use chat_template_kwargs {"enable_thinking": ...} of chats'
 _SAMPLERS = "there is no such sampler; use top_p, top_k and min_p"
 _MEDIA = "this server reads and writes text only; leave it out"
 
@@ -60,6 +64,10 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "lora_request": ForeignField(_LORA),
     "session_params": ForeignField("use /v1/programs, whose branches grow"),
     "rid": ForeignField("it belongs to /generate; x-request-id names other requests"),
+    "enable_thinking": ForeignField(_THINKING, is_off=True),
+    "think": ForeignField(_THINKING, is_off=True),
+    "format": ForeignField("use response_format"),
+    "no_stop_trim": ForeignField("use include_stop_str_in_output"),
     "include_reasoning": ForeignField(_REASONING, (True,)),
     "separate_reasoning": ForeignField(_REASONING, (True,)),
     "stream_reasoning": ForeignField(_REASONING, (True,)),
@@ -108,7 +116,9 @@ def check_foreign(path: str, name: str, value: Any, valid: Sequence[str]) -> Non
             f'unknown field {json.dumps(path)}; did you mean "{ours[0]}"?', path, "unknown_field"
         )
     foreign = FOREIGN_FIELDS.get(name)
-    if foreign is not None and value and value not in foreign.neutral:
+    if foreign is None:
+        return
+    if (value and value not in foreign.neutral) or (value is False and foreign.is_off):
         raise unsupported(path, foreign.advice)
 
 

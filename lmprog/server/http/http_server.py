@@ -161,13 +161,34 @@ class _Parser(h11.Connection):
         while type(event) is h11.Request:
             rest = self._refuse(event)
             if rest is None:
-                break
+                return self._plain(event)
             super().__init__(h11.SERVER, self._most)  # nothing of the refused request is known
             if not rest:
                 return h11.NEED_DATA
             self.receive_data(rest)
             event = super().next_event()
         return event
+
+    def _plain(self, head: h11.Request) -> h11.Request:
+        """The request as RFC 9112 has it understood: an absolute target names the host itself
+        (3.2.2), and where a body has two lengths the connection ends after it (6.3).
+        """
+        names = {name for name, _ in head.headers}
+        if names >= {b"content-length", b"transfer-encoding"}:
+            self._cstate.process_keep_alive_disabled()
+        scheme, _, rest = head.target.partition(b"://")
+        if scheme.lower() not in (b"http", b"https"):
+            return head
+        host, slash, path = rest.partition(b"/")
+        fields = [
+            (name, value) for name, value in head.headers.raw_items() if name.lower() != b"host"
+        ]
+        return h11.Request(
+            method=head.method,
+            target=slash + path or b"/",
+            headers=[(b"host", host), *fields],
+            http_version=head.http_version,
+        )
 
 
 class UnreadAnswer:
@@ -437,6 +458,12 @@ def connections_allowed() -> int:
     return max(1, files - max(LEAST_SPARE_FILES, files // 16))
 
 
+MOST_NOT_SENT = 64 * 1024
+"""Bytes of one connection that the system holds and has not sent. Without a bound it takes
+megabytes for a client that reads nothing, which then seems to read.
+"""
+
+
 def bind(settings: ServerSettings) -> socket.socket:
     """The listening socket. Raises `InvalidParameter` where the address cannot be had."""
     try:
@@ -446,6 +473,8 @@ def bind(settings: ServerSettings) -> socket.socket:
         bound = socket.socket(family, kind, number)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections have it from this one
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MOST_NOT_SENT)
             bound.bind(address)
             bound.listen(BACKLOG)
         except BaseException:

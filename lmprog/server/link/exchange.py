@@ -14,9 +14,10 @@ Knows messages and numbers; knows no connection's life and no HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -46,6 +47,10 @@ KEPT_SECONDS = 900.0
 MOST_QUEUED = 8 * 1024 * 1024
 """Bytes of deltas that may wait for one reader; beyond it the exchange is broken off. A text of a
 hundred thousand tokens is half a megabyte: only log-probabilities come near this.
+"""
+CREDIT = 64 * 1024
+"""Bytes of deltas that may wait for a reader before their calls make no more of them; they go on
+when half of that is left. Only what is under way then comes beyond it.
 """
 QUEUES_SPARE = 4 * 1024 * 1024
 """Deltas may have so much beyond what bodies and results may: who sends large bodies ends no stream
@@ -233,6 +238,9 @@ class Exchange:
         self._calls: set[int] = set()
         self._inbox: deque[Answer] = deque()
         self._queued = 0
+        self._suspended: set[int] = set()
+        """Calls whose deltas its reader does not take."""
+        self._told_at = 0
         self._join_at = LEAST_JOINED
         self._held = HeldBytes(link.memory, record.origin.account)
         """Deltas that wait, and the results that have come."""
@@ -349,6 +357,8 @@ class Exchange:
             inbox.append(reply)
             if len(inbox) >= self._join_at:
                 self._join()
+            if self._queued > CREDIT:
+                self._suspend(reply.call)
             if self._queued > MOST_QUEUED:
                 self._break_off(_too_slow(self._queued))
                 return
@@ -385,6 +395,25 @@ class Exchange:
         size = min(size, self._queued)  # what is taken after the end is counted no more
         self._queued -= size
         self._held.add(-size)
+        if self._suspended and self._queued <= CREDIT // 2:
+            going_on = self._suspended & self._calls
+            self._suspended.clear()
+            self._tell(wire.Suspend(call, is_on=False) for call in sorted(going_on))
+
+    def _suspend(self, call: int) -> None:
+        """The call waits for its reader. That is said again when as much has come once more, as
+        where it has moved to another runtime.
+        """
+        if call in self._suspended and self._queued <= self._told_at + CREDIT:
+            return
+        self._told_at = self._queued
+        self._suspended.add(call)
+        self._tell([wire.Suspend(call)])
+
+    def _tell(self, ops: Iterable[wire.Op]) -> None:
+        with contextlib.suppress(RuntimeGone):  # then the exchange hears of that as all do
+            if found := list(ops):
+                self._connection.send(found)
 
     def _hold(self, reply: Answer) -> bool:
         """Counts a result until the exchange is closed. Whether there is room for it."""

@@ -109,6 +109,11 @@ GAUGES = (
     RuntimeGauge("num_requests_running", "Results being computed.", _of("running")),
     RuntimeGauge("num_requests_waiting", "Results in the waiting queue.", _of("waiting")),
     RuntimeGauge(
+        "num_requests_suspended",
+        "Results that wait for a reader who takes nothing.",
+        _of("suspended"),
+    ),
+    RuntimeGauge(
         "num_retracted_reqs",
         "Of those that wait: the ones that were preempted.",
         _of("preempted_waiting"),
