@@ -192,7 +192,6 @@ def test_an_end_that_the_next_request_did_not_go_on_from_is_worth_less() -> None
     for node in (left, other):
         served.tree.pin(node)
     served.ask(900, 901, 905)
-
     served.check()  # pinned ones wait in one queue, children before their parents
 
 
