@@ -4,7 +4,7 @@
 And batches of a step, made by hand: rows of the same length, on pages of their own behind a prefix
 that they share.
 
-Random ones are Llamas in float32 from one seed, so that lmprog and a peer can load the same files.
+Random ones are Llamas, or a hybrid (Q), in float32 from one seed, so that lmprog and a peer can load the same files.
 Knows how they are made; runs the peers' Python for what peers read.
 """
 
@@ -24,7 +24,9 @@ from typing import Any, cast
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from lmprog.runtime.engine.model.families import read_native_shape
 from lmprog.runtime.engine.model.locate import NANO, locate
+from lmprog.runtime.engine.model.weight_table import expected
 from lmprog.runtime.scheduling.batch import Batch, build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.text.tokenizer import load_tokenizer
@@ -44,6 +46,8 @@ SIZES = {
         "inner": 4096,
         "vocab": 32000,
     },
+    # Qwen 3.5 of 0.8B but for its vocabulary: three of four layers are gated delta nets
+    "Q": {"hidden": 1024, "layers": 24, "heads": 8, "kv_heads": 2, "inner": 3584, "vocab": 32000},
     "tiny": {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "inner": 64, "vocab": 4096},
 }
 
@@ -85,29 +89,39 @@ def _make_by_width(folder: Path, size: str) -> None:
 
 
 def make(folder: Path, size: str) -> None:
-    """A Llama of `SIZES`, without a tokenizer."""
-    _write(folder, SIZES[size], 0.05)
+    """A model of `SIZES`, without a tokenizer."""
+    if size == "Q":
+        _write_hybrid(folder, SIZES[size], 0.05)
+    else:
+        _write(folder, SIZES[size], 0.05)
+
+
+def _write_hybrid(folder: Path, s: dict[str, int], spread: float) -> None:
+    """A Qwen 3.5: its norms' weights are distances from 1."""
+    config = _config(s) | {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    draw, weights = np.random.default_rng(0), dict[str, Any]()
+    for name, size in expected(read_native_shape(config)).items():
+        if name.endswith("norm.weight"):
+            weights[name] = np.full(size, "linear_attn" in name, np.float32)
+        elif name.endswith("A_log"):
+            weights[name] = np.log(draw.uniform(0.01, 16, size)).astype(np.float32)
+        else:
+            wide = 0.5 if "conv1d" in name else spread
+            weights[name] = draw.standard_normal(size, np.float32) * np.float32(wide)
+    save_file(weights, folder / "model.safetensors")
 
 
 def _write(folder: Path, s: dict[str, int], spread: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": s["vocab"],
-        "hidden_size": s["hidden"],
-        "intermediate_size": s["inner"],
-        "num_hidden_layers": s["layers"],
-        "num_attention_heads": s["heads"],
-        "num_key_value_heads": s["kv_heads"],
-        "head_dim": HEAD,
-        "max_position_embeddings": 16384,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(_config(s)))
     draw, hidden = np.random.default_rng(0), s["hidden"]
     q, kv = s["heads"] * HEAD, s["kv_heads"] * HEAD
     sizes = {"self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden)}
@@ -130,8 +144,27 @@ def _write(folder: Path, s: dict[str, int], spread: float) -> None:
     )
 
 
+def _config(s: dict[str, int]) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": s["vocab"],
+        "hidden_size": s["hidden"],
+        "intermediate_size": s["inner"],
+        "num_hidden_layers": s["layers"],
+        "num_attention_heads": s["heads"],
+        "num_key_value_heads": s["kv_heads"],
+        "head_dim": HEAD,
+        "max_position_embeddings": 16384,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+    }
+
+
 def make_comparable(folder: Path, size: str) -> None:
-    """A Llama of `SIZES` with nano's tokenizer, the same numbers for all peers.
+    """A model of `SIZES` with nano's tokenizer, the same numbers for all peers.
 
     Tokens that the tokenizer does not have get logits of 0, so that none of them is ever likeliest
     and all outputs are texts that can be compared.

@@ -91,6 +91,11 @@ _OF_EVENTS = Need("kv_events", None, "{name} is for kv_events, which has no addr
 _NO_TIER_OF_RANKS = Lack(
     ("ranks",), "{it} is not possible with tp: pages of several processes have no second tier"
 )
+_NO_TIER_OF_STATES = Lack(
+    ("states",),
+    "{it} is not possible with this model: it has recurrent layers, whose states have no second "
+    "tier",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +346,7 @@ class RuntimeConfig:
                     "{it} needs the native engine: torch and devices keep no pages on disk",
                 ),
                 _NO_TIER_OF_RANKS,
+                _NO_TIER_OF_STATES,
             ),
         ),
     )
@@ -371,6 +377,7 @@ class RuntimeConfig:
                     "{it} needs the native engine: torch and devices keep no pages elsewhere",
                 ),
                 _NO_TIER_OF_RANKS,
+                _NO_TIER_OF_STATES,
             ),
         ),
     )
@@ -426,6 +433,11 @@ class RuntimeConfig:
                 Lack(
                     ("ranks",),
                     "{it} is not possible: there are no adapters over several ranks (tp)",
+                ),
+                Lack(
+                    ("states",),
+                    "{it} is not possible with this model: it has recurrent layers, and none "
+                    "computes adapters beside them",
                 ),
             ),
         ),

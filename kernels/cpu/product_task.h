@@ -52,9 +52,37 @@ struct Multiply {
     long stride;
 };
 
+enum : int { kSigmoid = -1 };  // beside the activations of lmprog_engine.h: up * sigmoid(gate)
+
 struct Activation {
     int kind;
     float slope, limit;  // of the clamped one
+};
+
+// A causal convolution of `channels` (a multiple of 16) over tokens that follow one another: see lmprog_recurrent.
+struct Convolution {
+    const float *x;                     // [tokens], `stride` apart
+    const float *opening, *closing;     // what x and the result are multiplied with, `stride` apart; NULL: nothing
+    float *out;                         // [tokens], `out_stride` apart; may be x
+    long stride, out_stride;
+    float *before;                      // [taps - 1] tokens `width` apart, the oldest first; become the last ones
+    const float *weights, *bias;        // [taps], `width` apart; bias NULL: none
+    long width;
+    int taps, tokens, channels;
+    bool activated;                     // by silu
+};
+
+// A head's matrix over tokens that follow one another: see lmprog_recurrent.
+struct Recurrence {
+    float *state;           // [values filled up to panels][keys][32]
+    const float *q, *k, *v; // [tokens], `stride` apart
+    long stride;
+    float *out;             // [tokens], `out_stride` apart
+    long out_stride;
+    const float *rates, *decays;  // [tokens], `gate_stride` apart
+    long gate_stride;
+    int keys, values, tokens;     // values: a multiple of 16
+    bool corrects;                // the delta net does
 };
 
 struct StepKernels {
@@ -73,6 +101,8 @@ struct StepKernels {
     // See lmprog_engine.h.
     void (*activate)(const Activation &how, const float *gate, const float *up, float *out, long count);
     void (*bound)(float *x, float scale, float cap, long count);  // x * scale, then cap * tanh(x / cap) if cap > 0
+    void (*convolve)(const Convolution &task);
+    void (*recur)(const Recurrence &task);
     // Passes over a row of logits, any count.
     // The greatest number and where it first is; false where one is infinite or none.
     bool (*best)(const float *x, long count, float *best, long *at);

@@ -4,6 +4,7 @@
 #pragma once
 #include "integers.h"
 #include "product_kernel.h"
+#include "recurrence_kernel.h"
 
 namespace lmprog {
 namespace {
@@ -119,6 +120,7 @@ struct Step {
         for (long i = 0; i < count; i += W) {
             const F g = V::load(gate + i), u = V::load(up + i);
             V::store(out + i, how.kind == LMPROG_SILU        ? V::mul(silu(g, 1.0f), u)
+                              : how.kind == kSigmoid         ? V::mul(sigmoid_of<V>(g), u)
                               : how.kind == LMPROG_GELU_TANH ? V::mul(gelu(g), u)
                                                              : clamped(how, g, u));
         }
@@ -189,8 +191,8 @@ struct Step {
     }
 
     static constexpr StepKernels table(const char *name) {
-        return {name,   multiply, input_bytes, prepare, add,       norm,   rotate,
-                activate, bound,  best,        widths,  whole_sum, exp_sum};
+        return {name,  multiply, input_bytes, prepare, add,    norm,   rotate,   activate,
+                bound, Recurrent<V>::convolve, Recurrent<V>::recur, best, widths, whole_sum, exp_sum};
     }
 };
 

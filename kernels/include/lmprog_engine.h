@@ -18,6 +18,10 @@
  * "avx512bf16" and "neonbf16" round inputs to bf16 as well and sum in f32, the others keep inputs in f32. int8 and int4 weights:
  * each token's inputs are rounded to 8 bits with one scale; sums are exact integers (of 32 inputs for int4).
  *
+ * RECURRENT LAYERS keep a state in place of keys and values, f32, in slots that the step names. A token's part of a state is
+ * computed after that of the token before it, one by one, whatever prompt or chunk it comes in: so cuts change no bit here
+ * either.
+ *
  * THREADS. One call at a time on a handle. A handle of one thread never starts one.
  */
 #ifndef LMPROG_ENGINE_H
@@ -67,7 +71,32 @@ typedef struct {
     const float *router_bias; /* [experts] filled up to a multiple of 32, or NULL */
     int32_t rope; /* which of the model's rotations; -1: none */
     void *keys, *values;
+    /* A layer with states is recurrent: qkv is then what comes in, out what goes out (lmprog_recurrent), and there are no
+     * keys and values. */
+    float *states;                       /* [num_slots + 1][state_bytes / 4]; the last is for rows that keep nothing */
+    const void *gates;                   /* packed as F32: scores of rates, then of decays; Mamba 2: of steps */
+    const float *conv, *conv_bias;       /* [taps][channels], the oldest token first; [channels] or NULL */
+    const float *decay_log, *decay_bias; /* [heads] */
+    const float *skip;                   /* [heads] of Mamba 2 */
+    const float *state_norm;             /* [value_dim] of the delta net, [heads * value_dim] of Mamba 2 */
 } lmprog_layer;
+
+/* What a model's recurrent layers are. All begin with a causal convolution of each channel over its last `taps` tokens, at most 4.
+ *
+ * SHORT CONVOLUTION. in: b, c, x of [hidden]; out(c * conv(b * x)).
+ * GATED DELTA NET. in: q and k of [groups * key_dim], v and z of [heads * value_dim]; q, k, v go through convolution and silu,
+ * then q and k have length 1, and q is divided by the root of key_dim. Head h has the keys of group h * groups / heads, and a
+ * matrix S, for each token: S = decay * S; S += k (rate * (v - S k)); S q is normalized and multiplied with silu(z). rate =
+ * sigmoid(score), decay = exp(-exp(decay_log) * softplus(score + decay_bias)).
+ * MAMBA 2. in: v of [heads * value_dim], k and q of [groups * key_dim], which all go through convolution and silu, and z. rate =
+ * softplus(score + decay_bias), decay = exp(-exp(decay_log) * rate); S = decay * S; S += k (rate * v); (S q + skip * v) * silu(z)
+ * is normalized by groups. */
+enum { LMPROG_SHORT_CONV = 1, LMPROG_DELTA_NET = 2, LMPROG_MAMBA2 = 3 };
+
+typedef struct {
+    int32_t kind; /* 0: the model has no recurrent layers */
+    int32_t taps, channels, heads, groups, key_dim, value_dim, num_slots;
+} lmprog_recurrent;
 
 /* Each token goes through the `used` experts with the greatest scores of the router, the first of equal ones. Their
  * results are added in the order of their numbers, each times its share: of the softmax over all experts, or over those
@@ -86,8 +115,10 @@ typedef struct {
     int32_t vocab, hidden, inner, num_layers, num_ropes;
     int32_t rotary_dim; /* leading dimensions of a head that are rotated, in halves */
     int32_t weight_type, activation, qk_norm_wide;
+    int32_t gated_attention; /* behind the values qkv has a gate of each query head: attention times its sigmoid goes out */
     float activation_slope, activation_limit; /* of the clamped activation */
     lmprog_mixture mixture;                   /* of layers with a router */
+    lmprog_recurrent recurrent;
     float norm_eps, embedding_scale, residual_scale, logit_scale, logit_softcap; /* softcap 0: none */
     lmprog_attention_shape attention;
     const lmprog_layer *layers;
@@ -121,6 +152,11 @@ typedef struct {
     const int32_t *logit_tokens; /* [num_logits] tokens whose logits are wanted, in ascending order */
     const int32_t *copies;       /* [num_copies][2] slots; done before anything is computed */
     const int32_t *adapters;     /* [num_tokens] each token's adapter from 1 on, 0 for none; NULL: none has any */
+    /* [rows] the slots that states are read from and written to; -1: nothing is, before the first token or for good. NULL: so for
+     * all rows. A row reads what rows before it write. */
+    const int32_t *state_sources, *state_targets;
+    const int32_t *snapshots; /* [num_snapshots][3]: of a row, after so many of its tokens, a slot that the state is left in too */
+    int32_t num_snapshots;
 } lmprog_step;
 
 LMPROG_API int64_t lmprog_engine_packed_bytes(const lmprog_product *product);
@@ -140,9 +176,12 @@ LMPROG_API void lmprog_engine_close(lmprog_engine *handle);
 /* The adapters of later steps: [count][num_layers][LMPROG_ADAPTED], which must outlive the handle. */
 LMPROG_API void lmprog_engine_adapters(lmprog_engine *handle, const lmprog_low_rank *low_ranks, int32_t count);
 
+/* Of one slot, in one layer. */
+LMPROG_API int64_t lmprog_engine_state_bytes(const lmprog_recurrent *recurrent);
+
 /* Computes the step's tokens, keeps their keys and values, and writes the wanted logits to logits[i * stride ..];
  * stride >= vocab filled up to a multiple of 32. Returns 0, or 1 where
- * a token, position, wanted logit or adapter is out of range. */
+ * a token, position, wanted logit, adapter or slot of a state is out of range. */
 LMPROG_API int32_t lmprog_engine_step(lmprog_engine *handle, const lmprog_step *step, float *logits, int64_t stride);
 
 /* One product alone, for tests and measurements: out[r * stride + o] = sum of x[r][i] * weight[o][i]; x has rows of

@@ -76,8 +76,11 @@ def _memory(config: RuntimeConfig, plan: NativePlan, location: Path | None) -> M
     free, a_token = free_memory(), plan.page_bytes / plan.page_size
     tokens = plan.num_pages * plan.page_size
     what = f"{_gb(weights)} for weights, {_gb(pages)} for {tokens:,} tokens of keys and values "
-    what += f"({a_token / 1e3:.1f} kB each); {_gb(free)} free"
-    if weights + pages <= free:
+    what += f"({a_token / 1e3:.1f} kB each)"
+    if plan.states is not None:
+        what += f", {_gb(plan.state_bytes)} for {plan.states.num_slots} recurrent states"
+    what += f"; {_gb(free)} free"
+    if weights + pages + plan.state_bytes <= free:
         return ModelFinding("ok", "memory", what)
     fix = "a smaller --kv-memory-mb" if weights < free else "--quantize int8 or int4"
     if weights >= free and plan.weight_type == "int4":

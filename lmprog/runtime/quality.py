@@ -20,7 +20,8 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.engine import InferenceEngine, load_engine
 from lmprog.runtime.engine.model.locate import locate
-from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch, RowStates
+from lmprog.runtime.scheduling.sequence import NOTHING
 from lmprog.runtime.text.tokenizer import load_tokenizer
 
 TYPES: dict[str, dict[str, Any]] = {
@@ -115,6 +116,11 @@ def _stretch(window: NDArray[np.int32], start: int, end: int) -> Batch:
         copies=np.zeros((0, 2), np.int32),
         logit_tokens=each.copy(),
         page_size=16,
+        states=RowStates(
+            np.array([0 if start else NOTHING], np.int32),
+            np.zeros(1, np.int32),
+            np.zeros((0, 3), np.int32),
+        ),
     )
 
 

@@ -209,6 +209,27 @@ void compare_rows(const char *path) {
     }
 }
 
+// A head's matrix and a convolution over a few tokens, of vectors V beside the generic ones.
+template <class V>
+void compare_recurrence(const char *path) {
+    using namespace lmprog;
+    const int keys = 9, values = 80, tokens = 4;
+    const long width = 2 * keys + values;
+    const Floats x = numbers(tokens * width), gates = numbers(tokens * 2), state = numbers(96 * keys), weights = numbers(4 * 48);
+    const auto computed = [&](auto vectors, bool corrects) {
+        using One = Recurrent<decltype(vectors)>;
+        Floats matrix = state, out(2 * tokens * values), before(3 * 48, 0.5f);
+        One::recur({matrix.data(), x.data(), x.data() + keys, x.data() + 2 * keys, width, out.data(), values, gates.data(),
+                    gates.data() + 1, 2, keys, values, tokens, corrects});
+        One::convolve({x.data(), x.data() + 1, x.data() + 2, out.data() + tokens * values, width, values, before.data(), weights.data(), nullptr,
+                       48, 4, tokens, 48, corrects});
+        out.insert(out.end(), matrix.begin(), matrix.end());
+        return out;
+    };
+    for (const bool corrects : {false, true})
+        judge(path, "recurrence", difference(computed(V(), corrects), computed(Generic(), corrects)), 1e-5);
+}
+
 }  // namespace
 
 int main() {
@@ -228,8 +249,10 @@ int main() {
     }
 #if defined(__aarch64__)
     compare_rows<lmprog::Neon>("neon");
+    compare_recurrence<lmprog::Neon>("neon");
 #elif defined(__AVX2__)
     compare_rows<lmprog::Avx2>("avx2");
+    compare_recurrence<lmprog::Avx2>("avx2");
 #endif
     return failures ? 1 : 0;
 }

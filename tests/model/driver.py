@@ -18,8 +18,8 @@ import torch
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.torch_engine.engine import TorchEngine
 from lmprog.runtime.scheduling.batch import Batch, build_batch
-from lmprog.runtime.scheduling.plan import Plan, Row
-from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.plan import Plan, PlanStates, Row
+from lmprog.runtime.scheduling.sequence import NOTHING, Sequence
 
 AnyEngine = NativeEngine | TorchEngine
 
@@ -32,6 +32,8 @@ class Sequence:
     prompt: list[int]
     num_new: int
     pages: array[int]
+    slot: int
+    """Of its recurrent state, where the model has one."""
     computed: int = 0
     new: list[int] = field(default_factory=list)
     logprobs: list[torch.Tensor] = field(default_factory=list)
@@ -85,9 +87,10 @@ class Driver:
         free = list(range(self._engine.num_pages))
         self._random.shuffle(free)
         placed = []
-        for prompt in prompts:
+        for slot, prompt in enumerate(prompts):
             need = -(-(len(prompt) + num_new) // self._page_size)
-            placed.append(Sequence(prompt, num_new, array("i", [free.pop() for _ in range(need)])))
+            pages = array("i", [free.pop() for _ in range(need)])
+            placed.append(Sequence(prompt, num_new, pages, slot))
         return placed
 
     def _step(self, running: list[Sequence], chunk: int) -> None:
@@ -113,9 +116,11 @@ class Driver:
         """`parts`: a sequence, its tokens of this step, and the first of them whose logits are
         wanted.
         """
-        rows = []
+        rows, states = [], []
         for sequence, taken, logits_from in parts:
             start, end = sequence.computed, sequence.computed + len(taken)
             pages = sequence.pages[: -(-end // self._page_size)]
             rows.append(Row(_NO_LANE, array("i", taken), start, end, pages, start + logits_from))
-        return build_batch(Plan(tuple(rows)), self._page_size)
+            states.append((sequence.slot if start else NOTHING, sequence.slot))
+        kept = None if self._engine.states is None else PlanStates(tuple(states), ())
+        return build_batch(Plan(tuple(rows), states=kept), self._page_size)

@@ -16,7 +16,7 @@ from lmprog.native import compiler
 from lmprog.runtime.engine.model.shape import read_config, read_shape
 from lmprog.runtime.engine.native.engine import NativeEngine, page_bytes
 from lmprog.runtime.engine.native.interface import PATHS
-from tests.model.checkpoints import MIXTURES, NATIVE
+from tests.model.checkpoints import MIXTURES, NATIVE, RECURRENT
 from tests.model.conftest import Judge, Judged
 from tests.model.driver import Driver
 
@@ -37,9 +37,11 @@ def checkpoint(judged: Judge) -> Judged:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen3_next", "granitemoehybrid"]
+)
 def test_company_and_chunks_and_threads_change_no_bit(judged: Judge, name: str, kind: str) -> None:
-    checkpoint = judged(name, (NATIVE | MIXTURES)[name])
+    checkpoint = judged(name, (NATIVE | MIXTURES | RECURRENT)[name], judge=False)
     prompts = checkpoint.prompts
     alone = Driver(checkpoint.engine(threads=1, **TYPES[kind]), 16).greedy(
         prompts, 6, together=False
@@ -53,10 +55,13 @@ def test_company_and_chunks_and_threads_change_no_bit(judged: Judge, name: str, 
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*(("qwen3", kind) for kind in TYPES), ("qwen3_5_text", "float32")]
+)
 def test_every_instruction_set_scores_alike(
-    checkpoint: Judged, kind: str, path: str, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, path: str, judged: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checkpoint = judged(name, (NATIVE | RECURRENT)[name], judge=False)
     prompt = checkpoint.prompts[-2]
     monkeypatch.setenv("LMPROG_ENGINE_PATH", "generic")
     plain = Driver(checkpoint.engine(**TYPES[kind]), 16).score(prompt)
@@ -72,7 +77,11 @@ def test_every_instruction_set_scores_alike(
 
 
 @pytest.mark.parametrize(("kind", "most"), [("bfloat16", 0.02), ("int8", 0.05), ("int4", 0.4)])
-def test_smaller_types_stay_close_to_float32(checkpoint: Judged, kind: str, most: float) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "lfm2", "qwen3_5_text", "bamba"])
+def test_smaller_types_stay_close_to_float32(
+    name: str, kind: str, most: float, judged: Judge
+) -> None:
+    checkpoint = judged(name, (NATIVE | RECURRENT)[name], judge=False)
     prompt = checkpoint.prompts[-2]
     exact = Driver(checkpoint.engine(engine="torch"), 16).score(prompt)
     rounded = Driver(checkpoint.engine(**TYPES[kind]), 16).score(prompt)

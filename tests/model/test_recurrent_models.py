@@ -17,6 +17,9 @@ from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.engine.draft_model import load_draft_engine
 from lmprog.runtime.engine.engine import SelectedEngine, load_engine
 from lmprog.runtime.engine.kept_pages import open_store
+from lmprog.runtime.engine.model.families import is_native
+from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.engine.torch_engine.engine import TorchEngine
 from lmprog.runtime.engine.torch_engine.fallback import RECURRENT as KNOWN
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
@@ -32,8 +35,14 @@ from tests.runtime.rig import Rig
 GREEDY = SamplingParams(temperature=0.0, logprobs=5)
 LENGTHS = (1, 2, 3, 64, 65, 200)
 NUM_NEW = 8
-KINDS = ["lfm2", "qwen3_next", "granitemoehybrid"]
-"""A short convolution, a gated delta net, a Mamba 2."""
+NATIVE = [name for name in RECURRENT if is_native(name)]
+BY_TORCH = [name for name in RECURRENT if name not in NATIVE or name == "lfm2"]
+EITHER = [*((name, "native") for name in NATIVE), *((name, "torch") for name in BY_TORCH)]
+KINDS = [
+    *(("lfm2", "native"), ("qwen3_next", "native"), ("granitemoehybrid", "native")),
+    *(("qwen3_5_text", "torch"), ("bamba", "torch")),
+]
+"""Short convolutions, gated delta nets, Mamba 2."""
 
 
 @cache
@@ -47,22 +56,25 @@ def prompts() -> list[list[int]]:
 
 
 @cache
-def engine_of(folder: Path, page_size: int) -> TorchEngine:
+def engine_of(folder: Path, page_size: int, kind: Any) -> NativeEngine | TorchEngine:
     scheduler = SchedulerConfig(page_size=page_size, num_pages=4096 // page_size)
     made = load_engine(
-        RuntimeConfig(model=str(folder), dtype="float32", threads=1, scheduler=scheduler)
+        RuntimeConfig(str(folder), engine=kind, dtype="float32", threads=1, scheduler=scheduler)
     )
-    assert isinstance(made, TorchEngine)
+    assert made.name == kind
     assert made.states is not None
     return made
 
 
-def rig_of(made: Judged, num_slots: int = 32, every: int = 64, **config: Any) -> Rig:
+def rig_of(
+    made: Judged, kind: str = "native", num_slots: int = 32, every: int = 64, **config: Any
+) -> Rig:
     fields: dict[str, Any] = {"page_size": 16, "num_pages": 256, **config}
     preempt_every = fields.pop("preempt_every", 0)
     pool = StatePool(num_slots, every)
-    engine = engine_of(made.folder, fields["page_size"])
-    return Rig(SchedulerConfig(**fields), 512, preempt_every, engine, TorchSampler(), pool)
+    engine = engine_of(made.folder, fields["page_size"], kind)
+    sampler = NativeSampler(engine) if isinstance(engine, NativeEngine) else TorchSampler()
+    return Rig(SchedulerConfig(**fields), 512, preempt_every, engine, sampler, pool)
 
 
 def answers(rig: Rig, at_once: int) -> list[Sequence]:
@@ -117,14 +129,50 @@ def test_of_a_checkpoint_with_a_part_for_pictures_the_text_part_is_computed(
     model = getattr(transformers, f"{WITH_PICTURES[name]}ForConditionalGeneration")(whole).eval()
     model.save_pretrained(tmp_path)
     made = Judged(tmp_path, model, [], [])
-    assert_as_transformers(made, answers(rig_of(made, max_chunk=50), at_once=12))
+    kind = "native" if is_native(name) else "torch"
+    assert_as_transformers(made, answers(rig_of(made, kind, max_chunk=50), at_once=12))
 
 
 @pytest.mark.parametrize("chunk", [0, 7])
-@pytest.mark.parametrize("name", list(RECURRENT))
-def test_each_family_generates_what_transformers_does(name: str, chunk: int, judged: Judge) -> None:
+@pytest.mark.parametrize(("name", "kind"), EITHER)
+def test_each_family_generates_what_transformers_does(
+    name: str, kind: str, chunk: int, judged: Judge
+) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
-    assert_as_transformers(made, answers(rig_of(made, max_chunk=chunk), at_once=12))
+    assert_as_transformers(made, answers(rig_of(made, kind, max_chunk=chunk), at_once=12))
+
+
+VARIANTS = {
+    "lfm2": {"block_auto_adjust_ff_dim": True, "block_multiple_of": 32, "conv_L_cache": 4},
+    "granitemoehybrid": {"num_local_experts": 0, "position_embedding_type": "rope"}
+    | {"mamba_conv_bias": False, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
+    "qwen3_next": {"decoder_sparse_step": 2, "rope_parameters": None},
+    "qwen3_5_text": {"linear_key_head_dim": 26, "linear_value_head_dim": 112}
+    | {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 3},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_a_config_says_otherwise_is_computed_natively_too(name: str, judged: Judge) -> None:
+    recipe = RECURRENT[name]
+    made = judged(f"{name}-other", Recipe(recipe.family, recipe.fields | VARIANTS[name]))
+    rig = rig_of(made)
+    sequence = rig.gen(prompts()[-1], NUM_NEW, GREEDY)
+    rig.run()
+    assert_as_transformers(made, [sequence])
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "granitemoehybrid"])
+def test_the_cache_changes_no_bit_of_what_a_native_state_says(name: str, judged: Judge) -> None:
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    alone = logprobs(answers(rig_of(made), at_once=1))
+    for case in ({"max_chunk": 5, "every": 7}, {"share": False}):
+        assert logprobs(answers(rig_of(made, **case), at_once=12)) == alone
+
+
+def logprobs(sequences: list[Sequence]) -> list[list[Any]]:
+    tasks = [sequence.task for sequence in sequences]
+    return [list(task.logprobs) for task in tasks if isinstance(task, Generation)]
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -140,22 +188,22 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", KINDS)
-def test_the_cache_never_changes_the_answer(name: str, case: str, judged: Judge) -> None:
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_the_cache_never_changes_the_answer(name: str, kind: str, case: str, judged: Judge) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
     config = {"at_once": len(prompts()), **CASES[case]}
     at_once = config.pop("at_once")
-    rig = rig_of(made, **config)
+    rig = rig_of(made, kind, **config)
     assert_as_transformers(made, answers(rig, at_once))
     assert (rig.scheduler.stats.preemptions > 2) == ("preempt_every" in config)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "kind"), KINDS)
 def test_forks_answer_as_if_each_were_alone_and_compute_only_their_own(
-    name: str, judged: Judge
+    name: str, kind: str, judged: Judge
 ) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
-    rig = rig_of(made)
+    rig = rig_of(made, kind)
     first = rig.gen(prompts()[-1], NUM_NEW, GREEDY)
     rig.run()
     before = rig.scheduler.stats.computed_tokens
@@ -179,27 +227,45 @@ def test_a_kind_of_layer_that_is_not_computed_is_refused_by_name(tmp_path: Path)
         ({"scheduler": SchedulerConfig(speculation="always")}, "do not go back behind a wrong"),
         ({"draft_model": "nano"}, "do not go back behind a wrong"),
         ({"kv_events": "tcp://127.0.0.1:5557"}, "do not say where their states"),
-        ({"lora": ("a=b",)}, "computes no adapters"),
-        ({"quantize": "int8"}, "needs the native engine"),
-        ({"engine": "native"}, "needs the native engine"),
-        ({"kv_disk_mb": 10}, "torch and devices keep no pages"),
+        ({"lora": ("a=b",)}, "computes (no )?adapters"),
+        ({"kv_disk_mb": 10}, "states have no second tier"),
     ],
 )
+@pytest.mark.parametrize("engine", ["native", "torch"])
 def test_what_states_do_not_allow_is_refused(
-    options: dict[str, Any], reason: str, judged: Judge
+    engine: Any, options: dict[str, Any], reason: str, judged: Judge
 ) -> None:
     made = judged("lfm2-states", RECURRENT["lfm2"], judge=False)
-    config = RuntimeConfig(model=str(made.folder), dtype="float32", **options)
+    config = RuntimeConfig(model=str(made.folder), engine=engine, dtype="float32", **options)
     with pytest.raises(InvalidParameter, match=reason):
         open_store(config, load_engine(config), None)  # type: ignore[arg-type]
 
 
-def test_the_report_on_a_model_says_that_it_has_recurrent_layers(judged: Judge) -> None:
-    made = judged("lfm2-states", RECURRENT["lfm2"], judge=False)
-    config = RuntimeConfig(model=str(made.folder))
-    engine = next(one for one in model_report(config) if one.name == "engine")
-    assert engine.state == "warn"
-    assert "transformers, with recurrent layers (without drafts" in engine.what
+@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"engine": "native"}])
+def test_a_family_that_is_not_native_has_what_torch_has(
+    options: dict[str, Any], judged: Judge
+) -> None:
+    made = judged("olmo_hybrid-states", RECURRENT["olmo_hybrid"], judge=False)
+    with pytest.raises(InvalidParameter, match="needs the native engine"):
+        load_engine(RuntimeConfig(model=str(made.folder), **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "says"),
+    [
+        ("olmo_hybrid", "warn", "transformers, with recurrent layers (without drafts"),
+        ("lfm2", "ok", "native; "),
+    ],
+)
+def test_the_report_on_a_model_says_who_computes_its_recurrent_layers(
+    name: str, state: str, says: str, judged: Judge
+) -> None:
+    made = judged(f"{name}-states", RECURRENT[name], judge=False)
+    found = {one.name: one for one in model_report(RuntimeConfig(model=str(made.folder)))}
+    assert found["engine"].state == state
+    assert says in found["engine"].what
+    if name == "lfm2":
+        assert "recurrent states; " in found["memory"].what
 
 
 def test_a_model_with_states_drafts_for_nobody(judged: Judge) -> None:

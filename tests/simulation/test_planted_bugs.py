@@ -281,6 +281,8 @@ BUGS: list[Callable[[Patch], None]] = [
     a_failed_step_leaves_its_states,
     slots_of_states_leak,
 ]
+RARE = {drafts_run_past_a_stop: (147,)}
+"""Where a bug that few worlds show was found first: these are tried before the others."""
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
@@ -290,7 +292,7 @@ def test_the_simulation_finds(bug: Callable[[Patch], None], monkeypatch: Patch) 
     """
     bug(monkeypatch)
     found: list[str] = []
-    for seed in range(WORLDS):
+    for seed in (*RARE.get(bug, ()), *range(WORLDS)):
         try:
             run_world(seed, 200, FULL_CHECK_EVERY)
         except Violation as error:

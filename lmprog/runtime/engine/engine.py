@@ -19,18 +19,20 @@ from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, ModelError, NotSupported
 from lmprog.runtime.engine.machine.resources import default_threads, require_torch
-from lmprog.runtime.engine.model.families import is_native, read_native_shape
+from lmprog.runtime.engine.model.families import is_native, read_native_shape, text_part
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.resolution import (
+    StateSlots,
     computable,
     context_length,
     data_type,
     num_pages,
     quantized_type,
+    state_slots,
 )
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
-from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes
+from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes, state_bytes
 from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
 from lmprog.runtime.engine.native.packing import packed_checkpoint, packed_random
 from lmprog.runtime.engine.native.sampler import NativeSampler
@@ -205,6 +207,13 @@ class NativePlan:
     num_pages: int
     page_bytes: int
     page_size: int
+    states: StateSlots | None
+    """None: it has no recurrent layers."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all slots."""
+        return 0 if self.states is None else self.states.num_slots * state_bytes(self.shape)
 
 
 def native_plan(config: RuntimeConfig, folder: Path | None) -> NativePlan:
@@ -215,7 +224,11 @@ def native_plan(config: RuntimeConfig, folder: Path | None) -> NativePlan:
     size = page_bytes(shape, kv_dtype, page_size)
     pages = num_pages(config, context_len, size)
     weight_type = config.quantize or quantized_type(config, folder) or dtype
-    return NativePlan(shape, weight_type, kv_dtype, context_len, pages, size, page_size)
+    states = None
+    if shape.recurrent is not None:
+        check_options(config, "states")
+        states = state_slots(pages * size, pages * page_size, state_bytes(shape))
+    return NativePlan(shape, weight_type, kv_dtype, context_len, pages, size, page_size, states)
 
 
 def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> NativeEngine:
@@ -229,7 +242,7 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
     made = NativeEngine(
         shape,
         packed,
-        KvMemory(plan.kv_dtype, plan.page_size, plan.num_pages),
+        KvMemory(plan.kv_dtype, plan.page_size, plan.num_pages, plan.states),
         location=folder,
         context_len=plan.context_len,
         threads=threads,
@@ -247,4 +260,4 @@ def _described(config: RuntimeConfig, folder: Path | None) -> tuple[ModelShape, 
         return dummy_shape(config.model), computable(config.dtype or "float32")
     described = read_config(folder)
     fast = frozenset({"bfloat16"} if best_path() in BF16_PATHS else ())
-    return read_native_shape(described), data_type(config, described, folder, fast)
+    return read_native_shape(described), data_type(config, text_part(described), folder, fast)

@@ -26,8 +26,6 @@ from lmprog.server.http.http_errors import OLLAMAS_PATH, speaks_anthropic
 from lmprog.server.options.server_settings import ServerSettings
 
 Of = TypeVar("Of", bound=msgspec.Struct)
-_type_info = functools.cache(inspect.type_info)
-"""Of a struct; every router asks for the same ones."""
 
 
 class UnreadRequest(Request):
@@ -150,9 +148,16 @@ def schema_of(
     """The description of a struct, with those of the structs in it. `around` makes a schema that
     holds the struct's.
     """
+    found, definitions = _described(kind)
+    return core_schema.definitions_schema(around(found), list(definitions))
+
+
+@functools.cache
+def _described(kind: type[msgspec.Struct]) -> tuple[CoreSchema, tuple[CoreSchema, ...]]:
+    """A struct, and what it refers to: described once, since some routes say it of each other."""
     describing = _Describing()
-    found = around(describing.of(_type_info(kind)))
-    return core_schema.definitions_schema(found, list(describing.definitions.values()))
+    found = describing.of(inspect.type_info(kind))
+    return found, tuple(describing.definitions.values())
 
 
 class _Describing:

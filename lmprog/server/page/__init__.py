@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from fastapi import Path
 from msgspec import Meta
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -105,11 +106,17 @@ def router(gateway: Gateway) -> GatewayRouter:
         player = Player(gateway, read.body, request.state.caller)
         return await EventStream.begin(request, player.events(), gateway.settings)
 
-    served = {f"/ui/{path.name}": path for path in sorted(STATIC.iterdir())}
-    served |= dict.fromkeys(("/", "/ui"), STATIC / "index.html")
-    for where, path in served.items():
-        if path.suffix in TYPES:
-            made.get(where, dependencies=[made.guards.open], include_in_schema=False)(_file(path))
+    files = {path.name: _file(path) for path in STATIC.iterdir() if path.suffix in TYPES}
+
+    async def file(request: Request) -> Response:
+        given = request.path_params
+        give = files.get("{name}.{kind}".format_map(given) if given else "index.html")
+        if give is None:
+            raise HTTPException(404)
+        return await give(request)
+
+    for where in ("/", "/ui", "/ui/{name}.{kind}"):
+        made.get(where, dependencies=[made.guards.open], include_in_schema=False)(file)
     return made
 
 

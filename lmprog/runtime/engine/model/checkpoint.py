@@ -38,6 +38,8 @@ _FORMS: Mapping[str, type[np.generic]] = {
 }
 """The same with those that quantized weights are made of; floats of 8 bits are their bits too."""
 _ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _FORMS.items()}
+_OTHER_PARTS = ("model.visual.", "mtp.")
+_TEXT_PART = "model.language_model."
 _LONGEST_HEADER = 100 << 20
 
 
@@ -53,13 +55,22 @@ class Stored:
 
 
 class Checkpoint:
-    """The mapped safetensors files of one folder. Arrays that it gave out stay valid."""
+    """The mapped safetensors files of one folder. Arrays that it gave out stay valid.
+
+    Of a model that also sees pictures there is the text part, under the names that it has alone;
+    parts that draft further tokens are left out.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stored: dict[str, Stored] = {}
         for path in checkpoint_files(folder):
-            for name, stored in _contents(path).items():
+            for told, stored in _contents(path).items():
+                if told.startswith(_OTHER_PARTS):
+                    continue
+                name = (
+                    told.replace(_TEXT_PART, "model.", 1) if told.startswith(_TEXT_PART) else told
+                )
                 if name in self._stored:
                     raise ModelError(f"the weight {name} is in two files of {folder}")
                 self._stored[name] = stored

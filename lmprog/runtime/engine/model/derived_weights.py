@@ -7,6 +7,7 @@ Knows names, sizes and rows. How numbers are read is the affair of `stored_weigh
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,9 +265,14 @@ _GPT_OSS_PARTS = {
 }
 """The weight that a product is a part of, and which of its columns; None: all."""
 _GRANITE_PARTS = {
-    "gate": ("input_linear", 0, 2),
-    "up": ("input_linear", 1, 2),
-    "down": ("output_linear", 0, 1),
+    "gate": ("input_linear.weight", 0, 2),
+    "up": ("input_linear.weight", 1, 2),
+    "down": ("output_linear.weight", 0, 1),
+}
+_STACKED_PARTS = {
+    "gate": ("experts.gate_up_proj", 0, 2),
+    "up": ("experts.gate_up_proj", 1, 2),
+    "down": ("experts.down_proj", 0, 1),
 }
 """The weight that a product is a part of, which part of its rows, and of how many."""
 
@@ -310,14 +316,16 @@ def _slices(checkpoint: Checkpoint, name: str, offset: int, step: int) -> Iterat
         yield Derived((count, *inputs), checkpoint.number_type(name), rows, (name,))
 
 
-def _granite(checkpoint: Checkpoint, names: ExpertNames) -> dict[str, Derived]:
+def _parts_of_rows(
+    parts: Mapping[str, tuple[str, int, int]], checkpoint: Checkpoint, names: ExpertNames
+) -> dict[str, Derived]:
     found: dict[str, Derived] = {}
     for stored in checkpoint.names:
         prefix, dot, kind = stored.rpartition(f".{names.block}.")
         if not dot or len(checkpoint.shape(stored)) != 3:
             continue
-        for product, (stack, half, halves) in _GRANITE_PARTS.items():
-            if kind != f"{stack}.weight":
+        for product, (stack, half, halves) in parts.items():
+            if kind != stack:
                 continue
             experts, outputs, _ = checkpoint.shape(stored)
             for expert in range(experts):
@@ -338,5 +346,6 @@ def _rows_of(checkpoint: Checkpoint, name: str, expert: int, half: int, count: i
 
 _LAYOUTS: Mapping[str, Callable[[Checkpoint, ExpertNames], dict[str, Derived]]] = {
     "gpt_oss": _gpt_oss,
-    "granite": _granite,
+    "granite": functools.partial(_parts_of_rows, _GRANITE_PARTS),
+    "stacked": functools.partial(_parts_of_rows, _STACKED_PARTS),
 }

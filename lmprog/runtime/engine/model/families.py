@@ -8,14 +8,28 @@ read as a Llama's, which refuses what nobody knows by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.model.mixture import ExpertNames, SharedExpert, read_mixture, size_of
-from lmprog.runtime.engine.model.rope import read_rope
-from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, Norms, read_shape
+from lmprog.runtime.engine.model.mixture import (
+    ExpertNames,
+    Mixture,
+    SharedExpert,
+    read_mixture,
+    size_of,
+)
+from lmprog.runtime.engine.model.recurrent import Recurrent, checked, layers_of
+from lmprog.runtime.engine.model.rope import FeatureNotComputed, read_rope
+from lmprog.runtime.engine.model.shape import (
+    FAMILIES,
+    ModelShape,
+    Norms,
+    WeightNames,
+    read_shape,
+)
 
 Config = dict[str, Any]
 
@@ -26,7 +40,7 @@ def shardable_families() -> tuple[str, ...]:
 
 
 def is_native(model_type: str) -> bool:
-    return model_type in FAMILIES or model_type in _FURTHER or model_type in _MIXTURES
+    return model_type in FAMILIES or model_type in _FURTHER | _MIXTURES | _HYBRIDS
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -35,7 +49,7 @@ def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
     name = config["model_type"]
     if name in FAMILIES:
         return read_shape(config)
-    return (_FURTHER | _MIXTURES)[name](dict(config))
+    return (_FURTHER | _MIXTURES | _HYBRIDS)[name](dict(config))
 
 
 def _as_llama(config: Config, *own: str, **defaults: Any) -> ModelShape:
@@ -120,6 +134,7 @@ def _phi3(config: Config) -> ModelShape:
     return replace(
         shape,
         joined=True,
+        names=WeightNames(gate_up="gate_up_proj"),
         windows=(window,) * shape.num_layers,
         rotary_dim=int(shape.head_dim * (partial or 1.0)),
     )
@@ -229,21 +244,29 @@ def _qwen2_moe(config: Config) -> ModelShape:
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
+        "norm_topk_prob": False,
     } | config
+    return replace(
+        shape,
+        qkv_bias=has_bias,
+        mixture=_with_shared_expert(described, shape.num_layers),
+        windows=windows,
+    )
+
+
+def _with_shared_expert(config: Config, num_layers: int) -> Mixture:
     shared = SharedExpert(
-        size_of(described, "shared_expert_intermediate_size"),
+        size_of(config, "shared_expert_intermediate_size"),
         gate="mlp.shared_expert.gate_proj.weight",
         up="mlp.shared_expert.up_proj.weight",
         down="mlp.shared_expert.down_proj.weight",
         share="mlp.shared_expert_gate.weight",
     )
-    layers = _mixed_layers(config, shape.num_layers)
-    further = {"normalized": bool(config.get("norm_topk_prob", False)), "shared": shared}
-    return replace(
-        shape,
-        qkv_bias=has_bias,
-        mixture=read_mixture(described, "moe_intermediate_size", layers, **further),
-        windows=windows,
+    return read_mixture(
+        *(config, "moe_intermediate_size", _mixed_layers(config, num_layers)),
+        normalized=bool(config["norm_topk_prob"]),
+        layout="stacked",
+        shared=shared,
     )
 
 
@@ -302,6 +325,192 @@ def _gpt_oss(config: Config) -> ModelShape:
     )
 
 
+# --- with recurrent layers ------------------------------------------------------------------------
+
+
+def _lfm2(config: Config) -> ModelShape:
+    if config.get("conv_bias"):
+        raise FeatureNotComputed("convolutions with a bias are not supported by the native decoder")
+    count, tied = config.get("num_hidden_layers", 32), config.get("tie_word_embeddings", True)
+    attending = config.get("full_attn_idxs")
+    kinds = config.get("layer_types") or [
+        "full_attention" if attending is None or layer in attending else "conv"
+        for layer in range(count)
+    ]
+    told = {"intermediate_size": 12_288, "block_multiple_of": 256} | config
+    inner = size_of(told, "block_ff_dim" if "block_ff_dim" in told else "intermediate_size")
+    if config.get("block_auto_adjust_ff_dim", True):
+        grown = int((config.get("block_ffn_dim_multiplier") or 1.0) * int(2 * inner / 3))
+        inner = -(-grown // told["block_multiple_of"]) * int(told["block_multiple_of"])
+    fields: Config = {"rope_theta": 1e6, "max_position_embeddings": 128_000}
+    fields |= {"num_key_value_heads": 8} | config
+    fields |= {"intermediate_size": inner, "rms_norm_eps": config.get("norm_eps", 1e-5)}
+    fields["tie_word_embeddings"] = config.get("tie_embedding", tied)
+    shape = _as_llama(fields, "layer_types")
+    layers = layers_of(config, kinds, "conv")
+    taps = size_of({"conv_L_cache": 3} | config, "conv_L_cache")
+    return replace(
+        shape,
+        norms=Norms(attention_norm="operator_norm", mlp_norm="ffn_norm"),
+        qk_norm=True,
+        names=WeightNames(
+            *("feed_forward", "w1", "w3", "w2"),
+            out="out_proj",
+            q_norm="q_layernorm",
+            k_norm="k_layernorm",
+            last_norm="model.embedding_norm",
+        ),
+        recurrent=checked(Recurrent("short_conv", layers, taps, shape.hidden)),
+    )
+
+
+def _qwen3_5(config: Config) -> ModelShape:
+    """Also Qwen 3 Next. Of a checkpoint with a part for pictures the text part is meant."""
+    config = text_part(config)
+    if not config.get("attn_output_gate", True):
+        raise FeatureNotComputed("a Qwen 3.5 without gates of attention is not supported")
+    ropes = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
+    partial = ropes.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
+    positions_of_pictures = ("mrope_section", "mrope_interleaved")  # a text's are all the same
+    ropes = {name: one for name, one in ropes.items() if name not in positions_of_pictures}
+    every = config.get("full_attention_interval") or 4
+    kinds = config.get("layer_types") or [
+        "linear_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(config["num_hidden_layers"])
+    ]
+    own = ("layer_types", "rope_scaling", "partial_rotary_factor", *_EXPERTS)
+    ropes = {"rope_theta": config.get("rope_theta") or 10_000.0} | ropes
+    defaults = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 32_768}
+    defaults |= {"intermediate_size": 1}
+    shape = _as_llama(config | {"rope_parameters": ropes}, *own, **defaults)
+    return replace(
+        shape,
+        qk_norm=True,
+        norms_add_one=True,
+        gated_attention=True,
+        rotary_dim=int(shape.head_dim * (partial or 0.25)),
+        recurrent=_delta_net(config, layers_of(config, kinds, "linear_attention")),
+    )
+
+
+def _qwen3_5_mixture(config: Config) -> ModelShape:
+    """Also Qwen 3 Next, where every layer has a mixture, or all but some."""
+    config = text_part(config)
+    shape = _qwen3_5(config)
+    sizes: Config = {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
+    described = sizes | {"shared_expert_intermediate_size": 512, "norm_topk_prob": True} | config
+    if config["model_type"] != "qwen3_next":
+        described = described | {"norm_topk_prob": True, "mlp_only_layers": None}
+        described["decoder_sparse_step"] = 1
+    return replace(shape, mixture=_with_shared_expert(described, shape.num_layers))
+
+
+def _granite_hybrid(config: Config) -> ModelShape:
+    experts, inner = config.get("num_local_experts", 8), config.get("shared_intermediate_size")
+    inner = size_of({"shared_intermediate_size": inner or 1024}, "shared_intermediate_size")
+    own = ("layer_types", "layers_block_type", *_EXPERTS)
+    rest = {name: value for name, value in config.items() if name not in own}
+    if not experts:
+        rest["intermediate_size"] = inner
+    shape = _granite({"max_position_embeddings": 2048} | rest)
+    kinds = config.get("layer_types") or config.get("layers_block_type") or []
+    every = frozenset(range(shape.num_layers))
+    both, ends = "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"
+    mixture = None
+    if experts:
+        mixture = read_mixture(
+            *({"num_experts_per_tok": 2} | config, "intermediate_size", every),
+            names=ExpertNames("block_sparse_moe", router="router.layer"),
+            layout="granite",
+            shared=SharedExpert(inner, both, both, ends),
+        )
+    return replace(
+        shape,
+        mixture=mixture,
+        names=WeightNames("shared_mlp", down="output_linear", gate_up="input_linear"),
+        unrotated=frozenset() if config.get("position_embedding_type") == "rope" else every,
+        recurrent=_mamba2(config, layers_of(config, kinds, "linear_attention")),
+    )
+
+
+def _bamba(config: Config) -> ModelShape:
+    attending = config.get("attn_layer_indices") or []
+    layers = frozenset(range(size_of(config, "num_hidden_layers"))) - frozenset(attending)
+    ropes = dict(config.get("rope_parameters") or {})
+    ropes.pop("partial_rotary_factor", None)
+    fields = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_position_embeddings": 262_144}
+    told = fields | config | {"rope_parameters": ropes or None}
+    shape = _as_llama(told, "attn_layer_indices", "partial_rotary_factor", "layer_types")
+    return replace(
+        shape,
+        rotary_dim=shape.head_dim // 2,
+        norms=Norms(mlp_norm="pre_ff_layernorm"),
+        names=WeightNames("feed_forward", last_norm="model.final_layernorm"),
+        recurrent=_mamba2(config, layers),
+    )
+
+
+def _mamba2(config: Config, layers: frozenset[int]) -> Recurrent:
+    if config.get("mamba_proj_bias") or _is_limited(config.get("time_step_limit")):
+        raise FeatureNotComputed(
+            "a Mamba 2 with biases of its products or bounds of its steps is not supported by the "
+            "native decoder"
+        )
+    told = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256} | config
+    heads, groups, keys = (
+        size_of(told, f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state")
+    )
+    values = (config.get("mamba_expand") or 2) * size_of(config, "hidden_size")
+    return checked(
+        Recurrent(
+            *("mamba2", layers, size_of({"mamba_d_conv": 4} | config, "mamba_d_conv")),
+            channels=values + 2 * groups * keys,
+            heads=heads,
+            groups=groups,
+            key_dim=keys,
+            value_dim=values // heads,
+            conv_bias=bool(config.get("mamba_conv_bias", True)),
+        )
+    )
+
+
+def _is_limited(bounds: Any) -> bool:
+    """`time_step_limit`; transformers writes infinity as an object."""
+    if bounds is None:
+        return False
+    least, most = bounds
+    most = most.get("__float__") if isinstance(most, dict) else most
+    return bool(least) or most not in ("Infinity", math.inf)
+
+
+def _delta_net(config: Config, layers: frozenset[int]) -> Recurrent:
+    defaults = {"num_key_heads": 16, "num_value_heads": 32, "key_head_dim": 128}
+    defaults |= {"value_head_dim": 128, "conv_kernel_dim": 4}
+    told = {f"linear_{name}": size for name, size in defaults.items()} | config
+    sizes = {name: size_of(told, f"linear_{name}") for name in defaults}
+    keys = sizes["num_key_heads"] * sizes["key_head_dim"]
+    values = sizes["num_value_heads"] * sizes["value_head_dim"]
+    return checked(
+        Recurrent(
+            *("delta_net", layers, sizes["conv_kernel_dim"], 2 * keys + values),
+            heads=sizes["num_value_heads"],
+            groups=sizes["num_key_heads"],
+            key_dim=sizes["key_head_dim"],
+            value_dim=sizes["value_head_dim"],
+            is_joined=config["model_type"] == "qwen3_next",
+        )
+    )
+
+
+def text_part(config: Mapping[str, Any]) -> Config:
+    """What a checkpoint that also sees pictures says of its text part; else `config` itself."""
+    part = config.get("text_config")
+    if not isinstance(part, dict):
+        return dict(config)
+    common = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+    return {**part, **{name: config[name] for name in common if name in config}}
+
+
 def _windows(config: Config, is_local: Callable[[int], bool]) -> tuple[int | None, ...]:
     """The window of each layer: those that `layer_types` names, or for which `is_local`."""
     window = config.get("sliding_window", 4096)
@@ -335,6 +544,14 @@ _MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
     "gpt_oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "granitemoeshared": _granite_moe,
+}
+_HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
+    "lfm2": _lfm2,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5": _qwen3_5,
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "qwen3_5_moe"), _qwen3_5_mixture),
+    "granitemoehybrid": _granite_hybrid,
+    "bamba": _bamba,
 }
 _NATIVE_ALONE = frozenset({"gpt_oss"})
 """Whose sinks and biases of experts no other decoder of ours computes."""

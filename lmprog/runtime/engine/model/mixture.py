@@ -62,8 +62,9 @@ class Mixture:
     biases: bool = False
     """Router and experts have biases."""
     names: ExpertNames = ExpertNames()
-    layout: Literal["single", "gpt_oss", "granite"] = "single"
-    """How a checkpoint keeps a layer's experts: one by one, or all in one weight."""
+    layout: Literal["single", "gpt_oss", "granite", "stacked"] = "single"
+    """How a checkpoint keeps a layer's experts: one by one, or all in one weight. Stacked are those
+    that some tools keep one by one."""
     shared: SharedExpert | None = None
 
     @property

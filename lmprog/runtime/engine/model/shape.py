@@ -17,6 +17,7 @@ from lmprog.errors import ModelError
 from lmprog.runtime.documents.checkpoint_documents import json_document
 from lmprog.runtime.engine.model.mixture import Mixture
 from lmprog.runtime.engine.model.quantization import read_quantization
+from lmprog.runtime.engine.model.recurrent import Recurrent
 from lmprog.runtime.engine.model.rope import FeatureNotComputed, Rope, read_rope
 
 
@@ -31,6 +32,22 @@ class Norms:
     """Of what attention gives, before it is added."""
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_post_norm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightNames:
+    """What parts of a layer, and the last norm, are called in a checkpoint."""
+
+    mlp: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    gate_up: str = ""
+    """The weight that has the rows of both; "": each has its own."""
+    out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    last_norm: str = "model.norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +97,34 @@ class ModelShape:
     unrotated: frozenset[int] = frozenset()
     """Layers without rotation (SmolLM 3)."""
     joined: bool = False
-    """The checkpoint keeps queries, keys and values as one weight, and gate and up (Phi 3)."""
+    """The checkpoint keeps queries, keys and values as one weight (Phi 3)."""
     mixture: Mixture | None = None
     sinks: bool = False
     """Each head has one more score that takes its share of the softmax (GPT-OSS)."""
+    names: WeightNames = WeightNames()
+    recurrent: Recurrent | None = None
+    """The layers that keep a state in place of keys and values."""
+    gated_attention: bool = False
+    """What a head's attention gives is multiplied with the sigmoid of a gate (Qwen 3.5)."""
 
     @property
     def num_layers(self) -> int:
         return len(self.windows)
 
     @property
+    def num_attending(self) -> int:
+        """Layers with keys and values."""
+        return self.num_layers - (0 if self.recurrent is None else len(self.recurrent.layers))
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """All rotations that layers have."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def recurrent_of(self, layer: int) -> Recurrent | None:
+        """What the layer is in place of attention; None: it is attention."""
+        has_state = self.recurrent is not None and layer in self.recurrent.layers
+        return self.recurrent if has_state else None
 
     def mixture_of(self, layer: int) -> Mixture | None:
         """The mixture that the layer has in place of its feed-forward; None: an ordinary one."""

@@ -9,10 +9,11 @@ adapters too. Knows names and sizes; reads nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from lmprog.runtime.engine.model.mixture import Mixture
+from lmprog.runtime.engine.model.recurrent import Recurrent
 from lmprog.runtime.engine.model.shape import ModelShape
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -84,6 +85,14 @@ class VectorPart:
     first: int = 0
     heads: int = 0
     split: Split | None = None
+    taps: int = 0
+    """The checkpoint has a convolution, [size / taps, 1, taps], whose columns come one after the
+    other here; 0: it has a vector."""
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """Its size in the checkpoint."""
+        return (self.size // self.taps, 1, self.taps) if self.taps else (self.size,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +111,7 @@ def head(shape: ModelShape) -> Matrix:
 
 
 def norm(shape: ModelShape) -> Vector:
-    return _whole("model.norm.weight", shape.hidden, _plus(shape))
+    return _whole(f"{shape.names.last_norm}.weight", shape.hidden, _plus(shape))
 
 
 def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
@@ -110,14 +119,21 @@ def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
     prefix = f"model.layers.{layer}."
     mixture = shape.mixture_of(layer)
     ends = _feed_forward(shape, prefix) if mixture is None else _experts(shape, mixture, prefix)
-    return _attention(shape, prefix) | ends
+    recurrent = shape.recurrent_of(layer)
+    if recurrent is None:
+        return _attention(shape, prefix) | ends
+    return _RECURRENT[recurrent.kind](shape, recurrent, prefix) | ends
 
 
 def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
     """The layer's biases and norms by their names; what the model lacks is absent."""
     prefix = f"model.layers.{layer}."
     mixture = shape.mixture_of(layer)
-    found = dict(_attention_vectors(shape, f"{prefix}self_attn."))
+    recurrent = shape.recurrent_of(layer)
+    if recurrent is None:
+        found = dict(_attention_vectors(shape, f"{prefix}self_attn."))
+    else:
+        found = dict(_recurrent_vectors(recurrent, prefix))
     if mixture is not None and mixture.biases:
         found |= dict(_expert_biases(shape, mixture, prefix))
     elif mixture is None and shape.mlp_bias:
@@ -138,7 +154,7 @@ def expected(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     for inputs, part in _parts(shape):
         before = found.get(part.name, (0, 0))[0]
         found[part.name] = (max(before, part.begin + part.rows), inputs)
-    return found | {part.name: (part.size,) for part in _vector_parts(shape)}
+    return found | {part.name: part.stored for part in _vector_parts(shape)}
 
 
 def splits(shape: ModelShape) -> dict[str, Split | None]:
@@ -180,6 +196,8 @@ def _vector_parts(shape: ModelShape) -> Iterator[VectorPart]:
 def _attention(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
     hidden, block = shape.hidden, f"{prefix}self_attn."
     q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    if shape.gated_attention:
+        return _gated_attention(shape, block, q, kv)
     parts, at = [], 0
     for name, rows, heads, split in (
         ("q", q, shape.num_heads, Split("heads")),
@@ -193,7 +211,7 @@ def _attention(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
         else:
             parts.append(Part(own, 0, rows, at, heads=heads, split=split))
         at += rows
-    out = Part(f"{block}o_proj.weight", 0, hidden, split=Split("heads", 1))
+    out = Part(f"{block}{shape.names.out}.weight", 0, hidden, split=Split("heads", 1))
     return {
         "qkv": Matrix(at, hidden, tuple(parts), norm=_placed("attention_norm", shape)),
         "out": Matrix(
@@ -207,16 +225,16 @@ def _attention(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
 
 
 def _feed_forward(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
-    hidden, inner, block = shape.hidden, shape.inner, f"{prefix}mlp."
+    hidden, inner, block = shape.hidden, shape.inner, f"{prefix}{shape.names.mlp}."
     gates = []
-    for offset, name in enumerate(("gate", "up")):
-        own, split = f"{block}{name}_proj.weight", Split("inner")
-        if shape.joined:
-            joined, begin = f"{block}gate_up_proj.weight", offset * inner
+    for offset, name in enumerate((shape.names.gate, shape.names.up)):
+        own, split = f"{block}{name}.weight", Split("inner")
+        if shape.names.gate_up:
+            joined, begin = f"{block}{shape.names.gate_up}.weight", offset * inner
             gates.append(Part(joined, begin, inner, 0, 2, offset, own=own, split=split))
         else:
             gates.append(Part(own, 0, inner, step=2, offset=offset, split=split))
-    down = Part(f"{block}down_proj.weight", 0, hidden, split=Split("inner", 1))
+    down = Part(f"{block}{shape.names.down}.weight", 0, hidden, split=Split("inner", 1))
     return {
         "gate_up": Matrix(2 * up32(inner), hidden, tuple(gates), norm=_placed("mlp_norm", shape)),
         "down": Matrix(
@@ -280,10 +298,118 @@ def _attention_vectors(shape: ModelShape, prefix: str) -> Iterator[tuple[str, Ve
             own = count if shape.qk_norm_wide else 1
             size = shape.head_dim * own
             shared = split if shape.qk_norm_wide else None
-            part = VectorPart(f"{prefix}{name}_norm.weight", size, 0, own, shared)
+            weight = shape.names.q_norm if name == "q" else shape.names.k_norm
+            part = VectorPart(f"{prefix}{weight}.weight", size, 0, own, shared)
             yield f"{name}_norm", Vector((part,), size, _plus(shape))
     if shape.sinks:
         yield "sinks", _whole(f"{prefix}sinks", shape.num_heads)
+
+
+def _gated_attention(shape: ModelShape, block: str, q: int, kv: int) -> dict[str, Matrix]:
+    """Each head of the query's weight is followed by its gate; here all gates come last."""
+    hidden, dim, name = shape.hidden, shape.head_dim, f"{block}q_proj.weight"
+    parts = []
+    for head in range(shape.num_heads):
+        parts.append(Part(name, 2 * head * dim, dim, head * dim, heads=1))
+        parts.append(Part(name, (2 * head + 1) * dim, dim, q + 2 * kv + head * dim))
+    parts.append(Part(f"{block}k_proj.weight", 0, kv, q, heads=shape.num_kv_heads))
+    parts.append(Part(f"{block}v_proj.weight", 0, kv, q + kv))
+    out = Part(f"{block}{shape.names.out}.weight", 0, hidden)
+    return _halves(shape, Matrix(2 * (q + kv), hidden, tuple(parts)), Matrix(hidden, q, (out,)))
+
+
+# --- recurrent layers -----------------------------------------------------------------------------
+
+
+def _halves(shape: ModelShape, into: Matrix, out: Matrix) -> dict[str, Matrix]:
+    """What comes in and what goes out, with the norms around them."""
+    post = _placed("attention_post_norm", shape)
+    return {
+        "qkv": replace(into, norm=_placed("attention_norm", shape)),
+        "out": replace(out, post_norm=post, ends_half=True),
+    }
+
+
+def _short_conv(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[str, Matrix]:
+    hidden, size = shape.hidden, 3 * recurrent.channels
+    into = Matrix(size, hidden, (Part(f"{prefix}conv.in_proj.weight", 0, size),))
+    out = Part(f"{prefix}conv.out_proj.weight", 0, hidden)
+    return _halves(shape, into, Matrix(hidden, recurrent.channels, (out,)))
+
+
+def _delta_net(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[str, Matrix]:
+    hidden, heads, block = shape.hidden, recurrent.heads, f"{prefix}linear_attn."
+    channels, values = recurrent.channels, recurrent.values
+    if recurrent.is_joined:
+        parts, scores = _joined_delta_net(recurrent, block)
+    else:
+        parts = (
+            Part(f"{block}in_proj_qkv.weight", 0, channels),
+            Part(f"{block}in_proj_z.weight", 0, values, channels),
+        )
+        scores = (
+            Part(f"{block}in_proj_b.weight", 0, heads),
+            Part(f"{block}in_proj_a.weight", 0, heads, heads),
+        )
+    out = Matrix(hidden, values, (Part(f"{block}out_proj.weight", 0, hidden),))
+    gates = Matrix(2 * heads, hidden, scores, "float32", norm=_placed("attention_norm", shape))
+    return _halves(shape, Matrix(channels + values, hidden, parts), out) | {"gates": gates}
+
+
+def _joined_delta_net(
+    recurrent: Recurrent, block: str
+) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+    """Group by group: its q and k, then v and z of its heads; scores of rates, then of decays."""
+    key, keys, values = recurrent.key_dim, recurrent.keys, recurrent.values
+    each = recurrent.heads // recurrent.groups
+    of_group = each * recurrent.value_dim
+    parts, scores = list[Part](), list[Part]()
+    for group in range(recurrent.groups):
+        begin = group * 2 * (key + of_group)
+        places = (
+            *((key, group * key), (key, keys + group * key)),
+            *((of_group, start + group * of_group) for start in (2 * keys, 2 * keys + values)),
+        )
+        for size, first in places:
+            parts.append(Part(f"{block}in_proj_qkvz.weight", begin, size, first))
+            begin += size
+        for offset, first in ((0, 0), (each, recurrent.heads)):
+            at = group * 2 * each + offset
+            scores.append(Part(f"{block}in_proj_ba.weight", at, each, first + group * each))
+    return tuple(parts), tuple(scores)
+
+
+def _mamba2(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[str, Matrix]:
+    hidden, values, channels = shape.hidden, recurrent.values, recurrent.channels
+    name = f"{prefix}mamba.in_proj.weight"
+    parts = Part(name, values, channels), Part(name, 0, values, channels)
+    steps = Part(name, values + channels, recurrent.heads)
+    into = Matrix(values + channels, hidden, parts)
+    out = Matrix(hidden, values, (Part(f"{prefix}mamba.out_proj.weight", 0, hidden),))
+    norm = _placed("attention_norm", shape)
+    gates = Matrix(recurrent.heads, hidden, (steps,), "float32", norm=norm)
+    return _halves(shape, into, out) | {"gates": gates}
+
+
+_RECURRENT = {"short_conv": _short_conv, "delta_net": _delta_net, "mamba2": _mamba2}
+_BLOCKS = {"short_conv": "conv.conv", "delta_net": "linear_attn.conv1d", "mamba2": "mamba.conv1d"}
+
+
+def _recurrent_vectors(recurrent: Recurrent, prefix: str) -> Iterator[tuple[str, Vector]]:
+    conv, taps, channels = prefix + _BLOCKS[recurrent.kind], recurrent.taps, recurrent.channels
+    weight = VectorPart(f"{conv}.weight", taps * channels, taps=taps)
+    yield "conv", Vector((weight,), taps * channels)
+    if recurrent.conv_bias:
+        yield "conv_bias", _whole(f"{conv}.bias", channels)
+    if recurrent.kind == "short_conv":
+        return
+    block = conv.removesuffix("conv1d")
+    yield "decay_log", _whole(f"{block}A_log", recurrent.heads)
+    yield "decay_bias", _whole(f"{block}dt_bias", recurrent.heads)
+    if recurrent.kind == "mamba2":
+        yield "skip", _whole(f"{block}D", recurrent.heads)
+    size = recurrent.values if recurrent.kind == "mamba2" else recurrent.value_dim
+    yield "state_norm", _whole(f"{block}norm.weight", size)
 
 
 def _expert_biases(

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from lmprog.errors import NotSupported
 from lmprog.native import may_await_threads
 from lmprog.runtime.engine.machine.resources import Bytes, Region, aligned
+from lmprog.runtime.engine.model.resolution import StateSlots
 from lmprog.runtime.engine.model.rope import Rope, frequencies
 from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.model.weight_table import up32
@@ -232,11 +233,14 @@ _EMBEDDING_TYPES[np.dtype(np.uint16)] = interface.BF16
 
 @dataclass(frozen=True, slots=True)
 class KvMemory:
-    """How keys and values are kept. `kv_dtype` is float32 or bfloat16."""
+    """How keys and values are kept. `kv_dtype` is float32 or bfloat16. `states` are slots for what
+    recurrent layers keep, None where there are none.
+    """
 
     kv_dtype: str
     page_size: int
     num_pages: int
+    states: StateSlots | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +281,7 @@ class NativeEngine:
         self.adapters: dict[str, str] = {}
         """Digests by name; rows' numbers count them from 1 on."""
         self.memory = memory
+        self.states = memory.states
         self.packed = packed
         self._library = interface.opened()
         self._shape = shape
@@ -346,6 +351,12 @@ class NativeEngine:
         if adapters is not None:
             adapters = np.repeat(adapters, np.diff(batch.row_starts))
             (step.adapters,) = _pointers(adapters)
+        if batch.states is not None:
+            of = batch.states
+            step.state_sources, step.state_targets, step.snapshots = _pointers(
+                of.sources, of.targets, of.snapshots
+            )
+            step.num_snapshots = len(of.snapshots)
         wanted = len(batch.logit_tokens)
         if len(self._logits) < wanted:
             self._logits = np.empty((wanted, self._logits.shape[1]), np.float32)
@@ -361,7 +372,7 @@ class NativeEngine:
         if self._ahead is not None:
             self._ahead.step_ended()
         if is_refused:
-            what = "a token, a position, a logit or an adapter"
+            what = "a token, a position, a logit, an adapter or a state"
             raise ValueError(f"the batch names {what} that is out of range")
         return self._logits[:wanted, : self.vocab_size]
 
@@ -448,10 +459,18 @@ class NativeEngine:
         layers = (interface.CLayer * shape.num_layers)()
         slots = self.memory.num_pages * self.memory.page_size
         sizes = [int(size(byref(attention), slots)) for size in _kv_sizes(self._library)]
-        self._pool = pool = Region(sum(map(aligned, sizes)) * shape.num_layers)
+        recurrent = c_recurrent(shape, self.memory.states)
+        state_bytes = int(self._library.lmprog_engine_state_bytes(byref(recurrent)))
+        state_bytes *= recurrent.num_slots + 1
+        num_recurrent = shape.num_layers - shape.num_attending
+        self._pool = pool = Region(sum(map(aligned, sizes)) * shape.num_attending)
+        self._state_pool = Region(aligned(state_bytes) * num_recurrent)
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             for name, part in parts.items():
                 setattr(layer.attention if name == "sinks" else layer, name, part.ctypes.data)
+            if shape.recurrent_of(index) is not None:
+                layer.states = self._state_pool.take(state_bytes).ctypes.data
+                continue
             taken = [pool.take(size) for size in sizes]
             layer.keys, layer.values = (part.ctypes.data for part in taken)
             self._kv_parts += taken
@@ -474,9 +493,11 @@ class NativeEngine:
             weight_type=interface.TYPES[packed.weight_type],
             activation=interface.ACTIVATIONS[shape.activation],
             qk_norm_wide=shape.qk_norm_wide,
+            gated_attention=shape.gated_attention,
             activation_slope=shape.activation_slope,
             activation_limit=shape.activation_limit,
             mixture=_mixture(shape),
+            recurrent=recurrent,
             norm_eps=shape.norm_eps,
             embedding_scale=shape.embedding_scale,
             residual_scale=shape.residual_scale,
@@ -519,7 +540,25 @@ def page_bytes(shape: ModelShape, kv_dtype: str, page_size: int) -> int:
     sizes = [
         int(size(byref(attention), pages * page_size)) for size in _kv_sizes(interface.opened())
     ]
-    return shape.num_layers * sum(sizes) // pages
+    return shape.num_attending * sum(sizes) // pages
+
+
+def state_bytes(shape: ModelShape) -> int:
+    """Of all recurrent layers, for one sequence."""
+    each = interface.opened().lmprog_engine_state_bytes(byref(c_recurrent(shape)))
+    return int(each) * (shape.num_layers - shape.num_attending)
+
+
+def c_recurrent(shape: ModelShape, slots: StateSlots | None = None) -> interface.CRecurrent:
+    recurrent = shape.recurrent
+    if recurrent is None:
+        return interface.CRecurrent()
+    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim")
+    return interface.CRecurrent(
+        kind=interface.RECURRENT_KINDS[recurrent.kind],
+        num_slots=0 if slots is None else slots.num_slots,
+        **{name: getattr(recurrent, name) for name in named},
+    )
 
 
 def _kv_sizes(library: ctypes.CDLL) -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr]:  # type: ignore[name-defined]

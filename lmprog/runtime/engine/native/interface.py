@@ -96,11 +96,13 @@ class CSourceRows(ctypes.Structure):
 
 
 PRODUCTS = ("qkv", "out", "gate_up", "down")
-"""Of every layer; those with a mixture have a router too."""
+"""Of every layer; those with a mixture have a router too, some recurrent ones gates."""
 VECTORS = (
     *("qkv_bias", "out_bias", "gate_bias", "up_bias", "down_bias"),
     *("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"),
 )
+STATE_VECTORS = ("conv", "conv_bias", "decay_log", "decay_bias", "skip", "state_norm")
+"""Of recurrent layers."""
 
 
 class CLayer(ctypes.Structure):
@@ -111,8 +113,7 @@ class CLayer(ctypes.Structure):
         ("router", c_void_p),
         ("router_bias", c_void_p),
         ("rope", c_int32),
-        ("keys", c_void_p),
-        ("values", c_void_p),
+        *((name, c_void_p) for name in ("keys", "values", "states", "gates", *STATE_VECTORS)),
     )
 
 
@@ -127,6 +128,16 @@ class CMixture(ctypes.Structure):
     )
 
 
+RECURRENT_KINDS = {"short_conv": 1, "delta_net": 2, "mamba2": 3}
+
+
+class CRecurrent(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "taps", "channels", "heads", "groups", "key_dim")),
+        *((name, c_int32) for name in ("value_dim", "num_slots")),
+    )
+
+
 class CModel(ctypes.Structure):
     _fields_ = (
         *(
@@ -134,8 +145,10 @@ class CModel(ctypes.Structure):
             for name in ("vocab", "hidden", "inner", "num_layers", "num_ropes", "rotary_dim")
         ),
         *((name, c_int32) for name in ("weight_type", "activation", "qk_norm_wide")),
+        ("gated_attention", c_int32),
         *((name, c_float) for name in ("activation_slope", "activation_limit")),
         ("mixture", CMixture),
+        ("recurrent", CRecurrent),
         *((name, c_float) for name in ("norm_eps", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "logit_softcap")),
         ("attention", CAttentionShape),
@@ -173,7 +186,8 @@ class CStep(ctypes.Structure):
         ("positions", c_void_p),
         ("logit_tokens", c_void_p),
         ("copies", c_void_p),
-        ("adapters", c_void_p),
+        *((name, c_void_p) for name in ("adapters", "state_sources", "state_targets", "snapshots")),
+        ("num_snapshots", c_int32),
     )
 
 
@@ -194,6 +208,7 @@ def opened() -> ctypes.CDLL:
     declare(found, "lmprog_engine_best_path", c_char_p)
     declare(found, "lmprog_engine_close", None, c_void_p)
     declare(found, "lmprog_engine_adapters", None, c_void_p, POINTER(CLowRank), c_int32)
+    declare(found, "lmprog_engine_state_bytes", c_int64, POINTER(CRecurrent))
     declare(found, "lmprog_engine_step", c_int32, c_void_p, POINTER(CStep), c_void_p, c_int64)
     declare(found, "lmprog_engine_sample", None, c_void_p, c_void_p)
     multiplied = (c_char_p, product, c_void_p, c_void_p, c_int32, c_void_p, c_int64)

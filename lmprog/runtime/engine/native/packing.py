@@ -227,6 +227,8 @@ def _copy_vector(vector: weight_table.Vector, place: Bytes, source: Source) -> N
     numbers = place.view(np.float32)
     for part in vector.parts:
         array = widened(source.array(part.name)) + np.float32(vector.plus)
+        if part.taps:
+            array = array[:, 0].T.ravel()
         numbers[part.first : part.first + part.size] = array
 
 
