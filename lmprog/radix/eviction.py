@@ -11,11 +11,11 @@ Knows nodes, their pages and times; knows no tokens, and changes no node but for
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace, merge
-from itertools import accumulate
-from math import log2
+from math import inf, log2
 from operator import attrgetter
 from typing import Protocol
 
@@ -41,9 +41,10 @@ class EvictionPolicy(Protocol):
         """The node, which still knows its parent, is not in the tree any more."""
         ...
 
-    def ended(self, node: Node, prompt_end: int, now: float) -> None:
+    def ended(self, node: Node, prompt_end: int, now: float) -> list[Node]:
         """A request whose prompt ended at `prompt_end` ended in `node`. The policy may change the
-        kind of every node of the path, which the caller moves to its queue.
+        kind of every node of the path, and of those that it returns; the caller moves them to their
+        queues.
         """
         ...
 
@@ -215,16 +216,29 @@ def _newest_first(end: Node) -> Iterator[Node]:
 
 MOST_TURN = 6
 NUM_USERS = 8
-"""Kinds of nodes: never used by a request that ended; the end of a request, by turn; and what
-several requests began with, by how many, in powers of two."""
-_SHARED = 1 + MOST_TURN
+_LEFT_BEHIND = 1 + 2 * MOST_TURN
+_SHARED = 1 + _LEFT_BEHIND
+"""Kinds of nodes: never used by a request that ended; the end of a request, by turn and whether it
+added little; an end that the next request of its text did not go on from; and what several requests
+began with, by how many, in powers of two."""
 NUM_AGES = 48
 _WIDTHS = [(2 ** ((age + 1) / 2) - 2 ** (age / 2)) * RANKED_FOR for age in range(NUM_AGES)]
 """Seconds of each age: each is longer by a factor of the square root of two."""
+_MIDDLES = [(2 ** (age / 2) - 1.0) * RANKED_FOR + long / 2 for age, long in enumerate(_WIDTHS)]
 HALF_LIFE = 65_536
 """Pages of a kind whose use ended after that of one, until that one counts half."""
 UNKNOWN = 0.01
-"""Uses at each age that a kind is taken to have had before any was seen."""
+"""Uses at each age that were seen before any was ..."""
+NOTHING_SEEN = 500.0
+"""... of so many pages of that age."""
+LIKE_OTHERS = 2000.0
+"""Pages of a kind, until what was seen of it counts as much as what was seen of all."""
+LITTLE = 0.5
+"""Of what requests add in the mean."""
+MEAN_WEIGHT = 0.02
+"""Of the newest request in that mean."""
+MOST_NOTED = 256
+"""Times at which it is known how many pages of a kind had been left; twice that for late ones."""
 MOST_GHOSTS = 65_536
 """Evicted nodes that are remembered."""
 COMPARED = 8
@@ -234,17 +248,31 @@ LEAST_LEAD = -0.0075
 
 
 class ReuseTimes:
-    """How long after a use the nodes of one kind are used again, as far as they are; by pages."""
+    """How long after a use the nodes of one kind are used again, as far as they are; by pages. What
+    was left a short time ago says nothing of what happens later.
+    """
 
-    __slots__ = ("_due", "_worth", "left", "reuses")
+    __slots__ = ("_due", "_left", "_like", "_ratio", "_worth", "left", "reuses")
 
-    def __init__(self) -> None:
+    def __init__(self, like: ReuseTimes | None = None, ratio: float = 1.0) -> None:
+        """Until more is known they are used again `ratio` times as often as those of `like`."""
+        self._like = like
+        self._ratio = ratio
         self.left = 0.0
         """Pages whose use ended: since then the next one is waited for."""
+        self._left = [(0.0, 0.0)]
+        """The same at some times."""
         self.reuses = [0.0] * NUM_AGES
         """Of these, by age, those that were used again."""
         self._worth: list[float] = []
         self._due = 0.0
+
+    def note(self, now: float) -> None:
+        """So many were left by now."""
+        if now >= self._left[-1][0] + 1.0:
+            self._left.append((now, self.left))
+            if len(self._left) > 2 * MOST_NOTED:
+                del self._left[1:MOST_NOTED:2]
 
     def worth(self, age: int) -> float:
         """Uses to be expected in a second that a page of this age is kept, for as long as is best
@@ -254,23 +282,49 @@ class ReuseTimes:
             while self.left > 2 * HALF_LIFE:
                 self.left /= 2
                 self.reuses = [count / 2 for count in self.reuses]
+                self._left = [(at, left / 2) for at, left in self._left]
             self._due = 1.125 * self.left + 1.0
             self._worth = self._find()
         return self._worth[age]
 
-    def _find(self) -> list[float]:
-        counts = [count + UNKNOWN for count in self.reuses]
-        found, before = [], 0.0
+    def chances(self) -> list[float]:
+        """Of each age: that a page that reaches it is used again then."""
+        seen, unseen = [0.0] * NUM_AGES, NOTHING_SEEN
+        if self._like is not None:
+            unseen = LIKE_OTHERS
+            seen = [unseen * self._ratio * chance for chance in self._like.chances()]
+        now, stays, found = self._left[-1][0], 1.0, list[float]()
         for age, count in enumerate(self.reuses):
-            uses, seconds = accumulate(counts[age:]), accumulate(_WIDTHS[age:])
-            best = max(some / long for some, long in zip(uses, seconds, strict=True))
-            found.append(best / max(1.0, self.left - before))
-            before += count
+            place = bisect_right(self._left, (now - _MIDDLES[age], inf)) - 1
+            reached = max(count, stays * self._left[max(0, place)][1])
+            chance = min(1.0, (count + UNKNOWN + seen[age]) / (reached + unseen))
+            found.append(chance)
+            stays *= 1.0 - chance
+        return found
+
+    def _find(self) -> list[float]:
+        chances, found = self.chances(), list[float]()
+        for age in range(NUM_AGES):
+            stays, uses, seconds, best = 1.0, 0.0, 0.0, 0.0
+            for chance, long in zip(chances[age:], _WIDTHS[age:], strict=True):
+                used = stays * chance
+                uses += used
+                seconds += long * (stays - used / 2)
+                stays -= used
+                best = max(best, uses / seconds)
+            found.append(best)
         return found
 
 
 def age_of(seconds: float) -> int:
     return min(NUM_AGES - 1, int(2 * log2(1.0 + seconds / RANKED_FOR)))
+
+
+def _again(times: int) -> float:
+    """How much likelier one more use is after so many than after one, by the rule of succession: it
+    is what is expected while a kind is not known.
+    """
+    return 3.0 * times / (times + 2)
 
 
 class ExpectedReuse:
@@ -281,7 +335,14 @@ class ExpectedReuse:
     num_queues = _SHARED + NUM_USERS
 
     def __init__(self, num_pages: int) -> None:
-        self._times = [ReuseTimes() for _ in range(self.num_queues)]
+        self._all = ReuseTimes()
+        """Of ends of requests and what never was one."""
+        like = self._all
+        turns = [ReuseTimes(like, _again(1 + n // 2)) for n in range(2 * MOST_TURN)]
+        shared = [ReuseTimes(like, _again(2**n)) for n in range(1, NUM_USERS + 1)]
+        self._times = [ReuseTimes(like), *turns, ReuseTimes(), *shared]
+        self._mean_added = 0.0
+        """Tokens that a request adds to those that it goes on from."""
         self._ghosts: OrderedDict[tuple[int, int], tuple[int, int, Past]] = OrderedDict()
         """By the number of the parent and the first token: number, kind and past of evicted nodes.
         """
@@ -320,16 +381,26 @@ class ExpectedReuse:
         if len(ghosts) > MOST_GHOSTS:
             ghosts.popitem(last=False)
 
-    def ended(self, node: Node, prompt_end: int, now: float) -> None:
+    def ended(self, node: Node, prompt_end: int, now: float) -> list[Node]:
         last = node
         while last.past is None and last.parent is not None:
             last = last.parent
         past = last.past
         goes_on = past is not None and past.turn > 0 and node.end >= past.prompt_end
-        turn = past.turn + 1 if past is not None and goes_on else 1
-        kind = min(turn, MOST_TURN)
-        own = Past(now, turn, prompt_end, 1)
-        lead, asked, lru, returned, times = 0, 0, self._lru, self._returned, self._times
+        times, pool, left_behind = self._times, self._all, list[Node]()
+        turn, added = 1, node.end
+        if past is not None and goes_on:
+            turn, added = past.turn + 1, node.end - past.prompt_end
+            left_behind = [
+                one for one in last.children.values() if one.past and one.past.at == past.at
+            ]
+            for one in left_behind:
+                one.kind = _LEFT_BEHIND
+                times[_LEFT_BEHIND].left += len(one.pages)
+        self._mean_added += MEAN_WEIGHT * (added - self._mean_added)
+        kind = 2 * min(turn, MOST_TURN) - (added <= LITTLE * self._mean_added)
+        own = Past(now, turn, prompt_end, 1, node.end)
+        lead, asked, lru, returned = 0, 0, self._lru, self._returned
         room = self._lru_room
         while (parent := node.parent) is not None:  # no calls in here: it is on the way of each gen
             num_pages, past, number = len(node.pages), node.past, node.number
@@ -339,22 +410,38 @@ class ExpectedReuse:
             asked += num_pages
             lead -= found if found < num_pages else num_pages
             if past is None:
+                above = parent.past
+                if above is not None and above.turn and above.end > parent.end:  # it was shortened
+                    again = num_pages * min(1.0, (above.end - parent.end) / (node.end - parent.end))
+                    age = min(NUM_AGES - 1, int(2 * log2(1.0 + (now - above.at) / RANKED_FOR)))
+                    times[parent.kind].reuses[age] += again
+                    pool.reuses[age] += again
                 node.kind, node.past = kind, own
             else:
                 if number in returned:
                     returned.discard(number)
                 else:
                     lead += num_pages
-                age = int(2 * log2(1.0 + (now - past.at) / RANKED_FOR))
-                times[node.kind].reuses[age if age < NUM_AGES else -1] += num_pages
+                again = float(num_pages)
+                if past.end < node.end:  # the rest of a node that came back is new
+                    again *= (past.end - node.begin) / (node.end - node.begin)
+                age = min(NUM_AGES - 1, int(2 * log2(1.0 + (now - past.at) / RANKED_FOR)))
+                times[node.kind].reuses[age] += again
+                if node.kind < _SHARED:
+                    pool.reuses[age] += again
                 users = past.users + (not goes_on)
                 if users > 1:
                     node.kind = _SHARED + min(NUM_USERS, users.bit_length() - 1) - 1
-                    node.past = Past(now, 0, 0, users)
+                    node.past = Past(now, 0, 0, users, node.end)
+                    times[node.kind].note(now)
                 else:
                     node.kind, node.past = kind, own
             times[node.kind].left += num_pages
+            if node.kind < _SHARED:
+                pool.left += num_pages
             node = parent
+        times[kind].note(now)
+        pool.note(now)
         while room < 0:
             room += lru.popitem(last=False)[1]
         self._lru_room = room
@@ -362,6 +449,7 @@ class ExpectedReuse:
         self._lead += lead
         if self.is_lru or self._asked > self._window / 8:
             self._compare(asked)
+        return left_behind
 
     def _compare(self, asked: int) -> None:
         """With LRU, after a request for so many pages."""

@@ -38,10 +38,13 @@ class Past(NamedTuple):
     """Where the last one's prompt ended: who goes on has at least so many tokens."""
     users: int
     """Requests that did not go on from one before them."""
+    end: int
+    """Where the last one ended, as far as this node was on its way: it may be evicted since."""
 
     def up_to(self, position: int) -> Past:
         """Of a part of the path that ends at `position`, where the last request may go on."""
-        return self if position >= self.prompt_end else self._replace(turn=0)
+        turn = self.turn if position >= self.prompt_end else 0
+        return self._replace(turn=turn, end=position)
 
 
 class Node:

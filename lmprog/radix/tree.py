@@ -378,8 +378,12 @@ class RadixTree:
         """
         order = self._refs.order
         if order.policy is not None:
-            order.policy.ended(node, prompt_end, order.now)
-            order.touch(node)
+            left_behind = order.policy.ended(node, prompt_end, order.now)
+            for other in left_behind:
+                if not other.locks:
+                    order.remove(other)
+                    order.add(other)
+            order.touch(node)  # behind those below it
 
     # -- evicting and discarding
 

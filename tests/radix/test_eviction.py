@@ -141,11 +141,67 @@ def test_a_part_of_a_prompt_that_others_begin_with_is_no_end_of_a_request() -> N
 
 def test_the_worth_of_an_age_is_uses_in_a_second_as_long_as_it_is_best() -> None:
     times = ReuseTimes()
-    times.left = 100.0
-    times.reuses[age_of(10.0)] = 50.0
+    times.left = 10_000.0
+    times.note(1.0)
+    times.note(1e6)
+    times.reuses[age_of(10.0)] = 5000.0
     soon, late = times.worth(age_of(9.0)), times.worth(age_of(100.0))
     assert soon > times.worth(age_of(0.0)) > 10 * late
     assert 0.05 < soon < 1.0
+
+
+def test_what_was_left_a_short_time_ago_says_nothing_of_what_happens_later() -> None:
+    """Half of the pages are used again after 100 seconds; of 200 seconds the last hundred are of
+    pages that cannot have been yet."""
+    times = ReuseTimes()
+    for second in range(1, 201):
+        times.left += 100.0
+        times.note(float(second))
+    times.reuses[age_of(100.0)] = 5000.0
+    assert 0.4 < times.chances()[age_of(100.0)] < 0.6
+
+
+def test_a_kind_of_which_little_is_known_is_taken_for_like_the_others() -> None:
+    """Once more the likelier, the more often there was one."""
+    every = ReuseTimes()
+    every.left = 10_000.0
+    every.note(1.0)
+    every.note(1e6)
+    every.reuses[age_of(10.0)] = 3000.0
+    one, two = ReuseTimes(every, 1.0), ReuseTimes(every, 1.5)
+    age = age_of(9.0)
+    assert 0.9 * every.worth(age) < one.worth(age) < 1.1 * every.worth(age)
+    assert 1.2 * one.worth(age) < two.worth(age) < 2.0 * one.worth(age)
+    one.left = 1e5
+    one.note(1.0)
+    one.note(1e6)
+    assert one.worth(age) < 0.1 * every.worth(age)  # it never was, and that is known now
+
+
+def test_an_end_that_the_next_request_did_not_go_on_from_is_worth_less() -> None:
+    """Nobody is known to have come back to one; here a third of the other ends are gone on from."""
+    policy = ExpectedReuse(600)
+    served = Served(600, policy)
+    for n in range(10, 1000, 10):
+        served.ask(n, n + 1, n + 2)
+        if n % 30 == 0:
+            served.ask(n - 30, n - 29, n - 27)
+    left, other = (served.tree.match(ints(900, 901, end)).node for end in (902, 903))
+    assert left.parent is other.parent
+    assert policy.worth(left, served.now) < 0.5 * policy.worth(other, served.now)
+    for node in (left, other):
+        served.tree.pin(node)
+    served.ask(900, 901, 905)
+    served.check()  # pinned ones wait in one queue, children before their parents
+
+
+def test_what_comes_back_of_a_shortened_node_is_counted() -> None:
+    policy = ExpectedReuse(8)
+    served = Served(8, policy)
+    served.ask(1, 2, 3, 4)
+    assert served.tree.evict(2) == 2
+    served.ask(1, 2, 3, 4, 5, 6)
+    assert sum(policy._all.reuses) == 4.0
 
 
 @pytest.mark.parametrize("num_nodes", [5_000])
