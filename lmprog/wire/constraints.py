@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
@@ -126,12 +127,14 @@ class JsonSchema(ConstraintKind, frozen=True):
         return self != JsonSchema(self.schema, strict=self.strict)
 
 
-_SPELLED = re.compile(r'"\\u0000([^"]*)"')
+_MARK = secrets.token_hex(16)
+"""No schema has a text that begins with it."""
+_SPELLED = re.compile(f'"{_MARK}([^"]*)"')
 
 
 def _spelling(number: str) -> str:
     """A number that is written as it was read."""
-    return "\0" + number
+    return _MARK + number
 
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
