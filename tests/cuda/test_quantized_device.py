@@ -45,6 +45,8 @@ LAYOUTS = {
 class Awaited:
     """An engine whose logits are read when they are there."""
 
+    states = None
+
     def __init__(self, engine: DeviceEngine) -> None:
         self._engine = engine
         self.num_pages = engine.num_pages

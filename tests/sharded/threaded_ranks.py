@@ -64,6 +64,8 @@ class ThreadRank:
 class ThreadedRanks:
     """`size` ranks of a random model, or of the checkpoint in `folder`."""
 
+    states = None
+
     num_pages = NUM_PAGES
 
     def __init__(
@@ -96,6 +98,7 @@ class Whole:
     """The same model without ranks."""
 
     num_pages = NUM_PAGES
+    states = None
 
     def __init__(self, shape: ModelShape, dtype: torch.dtype, folder: Path | None = None) -> None:
         if folder is None:
