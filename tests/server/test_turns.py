@@ -227,6 +227,24 @@ def test_a_budget_of_thoughts_reaches_the_runtime(thinking: Saying, fields: Json
     assert thinking.asked().thought == wire.ThoughtLimit("", "</think>", "\n</think>\n\n", 9)
 
 
+def test_what_is_confined_is_whole_and_has_no_stop_in_it(live: Live) -> None:
+    item: Json = {"type": "array", "items": {"type": "string", "minLength": 9}, "minItems": 2}
+    schema: Json = {"type": "object", "properties": {"x": item}, "required": ["x"]}
+    function: Json = {"name": "w", "parameters": schema | {"additionalProperties": False}}
+    tool: Json = {"type": "function", "function": function | {"strict": True}}
+    named = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "w"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "v", "schema": schema}}
+    stops = ["a", "e", "i", "th"]
+    for seed, fields in enumerate((named, {"response_format": form}) * 2):
+        turns: Json = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 60}
+        found = live.ok("/v1/chat/completions", **turns, **fields, stop=stops, seed=seed)
+        message = found["choices"][0]["message"]
+        calls = message.get("tool_calls")
+        text = calls[0]["function"]["arguments"] if calls else message["content"]
+        jsonschema.validate(json.loads(text), schema)
+        assert not [stop for stop in stops if stop in text], text
+
+
 PATHS = ("/v1/chat/completions", "/v1/responses")
 
 
