@@ -235,7 +235,8 @@ def test_what_is_confined_is_whole_and_has_no_stop_in_it(live: Live) -> None:
     named = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "w"}}}
     form = {"type": "json_schema", "json_schema": {"name": "v", "schema": schema}}
     stops = ["a", "e", "i", "th"]
-    for seed, fields in enumerate((named, {"response_format": form}) * 2):
+    confined: list[Json] = [named, {"response_format": form}]
+    for seed, fields in enumerate(confined * 2):
         turns: Json = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 60}
         found = live.ok("/v1/chat/completions", **turns, **fields, stop=stops, seed=seed)
         message = found["choices"][0]["message"]
