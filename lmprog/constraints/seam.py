@@ -8,10 +8,13 @@ its own progress. Knows bytes, ids and constraints; token healing is explained i
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +22,8 @@ from numpy.typing import NDArray
 from lmprog.constraints.constraint import NARROW, Constraint, MaskRow, State, bit_row
 
 _MAX_ROWS = 256
+_FEW = 64
+"""Tokens that are looked at anew in every step."""
 
 
 class Pieces:
@@ -39,6 +44,12 @@ class Pieces:
         self._tokens = tuple(tokens)
         self._num_words = (len(tokens) + 31) // 32
         self._rows: OrderedDict[bytes, MaskRow] = OrderedDict()
+        self._with_text: OrderedDict[bytes, MaskRow] = OrderedDict()
+
+    @cached_property
+    def _joined(self) -> tuple[bytes, list[int]]:
+        """All texts in their order, and where each begins; the end."""
+        return b"".join(self._texts), list(accumulate(map(len, self._texts), initial=0))
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token that is not special."""
@@ -110,6 +121,23 @@ class Pieces:
                 self._rows.popitem(last=False)
         return found
 
+    def within(self, text: bytes) -> MaskRow:
+        """The tokens in which `text` stands behind their first byte."""
+        row = self._with_text.get(text)
+        if row is None:
+            (joined, begins), places = self._joined, []
+            at = joined.find(text)
+            while at >= 0:
+                place = bisect_right(begins, at) - 1
+                is_found = begins[place] < at and at + len(text) <= begins[place + 1]
+                if is_found:
+                    places.append(place)
+                at = joined.find(text, begins[place + 1] if is_found else at + 1)
+            row = self._with_text[text] = self.row(self._order[places])
+            if len(self._with_text) > _MAX_ROWS:
+                self._with_text.popitem(last=False)
+        return row
+
 
 def mask_row(ids: Sequence[int] | NDArray[np.int32], num_words: int) -> MaskRow:
     """A mask that allows these tokens, which must be distinct."""
@@ -133,6 +161,19 @@ def without(row: MaskRow, tokens: Sequence[int]) -> MaskRow:
     for token in gone:
         bits[token >> 5] &= ~np.uint32(1 << (token & 31))
     return MaskRow(bits, None, row.count - len(gone))
+
+
+def lacking(row: MaskRow, other: MaskRow) -> MaskRow:
+    """What `row` allows and `other` does not; `row` itself where that is nothing or all."""
+    shared = both(row, other)
+    if shared.count in (0, row.count):
+        return row
+    if row.ids is not None:
+        gone = _ids(shared)
+        return MaskRow.narrow(row.ids[~np.isin(row.ids, gone)], row.num_words)
+    bits = row.bits.copy()
+    bits[: shared.num_words] &= ~shared.bits
+    return MaskRow(bits, None, row.count - shared.count)
 
 
 def united(row: MaskRow, other: MaskRow) -> MaskRow:
@@ -254,13 +295,77 @@ class Seam:
 @dataclass(frozen=True, slots=True, eq=False)
 class Stops:
     """The stop strings and stop tokens with which a constrained text may end, besides
-    end-of-sequence.
+    end-of-sequence. Where it may not end, none of them is written, unless the constraint leaves
+    nothing else: what it prescribes is no stop.
     """
 
     texts: tuple[bytes, ...]
     tokens: tuple[int, ...]
     pieces: Pieces
     _rows: dict[tuple[bytes, int], MaskRow] = field(default_factory=dict)
+    _barred: dict[tuple[bool, tuple[bytes, ...]], MaskRow] = field(default_factory=dict)
+    _inside: WeakKeyDictionary[State, dict[bytes, MaskRow]] = field(
+        default_factory=WeakKeyDictionary
+    )
+
+    def begun(
+        self, rests: tuple[bytes, ...], piece: bytes, constraint: Constraint, before: State
+    ) -> tuple[bytes, ...]:
+        """The rests of stop strings that have begun where the text may not end, once `piece` has
+        come behind the state `before`. `rests`: those until then.
+        """
+        size = len(piece)
+        found = [rest[size:] for rest in rests if len(rest) > size and rest.startswith(piece)]
+        for at in range(size):
+            tail = piece[at:]
+            more = [one for one in self.texts if len(one) > len(tail) and one.startswith(tail)]
+            if more and not _may_end(constraint, before, piece[:at]):
+                found += [one[len(tail) :] for one in more]
+        return tuple(dict.fromkeys(found))
+
+    def avoided(
+        self, row: MaskRow, rests: tuple[bytes, ...], constraint: Constraint, state: State
+    ) -> MaskRow:
+        """`row`, the mask of a state, without the tokens that complete a stop string which began
+        where the text may not end, and without stop tokens there; `row` itself where these are all.
+        """
+        is_final = constraint.is_final(state)
+        found = lacking(row, self._completing(is_final, rests))
+        for text in self.texts:
+            within = self.pieces.within(text)
+            some = both(found, within)
+            if some.count > _FEW:
+                known = self._inside.setdefault(state, {})
+                if text not in known:
+                    known[text] = self._barred_in(within, text, constraint, state)
+                found = lacking(found, known[text])
+            elif some.count:
+                found = lacking(found, self._barred_in(some, text, constraint, state))
+        return found
+
+    def _barred_in(
+        self, row: MaskRow, text: bytes, constraint: Constraint, state: State
+    ) -> MaskRow:
+        """Those of the tokens with `text` inside before which the text may not end."""
+        ids = []
+        for token in _ids(row).tolist():
+            piece = self.pieces.bytes_of(token)
+            if not _may_end(constraint, state, piece[: piece.index(text, 1)]):
+                ids.append(token)
+        return self.pieces.row(ids)
+
+    def _completing(self, is_final: bool, rests: tuple[bytes, ...]) -> MaskRow:
+        key = is_final, rests
+        row = self._barred.get(key)
+        if row is None:
+            ids = [] if is_final else list(self.tokens)
+            for rest in rests if is_final else (*self.texts, *rests):
+                ids += self.pieces.spelling(rest).tolist()
+                ids += self.pieces.ids(self.pieces.beyond(rest)).tolist()
+            row = self._barred[key] = self.pieces.row(list(dict.fromkeys(ids)))
+            if len(self._barred) > _MAX_ROWS:
+                del self._barred[next(iter(self._barred))]
+        return row
 
     def beside(self, row: MaskRow, left: int) -> MaskRow:
         """`row`, the mask of a final state, with the tokens added that start a stop string."""
@@ -288,3 +393,15 @@ class Stops:
                 ids += self.pieces.inside(rest, shortest=len(rest) - left + 1)
             found = self._rows[begun, left] = self.pieces.row(list(dict.fromkeys(ids)))
         return found
+
+
+def _may_end(constraint: Constraint, state: State, text: bytes) -> bool:
+    after = constraint.advance_bytes(state, text) if text else state
+    return after is not None and constraint.is_final(after)
+
+
+def _ids(row: MaskRow) -> NDArray[np.int_]:
+    """The tokens that a mask allows."""
+    if row.ids is not None:
+        return row.ids.astype(np.int_)
+    return np.flatnonzero(np.unpackbits(row.bits.view(np.uint8), bitorder="little"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.tool_calls.reading import MALFORMED, Parameters, ParsedCall, json_object
@@ -29,6 +30,11 @@ HARMONY = wire.CallForm(
 """As the models were trained to call; templates write earlier calls with another header."""
 
 THOUGHT_LIMIT = wire.ThoughtLimit(f"{CHANNEL}analysis{MESSAGE}", END, f"{END}{START}assistant", 0)
+
+Stretch: TypeAlias = tuple[int, int]
+"""Characters of a text: the first one, and the one behind the last."""
+ENDLESS = 2**31 - 1
+"""Where a stretch ends that goes on to the end of the text."""
 
 _ENDS = (END, START)
 _HEADS = (START, CHANNEL, "to=")
@@ -75,6 +81,11 @@ class HarmonyStream:
         """Where special tokens begin."""
         self._num_told = 0
         """Characters before the held text."""
+        self._num_written = len(opening)
+        self._began = 0
+        """Where the message begins that is being read."""
+        self.thoughts: list[Stretch] = []
+        """At the end: where in the answer thoughts are, each with its header and its end."""
         self._tells_wrong = tells_wrong
         self.is_cut = False
         """At the end: whether that came within a call."""
@@ -107,7 +118,10 @@ class HarmonyStream:
         """The text has ended. How it ended (`output`) makes no difference, since arguments are
         JSON: they are complete or they are no arguments.
         """
-        return self._settled(is_end=True)
+        found = self._settled(is_end=True)
+        if self._head is not None and self._is_thought:
+            self.thoughts.append((self._began - self._num_written, ENDLESS))
+        return found
 
     def _settled(self, is_end: bool) -> list[str | ParsedCall | ThoughtText]:
         found: list[str | ParsedCall | ThoughtText] = []
@@ -130,7 +144,7 @@ class HarmonyStream:
             if is_end:  # the answer was cut within a header, which is nobody's text
                 self._held = ""
             return False
-        head = self._held[: max(at, 0)]
+        head, self._began = self._held[: max(at, 0)], self._num_told
         self._cut(at + len(MESSAGE) if at >= 0 else 0)
         self._head, self._is_begun, self._searched = head, False, 0
         channel, recipient = _IN.search(head), _RECIPIENT.search(head)
@@ -164,6 +178,9 @@ class HarmonyStream:
         if places:
             self._cut(len(END) if self._held.startswith(END) else 0)
             self._head = None
+            if self._is_thought:
+                begin, end = self._began - self._num_written, self._num_told - self._num_written
+                self.thoughts.append((begin, end))
         return bool(places)
 
     def _find(self, mark: str, begin: int, end: int | None = None) -> int:

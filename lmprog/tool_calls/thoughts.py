@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from lmprog import wire
 from lmprog.errors import not_allowed
-from lmprog.tool_calls.harmony import HarmonyStream, ThoughtText
+from lmprog.tool_calls.harmony import ENDLESS, HarmonyStream, Stretch, ThoughtText
 from lmprog.tool_calls.reading import ParsedCall
 from lmprog.tool_calls.stream import CallStream
 
@@ -48,6 +48,13 @@ class Marks:
         splitter = Splitter(self)
         first, last = splitter.push(text), splitter.finish()
         return first.reasoning + last.reasoning, first.answer + last.answer
+
+    def stretches(self, text: str) -> list[Stretch]:
+        """Where in a complete text the reasoning is, with its marks."""
+        splitter = Splitter(self)
+        splitter.push(text)
+        splitter.finish()
+        return [(0, splitter.num_reasoning)]
 
 
 Wanted: TypeAlias = bool | tuple[str, str] | Marks
@@ -91,11 +98,15 @@ class Splitter:
         self._looks_for_begin = bool(marks.begin)
         self._space = ""  # white space of the reasoning, held back until more text follows
         self._has_reasoning = self._has_answer = False
+        self._num_read = 0
         self.answering = False
         """Whether the reasoning is over, or there is none."""
+        self.num_reasoning = 0
+        """At the end: the characters up to behind the closing mark; `ENDLESS` without one."""
 
     def push(self, text: str) -> SplitText:
         """The parts that are certain after this piece."""
+        self._num_read += len(text)
         text, self._held = self._held + text, ""
         if self._looks_for_begin:
             begin = self._marks.begin
@@ -120,6 +131,7 @@ class Splitter:
             self.answering = not self._begun
         if self.answering:
             return SplitText(answer=self._answer(held))
+        self.num_reasoning = ENDLESS
         return SplitText(self._reasoning(held))
 
     def _within(self, text: str) -> SplitText:
@@ -127,6 +139,7 @@ class Splitter:
         reasoning, end, rest = text.partition(self._marks.end)
         if end:
             self.answering = True
+            self.num_reasoning = self._num_read - len(rest)
             return SplitText(self._reasoning(reasoning), self._answer(rest))
         keep = next(
             (
@@ -189,6 +202,14 @@ class ThoughtStream:
         elif split.answer and self._rest is not None:
             found += self._rest.feed(split.answer, tags)
         return found
+
+
+def tokens_in(stretches: Sequence[Stretch], ends: Sequence[int]) -> int:
+    """How many tokens begin in one of the stretches. `ends`: those of `wire.Output`. A token counts
+    where its first character is: one that spells the end of a thought and more is the thought's.
+    """
+    begins = (0, *ends[:-1]) if ends else ()
+    return sum(sum(begin <= at < end for at in begins) for begin, end in stretches)
 
 
 _SPACE = wire.Regex(r"\s{0,4}")

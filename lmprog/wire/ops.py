@@ -146,7 +146,8 @@ class Generate(Message, frozen=True):
     follow in their order; a reference to it has index 0, and its text is streamed when it is known.
     With a `judge` the best is the one that the judge scores highest; the judge's question does not
     stay in the branch. `tools` are for services only. `thought`: how long it may think.
-    `expected`: about so many tokens each result will have, as whoever asks guesses.
+    `expected`: about so many tokens each result will have, as whoever asks guesses. `with_ends`:
+    whether its outputs say where in the text each token ends.
     """
 
     branch: Id
@@ -162,6 +163,7 @@ class Generate(Message, frozen=True):
     tools: ToolOffer | None = None
     thought: ThoughtLimit | None = None
     expected: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    with_ends: bool = False
 
 
 class Select(Message, frozen=True):

@@ -177,6 +177,10 @@ class Output(Message, frozen=True):
     """The calls that a service sent in fields. `text` is what it sent as content, which is never
     a call, whatever stands in it. A runtime's calls are text.
     """
+    ends: tuple[int, ...] = ()
+    """Where it was asked for: the whole characters of the text up to the end of each token that was
+    generated, those of a stop included.
+    """
 
 
 class Delta(Message, frozen=True):

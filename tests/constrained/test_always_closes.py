@@ -155,6 +155,24 @@ def test_a_stop_counts_only_where_the_text_before_it_is_complete() -> None:
     assert (whole.outputs[0].text, whole.outputs[0].finish) == ("aa", "stop")
 
 
+@pytest.mark.parametrize("name", ["bytes", "nano"])
+def test_no_stop_is_in_a_text_that_may_be_written_without_it(name: str) -> None:
+    tokenizer: Tokenizer = byte_tokenizer() if name == "bytes" else nano_tokenizer()
+    schema = wire.JsonSchema('{"type": "array", "items": {"type": "string"}, "minItems": 9}')
+    stops = ("e", "th", "\n\n", ", i", "on")
+    asked = [
+        (schema, wire.SamplingParams(seed=seed, temperature=5.0, max_tokens=90, stop=more))
+        for seed in range(8)
+        for more in (stops, ())
+    ]
+    replies = Writer(tokenizer).ask(*asked)
+    texts = [reply.outputs[0].text for reply in replies if isinstance(reply, wire.CallDone)]
+    assert len(texts) == len(asked)
+    assert all(is_instance(schema, one) for one in texts)
+    assert not [(one, stop) for one in texts[::2] for stop in stops if stop in one]
+    assert [one for one in texts[1::2] for stop in stops if stop in one], "else it shows nothing"
+
+
 def test_a_stop_token_inside_an_instance_is_text() -> None:
     quote = ord('"')
     sampling = wire.SamplingParams(max_tokens=12, stop_token_ids=(quote,))

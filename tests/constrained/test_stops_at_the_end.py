@@ -35,7 +35,7 @@ def said(
     (output,) = done(replies)[2].outputs
     (whole,) = [reply.text for reply in replies if isinstance(reply, wire.TextIs)]
     assert whole == "n:" + output.text
-    assert LINES.decode(output.tokens) == output.text
+    assert LINES.decode(output.tokens) + output.rest == output.text
     return output
 
 
@@ -80,6 +80,29 @@ def test_what_the_constraint_allows_is_text() -> None:
 
 def test_where_the_text_may_not_be_all_no_stop_begins() -> None:
     assert said("[0-9]{8}", {"\n": 50.0, "12": 20.0}, stop=("\n",)).text == "12" * 4
+
+
+def test_a_stop_is_not_written_where_the_text_may_not_be_all() -> None:
+    """In one token, in two, behind others in a token, and by a stop token."""
+    free = "[0-9EN:]{8}"
+    assert said(free, {"EN": 50.0, "12": 20.0}, stop=("EN",)).text == "12" * 4
+    liked = {"E": 50.0, "N": 60.0, "12": 20.0}
+    assert "N" in said(free, liked).text
+    assert said("(E|N|12){8}", {"E": 50.0, "N": 60.0}, stop=("NN",)).text == "NENENENE"
+    assert said(free, {"EN": 50.0, "12": 20.0}, stop=("N",)).text == "12" * 4
+    token = (LINES.ids[b"EN"],)
+    assert said(free, {"EN": 50.0, "12": 20.0}, stop_token_ids=token).text == "12" * 4
+
+
+def test_a_stop_that_began_where_the_text_may_be_all_ends_it() -> None:
+    assert said("(12)+(EN){0,4}", {"EN": 50.0, "12": 20.0}, stop=("EN",)).stopped_by == "EN"
+    bias = {"5\n": 50.0, "12": 20.0}
+    assert said("[0-9]+\n?", bias, stop=("\n",)).text == "5"
+    assert said("[0-9\n]{6}", bias, stop=("\n",)).text == "121212", "not all behind the 5"
+
+
+def test_what_the_constraint_prescribes_is_no_stop() -> None:
+    assert said("12EN34", {"12": 60.0}, stop=("EN", "2")).text == "12EN34"
 
 
 def test_min_tokens_holds_for_stops_too() -> None:

@@ -14,6 +14,7 @@ from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.text.stream import TextStream
 from lmprog.simulation.fake_engine import LetterTokenizer
+from tests.constrained.writer import byte_tokenizer
 from tests.runtime.talk import GREEDY, Talk, text
 
 
@@ -210,6 +211,14 @@ def ended(runs: list[tuple[int, int]], text_of: str, stop: tuple[str, ...] = ())
         stream.push(token)
     sequence = Sequence(SequenceGroup(), array("i", [1, *tokens]), task)
     return output_of(sequence, stream.finish(), stream, tokenizer)
+
+
+def test_an_output_says_where_each_of_its_tokens_ends() -> None:
+    tokenizer = byte_tokenizer()
+    stream = TextStream(tokenizer, ("xy",), seam="a")
+    for token in tokenizer.encode("aé€bxy"):
+        stream.push(token)
+    assert (stream.finish().text, stream.ends_from(1)) == ("é€b", (0, 1, 1, 1, 2, 3, 4, 5))
 
 
 @pytest.mark.parametrize(

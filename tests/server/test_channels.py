@@ -44,6 +44,7 @@ class Saying:
     def __init__(self) -> None:
         self.text = ""
         self.tags: tuple[int, ...] = ()
+        self.ends: tuple[int, ...] = ()
         self.support = SUPPORT
         self.ops: list[wire.Op] = []
         self.channel = LocalRuntimeChannel()
@@ -69,11 +70,12 @@ class Saying:
                 about = ("gpt-oss", 4096, 256, 4, 64, 0)
                 welcome = wire.Welcome(wire.PROTOCOL_VERSION, *about, tools=self.support)
                 self.channel.send([(client, welcome)])
-            case wire.Generate(call=call, stream=stream):
+            case wire.Generate(call=call, stream=stream, with_ends=with_ends):
                 self.ops.append(message)
                 deltas = [self._delta(call, at) for at in range(0, len(self.text), 3) if stream]
-                output = wire.Output(self.text, (1, 2), "stop", tags=self.tags)
-                done = wire.CallDone(call, (output,), wire.Usage())
+                ends = self.ends if with_ends else ()
+                output = wire.Output(self.text, (1, 2), "stop", tags=self.tags, ends=ends)
+                done = wire.CallDone(call, (output,), wire.Usage(generated=len(ends)))
                 self.channel.send([(client, reply) for reply in (*deltas, done)])
             case Gone():
                 pass

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import jsonschema
@@ -224,6 +225,86 @@ def test_a_call_that_must_be_made_comes_behind_the_thought(thinking: Saying, cho
 def test_a_budget_of_thoughts_reaches_the_runtime(thinking: Saying, fields: Json) -> None:
     chat(thinking, "Hm.</think>Yes.", **on(**fields))
     assert thinking.asked().thought == wire.ThoughtLimit("", "</think>", "\n</think>\n\n", 9)
+
+
+def test_what_is_confined_is_whole_and_has_no_stop_in_it(live: Live) -> None:
+    item: Json = {"type": "array", "items": {"type": "string", "minLength": 9}, "minItems": 2}
+    schema: Json = {"type": "object", "properties": {"x": item}, "required": ["x"]}
+    function: Json = {"name": "w", "parameters": schema | {"additionalProperties": False}}
+    tool: Json = {"type": "function", "function": function | {"strict": True}}
+    named = {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "w"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "v", "schema": schema}}
+    stops = ["a", "e", "i", "th"]
+    confined: list[Json] = [named, {"response_format": form}]
+    for seed, fields in enumerate(confined * 2):
+        turns: Json = {"messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 60}
+        found = live.ok("/v1/chat/completions", **turns, **fields, stop=stops, seed=seed)
+        message = found["choices"][0]["message"]
+        calls = message.get("tool_calls")
+        text = calls[0]["function"]["arguments"] if calls else message["content"]
+        jsonschema.validate(json.loads(text), schema)
+        assert not [stop for stop in stops if stop in text], text
+
+
+PATHS = ("/v1/chat/completions", "/v1/responses")
+
+
+def told_tokens(runtime: Saying, path: str, tokens: list[str], **more: Any) -> Any:
+    """The details of usage of an answer in these tokens."""
+    runtime.ends = tuple(accumulate(map(len, tokens)))
+    asked = {"input": "?"} if path == PATHS[1] else {"messages": [{"role": "user", "content": "?"}]}
+    usage = {"stream_options": {"include_usage": True}} if more.get("stream") else {}
+    answer = answered(
+        runtime, path, "".join(tokens), asked | (usage if path == PATHS[0] else {}) | more
+    )
+    (*_, found) = events(answer) if more.get("stream") else [answer.json()]
+    used = (found.get("response") or found)["usage"]
+    (details,) = (used[name] for name in used if name in _DETAILS)
+    return details["reasoning_tokens"]
+
+
+_DETAILS = ("completion_tokens_details", "output_tokens_details")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "count"),
+    [
+        (["I", " think", ".", "</think>", "\n\n", "Yes", "."], 4),
+        (["I", " think", ".</", "think>\n\nY", "es", "."], 4),
+        (["I", " think", ".", "<", "/think", "x>"], 6),
+        (["", "Hm", "", "</think>", "", "Yes"], 4),
+    ],
+    ids=["a tag", "a token spans the end", "no end", "parts of characters"],
+)
+def test_usage_says_how_many_tokens_the_thought_took(
+    thinking: Saying, path: str, stream: bool, tokens: list[str], count: int
+) -> None:
+    assert told_tokens(thinking, path, tokens, **on(stream=stream)) == count
+
+
+def test_thoughts_that_are_not_shown_are_counted_and_answers_without_one_have_none(
+    thinking: Saying,
+) -> None:
+    tokens = ["<think>", "Hm", "</think>", "Yes"]
+    for hidden in ({"include_reasoning": False}, {"separate_reasoning": False}):
+        assert told_tokens(thinking, PATHS[0], tokens, **hidden) == 3
+    assert told_tokens(thinking, PATHS[0], ["Yes", ".</think>"]) == 0
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    assert told_tokens(thinking, PATHS[0], tokens, **off) == 0
+    last = [op for op in thinking.ops if isinstance(op, wire.Generate)][-1]
+    assert not last.with_ends, "it costs nothing where nothing is thought"
+
+
+def test_all_thoughts_in_channels_are_counted_with_their_marks(saying: Saying) -> None:
+    analysis = ["<|channel|>", "analysis", "<|message|>", "Hm", ".", "<|end|>"]
+    head = ["<|start|>", "assistant"]
+    said = ["<|channel|>", "commentary", "<|message|>", "Wait", "<|end|>"]
+    final = ["<|channel|>", "final", "<|message|>", "Yes"]
+    tokens = [*analysis, *head, *said, *head, *analysis, *head, *final]
+    assert told_tokens(saying, PATHS[0], tokens) == 2 * len(analysis) + len(head)
+    assert told_tokens(saying, PATHS[0], analysis[:-1]) == len(analysis) - 1
 
 
 def test_schemas_that_cannot_be_enforced_are_left_out_unless_a_tool_is_strict(

@@ -310,7 +310,13 @@ class BeamCalls:
         assert isinstance(op, wire.Generate)
         has_logprobs = op.sampling.logprobs is not None
         output = run.outputs[index] = output_of(
-            sequence, text, stream, self._tokenizer, logprobs=has_logprobs, score=score
+            sequence,
+            text,
+            stream,
+            self._tokenizer,
+            logprobs=has_logprobs,
+            score=score,
+            with_ends=op.with_ends,
         )
         tokens = sequence.tokens[: task.settings.prompt_len + text.num_tokens]
         if run.selector is not None:

@@ -212,6 +212,7 @@ def output_of(
     *,
     logprobs: bool = True,
     score: float | None = None,
+    with_ends: bool = False,
 ) -> Output:
     """The result of a finished sequence whose `stream` gave `ended`.
 
@@ -235,6 +236,7 @@ def output_of(
         score=score,
         healed=_healed(sequence.tokens, task, ended.num_tokens),
         tags=stream.tags_in(ended.text),
+        ends=stream.ends_from(task.num_seam_tokens) if with_ends else (),
     )
 
 

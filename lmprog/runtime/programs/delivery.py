@@ -461,7 +461,12 @@ class Delivery:
         ended = stream.finish()
         has_logprobs = op.sampling.logprobs is not None
         run.outputs[index] = output_of(
-            sequence, ended, stream, self._tokenizer, logprobs=has_logprobs
+            sequence,
+            ended,
+            stream,
+            self._tokenizer,
+            logprobs=has_logprobs,
+            with_ends=op.with_ends,
         )
         num_kept = task.settings.prompt_len + ended.num_tokens
         if run.selector is not None:

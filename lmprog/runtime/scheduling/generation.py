@@ -170,6 +170,7 @@ class Generation:
         "settings",
         "steps",
         "stop_prefix",
+        "stop_rests",
         "stopped_by",
         "thought",
     )
@@ -197,6 +198,8 @@ class Generation:
         """Tokens wholly inside the seam. They belong to the prompt, not to what is generated."""
         self.stop_prefix = b""
         """The bytes so far of a stop string that the constraint does not allow as content."""
+        self.stop_rests: tuple[bytes, ...] = ()
+        """What would complete a stop string that has begun where the text may not end."""
         self.num_before_stop: Callable[[Tokens[int]], int] | None = None
         """How many of given tokens may follow before one completes a stop, which only their text
         tells; None where it has none."""
@@ -232,6 +235,7 @@ class Generation:
         other.generated, other.forced = self.generated, self.forced
         other.finish, other.stopped_by, other.is_cut = self.finish, self.stopped_by, self.is_cut
         other.guide, other.stop_prefix = self.guide, self.stop_prefix
+        other.stop_rests = self.stop_rests
         other.seam_bytes, other.num_seam_tokens = self.seam_bytes, self.num_seam_tokens
         other.forced_runs, other.logprobs, other.prompt_logprobs = [], [], []
         other.num_before_stop = None
@@ -266,12 +270,26 @@ class Generation:
             return None
         if self.stop_prefix and settings.stops is not None:
             return settings.stops.mask(self.stop_prefix, self.left)
-        row = settings.constraint.mask(self.guide, self.left)
-        return (
-            settings.stops.beside(row, self.left)
-            if settings.stops is not None and self._may_stop
-            else row
-        )
+        return self._with_stops(settings.constraint.mask(self.guide, self.left))
+
+    def _with_stops(self, row: MaskRow) -> MaskRow:
+        """A mask of the constraint, once stops count, with those that may end the text here and
+        without others.
+        """
+        stops, constraint = self.settings.stops, self.settings.constraint
+        is_early = self.generated < self.settings.sampling.min_tokens
+        if stops is None or constraint is None or is_early:
+            return row
+        row = stops.avoided(row, self.stop_rests, constraint, self.guide)
+        return stops.beside(row, self.left) if self.may_end else row
+
+    def _advance(self, constraint: Constraint, token: int, after: State | None = None) -> None:
+        """The constraint takes a token, behind which its state is `after`."""
+        stops, before = self.settings.stops, self.guide
+        self.guide = constraint.advance(before, token) if after is None else after
+        if stops is not None and self.generated >= self.settings.sampling.min_tokens:
+            piece = stops.pieces.bytes_of(token)
+            self.stop_rests = stops.begun(self.stop_rests, piece, constraint, before)
 
     def mask_without_budget(self) -> MaskRow | None:
         """The mask that would hold with any number of tokens left; None where it is the same, where
@@ -289,8 +307,7 @@ class Generation:
         row = constraint.mask(self.guide)
         if constraint.mask(self.guide, self.left) is row or constraint.forced(self.guide):
             return None
-        if settings.stops is not None and self._may_stop:
-            row = settings.stops.beside(row, self.left)
+        row = self._with_stops(row)
         return row if settings.rules is None else settings.rules.narrowed(row)
 
     @property
@@ -401,7 +418,7 @@ class Generation:
                 self.finish = self._ended("stop")
             return 1
         if constraint is not None:
-            self.guide = constraint.advance(self.guide, token)
+            self._advance(constraint, token)
         tokens.append(token)
         self.generated += 1
         added = 1
@@ -425,7 +442,7 @@ class Generation:
         if len(budget.close) > room:
             return 0  # the end is so near that the text ends in the thought, or closes it itself
         begin = self.num_seam_tokens + self.generated
-        self.guide = guide
+        self.guide, self.stop_rests = guide, ()
         tokens.extend(budget.close)
         self.generated += len(budget.close)
         self.forced += len(budget.close)
@@ -471,7 +488,7 @@ class Generation:
                 after = constraint.advance(self.guide, token)
                 if constraint.distance(after) >= self.left:
                     break
-                self.guide = after
+                self._advance(constraint, token, after)
                 tokens.append(token)
                 self.generated += 1
                 self.forced += 1

@@ -21,6 +21,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Protocol, TypeAlias
 
 from lmprog.constraints.constraint import Check, CompileTooLong, never_stop
@@ -466,6 +467,12 @@ class TextStream:
         """The characters wholly spelled by the tokens `begin .. end`."""
         first, last = self._border(begin) - len(self._seam), self._border(end) - len(self._seam)
         return max(0, first), max(0, first, last)
+
+    def ends_from(self, first: int) -> tuple[int, ...]:
+        """The whole characters behind the seam up to the end of each token from `first` on."""
+        begin = len(self._seam)
+        highest = accumulate(self._borders[first:], max, initial=begin)
+        return tuple([max(0, end - begin) for end in islice(highest, 1, None)])
 
     def seam_after(self, count: int) -> str:
         """The part of the seam after the first `count` tokens."""

@@ -176,12 +176,15 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: UsageBody | UnsetType | None = UNSET
 
 
-def usage_of(dones: Sequence[wire.CallDone]) -> UsageBody:
-    """The sum over calls; `cached` are the prompts' tokens that were found in the cache."""
+def usage_of(dones: Sequence[wire.CallDone], thought: int = 0) -> UsageBody:
+    """The sum over calls; `cached` are the prompts' tokens that were found in the cache, `thought`
+    those of the answers that are thoughts.
+    """
     prompt = sum(done.usage.prompt for done in dones)
     generated = sum(done.usage.generated for done in dones)
     cached = sum(done.usage.cached for done in dones)
-    return UsageBody(prompt, generated, prompt + generated, CachedTokens(cached))
+    all_ = prompt + generated
+    return UsageBody(prompt, generated, all_, CachedTokens(cached), ReasoningTokens(thought))
 
 
 def left_out_of(done: wire.CallDone) -> LeftOut:

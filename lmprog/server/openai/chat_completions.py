@@ -169,6 +169,7 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         includes_stop=bool(body.include_stop_str_in_output),
         names_tokens=bool(body.return_tokens_as_token_ids),
         thought=box.limit_of(_budget(body)),
+        with_ends=box.may_think,
     )
     names = {"prompt": "messages", "constraint": made.field or "tools", "choices": "messages"}
     names["template_variables"] = "chat_template_kwargs"
@@ -298,11 +299,15 @@ def _whole(
         created=head.created,
         model=head.model,
         choices=choices,
-        usage=answers.usage_of([done]),
+        usage=usage_of(chat.box, done),
         system_fingerprint=head.system_fingerprint,
         prompt_logprobs=answers.prompt_logprobs(done, chat.prompt.sampling.prompt_logprobs),
         prompt_token_ids=ids_of(chat.prompt) if chat.wants_token_ids else msgspec.UNSET,
     )
+
+
+def usage_of(box: Toolbox, done: wire.CallDone) -> answers.UsageBody:
+    return answers.usage_of([done], sum(map(box.thought_tokens, done.outputs)))
 
 
 def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.ChatChoice:
@@ -355,7 +360,7 @@ async def _events(chat: ChatCompletions, started: Started) -> AsyncGenerator[byt
                 last = msgspec.structs.replace(last, constraint_left_out=left_out, score=score)
                 yield b"".join(_chunk(chat, [choice]) for choice in (*parts, last))
             if chat.wants_usage:
-                yield _chunk(chat, [], answers.usage_of([piece.done]))
+                yield _chunk(chat, [], usage_of(chat.box, piece.done))
             yield END
 
 

@@ -68,6 +68,8 @@ class RequestPrompt:
     """Whether log-probabilities name their tokens by id and not by text."""
     thought: wire.ThoughtLimit | None = None
     """How long the answer may think."""
+    with_ends: bool = False
+    """Whether the answer says where its tokens end, so that those of thoughts can be counted."""
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
@@ -142,6 +144,7 @@ class RunningRequest:
                 timeout=timeout,
                 thought=prompt.thought,
                 expected=prompt.expected,
+                with_ends=prompt.with_ends,
             )
             ops.append(gen)
         self._left = len(prompts)

@@ -37,7 +37,7 @@ from lmprog.tool_calls.harmony import THOUGHT_LIMIT, HarmonyStream, ThoughtText,
 from lmprog.tool_calls.lexemes import is_tag, lexemes
 from lmprog.tool_calls.reading import Parameters, ParsedCall, arguments_in
 from lmprog.tool_calls.stream import CallStream
-from lmprog.tool_calls.thoughts import Marks, ThoughtStream, after_thought
+from lmprog.tool_calls.thoughts import Marks, ThoughtStream, after_thought, tokens_in
 from lmprog.tool_calls.writing import as_json
 
 Choice: TypeAlias = Literal["none", "auto", "required", "named"]
@@ -321,18 +321,40 @@ class Toolbox:
         tags = () if is_held else self.support.tags
         calls: CallStream | HarmonyStream | None = None
         if self.form.harmony:
-            called = tools if self.choice != "none" else {}
-            calls = HarmonyStream(called, self.written + self.opening, special=tags)
+            calls = self._channels(tags, tools if self.choice != "none" else {})
         elif self.choice != "none":
             begun = self.thinks == "open" and self.shows_thoughts == "within"
             tag = self.support.thought.begin if begun else ""
             calls = CallStream(self.form, tools, self.opening, tag, special=tags)
         whole: CallStream | HarmonyStream | ThoughtStream | None = calls
         if self.thinks != "closed" and self.shows_thoughts != "within":
-            thought = self.support.thought
-            whole = ThoughtStream(Marks(thought.begin, thought.end, self.thinks == "open"), calls)
+            whole = ThoughtStream(self._marks, calls)
         shows = self.shows_thoughts != "none"
         return AnswerReader(whole, not self.parallel, self.support.short_ids, shows)
+
+    def _channels(self, tags: Sequence[str], tools: Parameters) -> HarmonyStream:
+        return HarmonyStream(tools, self.written + self.opening, special=tags)
+
+    @property
+    def _marks(self) -> Marks:
+        thought = self.support.thought
+        return Marks(thought.begin, thought.end, self.thinks == "open")
+
+    @property
+    def may_think(self) -> bool:
+        """Whether an answer may have thoughts."""
+        return self.form.harmony or self.thinks != "closed"
+
+    def thought_tokens(self, output: wire.Output) -> int:
+        """How many of a whole answer's tokens are thoughts, shown or not, with their marks."""
+        if not self.may_think or not output.ends:
+            return 0
+        if not self.form.harmony:
+            return tokens_in(self._marks.stretches(output.text), output.ends)
+        channels = self._channels(self.support.tags, {})
+        channels.feed(output.text, output.tags)
+        channels.finish(output)
+        return tokens_in(channels.thoughts, output.ends)
 
     def read(self, output: wire.Output) -> ReadAnswer:
         """A whole answer."""

@@ -59,7 +59,7 @@ class Writer:
             return self._call(part)
         return self._text(part) if isinstance(part, str) else self._think(part.text)
 
-    def end(self, done: wire.CallDone, logprobs: bytes | None) -> bytes:
+    def end(self, done: wire.CallDone, logprobs: bytes | None, usage: answers.UsageBody) -> bytes:
         """The text is complete. `logprobs`: the list of them, as JSON."""
         cut = done.outputs[0].finish == "length"
         if logprobs is not None and self._message is not None:
@@ -68,7 +68,7 @@ class Writer:
         events = self._close_message(status)
         self.state["status"] = status
         self.state["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
-        self.state["usage"] = _usage(answers.usage_of([done]))
+        self.state["usage"] = _usage(usage)
         if done.left_out:
             self.state["constraint_left_out"] = done.left_out
         return events + self._tell(f"response.{status}", response=self.state)
@@ -242,6 +242,6 @@ def _usage(usage: answers.UsageBody) -> Json:
             "cache_write_tokens": usage.prompt_tokens - cached,
         },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": msgspec.to_builtins(usage.completion_tokens_details),
         "total_tokens": usage.total_tokens,
     }

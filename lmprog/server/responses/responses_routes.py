@@ -23,7 +23,7 @@ from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.large_answers import entries_in, made_aside
 from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.openai import answers
-from lmprog.server.openai.chat_completions import ChatCompletions, understood
+from lmprog.server.openai.chat_completions import ChatCompletions, understood, usage_of
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.running_request import RequestPrompt, counted, running, warned
 from lmprog.server.responses.response_events import Writer
@@ -150,7 +150,7 @@ class Responding:
                 self._begun = b""
                 self._remember(piece.done)
                 logprobs = await self._logprobs(piece.done)
-                told += writer.end(piece.done, logprobs)
+                told += writer.end(piece.done, logprobs, usage_of(self._chat.box, piece.done))
                 self._seal()
                 await self.written()
                 yield told
