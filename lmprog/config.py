@@ -422,6 +422,13 @@ class RuntimeConfig:
             needs=(_OF_EVENTS,),
         ),
     )
+    kv_events_connect: bool = field(
+        default=False,
+        metadata=_rules(
+            "connect to the address of events, where a router listens, and do not bind it",
+            needs=(_OF_EVENTS,),
+        ),
+    )
     lora: tuple[str, ...] = field(
         default=(),
         metadata=_rules(

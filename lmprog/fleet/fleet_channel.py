@@ -100,6 +100,10 @@ class FleetChannel:
         """
         self._renewed = 0.0
         """When the last generation began."""
+        self._replaced: set[str] = set()
+        """Replicas that the update ends and that are not back yet."""
+        self._awaited: float | None = None
+        """Since when the update waits for replicas that are missing."""
         self._refused: dict[str, str] = {}
         self._tried: set[str] = set()
         """Members that have been dialed, whatever came of it."""
@@ -227,7 +231,7 @@ class FleetChannel:
         are there; see `Fleet.update`.
         """
         with self._lock:
-            self._update = generation, seconds
+            self._update, self._awaited = (generation, seconds), None
 
     def send(self, ops: Sequence[wire.Op]) -> None:
         """See `ClientChannel.send`."""
@@ -302,26 +306,31 @@ class FleetChannel:
     def _look(self) -> None:
         """Body of the thread that looks after who is there."""
         while not self._closed.is_set():
-            members = {one.name: one for one in self._members.current()}
-            for link, why in self._check(members):
-                self._lose(link, why)
-                self._members.end(link.member.name, why, 0.0)
-            for name, member in members.items():
-                if name not in self._links and name not in self._dialing:
-                    self._dialing.add(name)
-                    threading.Thread(
-                        target=self._connect, args=(member,), name=f"lmprog-{name}", daemon=True
-                    ).start()
-            with self._lock:
-                self._go_on_updating()
-                drained = self._finish_drains()
-                if self._finds_others_only(list(members.values())):
-                    self._router.strand(self._no_such_model())
-                self._router.tick()
-                self._pass_on()
-            for name in drained:
-                self._members.end(name, "it was drained", END_SECONDS)
+            self._look_once()
             self._closed.wait(LOOK_SECONDS)
+
+    def _look_once(self) -> None:
+        members = {one.name: one for one in self._members.current()}
+        for link, why in self._check(members):
+            self._lose(link, why)
+            self._members.end(link.member.name, why, 0.0)
+        for name, member in members.items():
+            if name not in self._links and name not in self._dialing:
+                self._dialing.add(name)
+                threading.Thread(
+                    target=self._connect, args=(member,), name=f"lmprog-{name}", daemon=True
+                ).start()
+        with self._lock:
+            self._go_on_updating()
+            drained, overdue = self._finish_drains()
+            if self._finds_others_only(list(members.values())):
+                self._router.strand(self._no_such_model())
+            self._router.tick()
+            self._pass_on()
+        for link in overdue:
+            self._lose(link, "its programs did not end in time for the update", died=False)
+        for name in (*drained, *(one.member.name for one in overdue)):
+            self._members.end(name, "it was drained", END_SECONDS)
 
     def _check(self, members: Mapping[str, Member]) -> list[tuple[ReplicaLink, str]]:
         """Replicas that must be given up, and why."""
@@ -345,24 +354,63 @@ class FleetChannel:
     def _go_on_updating(self) -> None:
         """Drains the next replica of an earlier generation. The lock is held."""
         generation, seconds = self._update
-        if self._drains or len(self._links) < self.size or self._now < self._renewed:
+        left = [
+            name
+            for name, link in sorted(self._links.items())
+            if link.connection.info.generation < generation
+        ]
+        self._replaced -= self._links.keys() - self._drains.keys()
+        if self._drains or not left or self._now < self._renewed:
             return
-        for name, link in sorted(self._links.items()):
-            if link.connection.info.generation < generation:
-                self._router.drain(name)
-                self._drains[name] = self._now + seconds
-                return
+        if len(self._links) >= self.size:
+            self._awaited = None
+        elif not self._goes_on_without_all(len(left), seconds):
+            return
+        self._router.drain(left[0])
+        self._drains[left[0]] = self._now + seconds
+        self._replaced.add(left[0])
 
-    def _finish_drains(self) -> list[str]:
-        """Moves what is left where the time is over; names those that are empty now. The lock is
-        held.
+    def _goes_on_without_all(self, num_left: int, seconds: float) -> bool:
+        """Whether the update no longer waits for replicas that are missing, after `seconds`. It
+        always waits where the last replica would be ended, or a second one before any serves the
+        new model: that may be what cannot be started. The lock is held.
+        """
+        if self._awaited is None:
+            self._awaited = self._now
+        if self._now - self._awaited < seconds:
+            return False
+        self._awaited = self._now  # the next wait, or when it is told again
+        missing = self.size - len(self._links)
+        is_proven = num_left < len(self._links)
+        if len(self._links) == 1 or (self._replaced and not is_proven):
+            log.error(
+                "the update has stopped: %d of %d replicas have not come back within %g seconds, "
+                "and %d keep the model that they have",
+                *(missing, self.size, seconds, num_left),
+            )
+            return False
+        log.warning(
+            "the update goes on without %d of %d replicas, which were not there for %g seconds",
+            *(missing, self.size, seconds),
+        )
+        return True
+
+    def _finish_drains(self) -> tuple[list[str], list[ReplicaLink]]:
+        """Moves what is left where the time is over; names those that are empty now, and those
+        that an update waits for though some programs there can neither end nor be moved. The lock
+        is held.
         """
         for name, until in self._drains.items():
             if self._now >= until:
                 self._router.evacuate(name)
                 self._retire(self._links[name], is_ending=True)
         loads = self._router.loads
-        return [name for name in self._drains if not loads[name]]
+        overdue = [
+            self._links[name]
+            for name, until in self._drains.items()
+            if loads[name] and name in self._replaced and self._now >= until + END_SECONDS
+        ]
+        return [name for name in self._drains if not loads[name]], overdue
 
     def _connect(self, member: Member) -> None:
         """Body of a thread: a replica may take long to answer."""

@@ -27,7 +27,7 @@ from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
-from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces
+from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces, origin_of
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.steps import StepEngine
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
@@ -40,6 +40,7 @@ from lmprog.transport import RuntimeChannel
 if TYPE_CHECKING:
     from lmprog.runtime.engine.engine import SelectedEngine
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
+    from lmprog.runtime.kv_events.kv_publisher import BlockRecord
     from lmprog.runtime.ranks.leading import Led
     from lmprog.runtime.scheduling.drafting import DraftModel
     from lmprog.runtime.scheduling.recurrent import StatePool
@@ -87,7 +88,9 @@ def assemble(
     tools, variables = _template_facts(chat_template, tokenizer)
     prefixes = [public_prefix(Path(at), tokenizer, chat_template) for at in config.public_prefix]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
-    channel = _publishing(config, channel, scheduler, namespaces, fingerprint)
+    adapters, tags = AdapterNames(selected.adapters), frozenset(tokenizer.shown)
+    record = functools.partial(_block_record, scheduler, namespaces, fingerprint, adapters)
+    channel = _publishing(config, channel, record)
     constraints = CallConstraints(tokenizer, engine.vocab_size, CompilePool())
     welcome = wire.Welcome(
         version=wire.PROTOCOL_VERSION,
@@ -105,7 +108,6 @@ def assemble(
         template_variables=variables,
         generation=config.generation,
     )
-    adapters, tags = AdapterNames(selected.adapters), frozenset(tokenizer.shown)
     model = ServedModel(tokenizer, chat_template, welcome, namespaces, adapters, tags)
     rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")
     interpreter = Interpreter(
@@ -153,21 +155,27 @@ def _draft_model(
 
 
 def _publishing(
-    config: RuntimeConfig,
-    channel: RuntimeChannel,
-    scheduler: Scheduler,
-    namespaces: Namespaces,
-    fingerprint: wire.Fingerprint,
+    config: RuntimeConfig, channel: RuntimeChannel, record: Callable[[], BlockRecord]
 ) -> RuntimeChannel:
     """The channel, which also tells routers of the cache where that is asked for."""
     if config.kv_events is None:
         return channel
-    from lmprog.runtime.kv_events.kv_publisher import BlockRecord, publishing
+    from lmprog.runtime.kv_events.kv_publisher import publishing
+
+    return publishing(config, channel, record)
+
+
+def _block_record(
+    scheduler: Scheduler,
+    namespaces: Namespaces,
+    fingerprint: wire.Fingerprint,
+    adapters: AdapterNames,
+) -> BlockRecord:
+    from lmprog.runtime.kv_events.kv_publisher import BlockRecord
 
     made_by = " ".join(map(str, fingerprint.parts.values()))
-    return publishing(
-        config, channel, lambda: BlockRecord(scheduler.tree, namespaces.token, made_by)
-    )
+    origin = functools.partial(origin_of, adapters=adapters)
+    return BlockRecord(scheduler.tree, namespaces.token, made_by, origin)
 
 
 def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | None:

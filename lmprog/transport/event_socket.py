@@ -20,7 +20,8 @@ _MAX_REQUEST_BYTES = 1024
 
 
 class EventSocket:
-    """Binds `address` for listeners, and `replay_address` for those who missed something.
+    """Binds `address` for listeners, or connects to it where one listens for several that publish;
+    binds `replay_address` for those who missed something.
 
     vLLM's framing of key/value events: messages are numbered, and sent again to whoever missed
     some. A PUB socket sends topic, number and payload; a ROUTER socket gets the number of the
@@ -30,21 +31,29 @@ class EventSocket:
     """
 
     def __init__(
-        self, address: str, replay_address: str | None, topic: str, is_open: bool = False
+        self,
+        address: str,
+        replay_address: str | None,
+        topic: str,
+        *,
+        is_open: bool = False,
+        connects: bool = False,
     ) -> None:
-        """`is_open` allows addresses that other machines reach; there is no encryption."""
-        for one in (address, replay_address):
+        """`is_open` allows addresses of other machines; there is no encryption. A listener that
+        `connects` reaches may come later, and come again.
+        """
+        for one, is_bound in ((address, not connects), (replay_address, True)):
             if one is not None and not (is_open and one.startswith("tcp://")):
-                _check(one)
+                _check(one, is_bound)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._topic = topic.encode()
         self._kept: deque[tuple[int, bytes]] = deque()
         self._kept_bytes = 0
         self._next = 0
-        self._publisher = self._bound(zmq.PUB, address)
+        self._publisher = self._opened(zmq.PUB, address, connects=connects)
         self._replay: zmq.Socket[bytes] | None = None
         if replay_address is not None:
-            self._replay = self._bound(zmq.ROUTER, replay_address)
+            self._replay = self._opened(zmq.ROUTER, replay_address)
 
     @property
     def address(self) -> str:
@@ -89,13 +98,16 @@ class EventSocket:
         assert self._replay is not None
         self._replay.send_multipart([client, b"", *frames])
 
-    def _bound(self, kind: int, address: str) -> zmq.Socket[bytes]:
+    def _opened(self, kind: int, address: str, *, connects: bool = False) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
         made.setsockopt(zmq.SNDHWM, MAX_KEPT_MESSAGES)
         made.setsockopt(zmq.LINGER, 0)
         made.setsockopt(zmq.MAXMSGSIZE, _MAX_REQUEST_BYTES)
         try:
-            made.bind(address)
+            if connects:
+                made.connect(address)
+            else:
+                made.bind(address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise InvalidParameter(
@@ -104,10 +116,11 @@ class EventSocket:
         return made
 
 
-def _check(address: str) -> None:
+def _check(address: str, is_bound: bool) -> None:
     try:
         addresses.check(address, has_keys=False)
-        addresses.check_free(address)
+        if is_bound:
+            addresses.check_free(address)
     except InvalidParameter as error:
         raise InvalidParameter(
             f"{error.message} Events have no keys; kv_events_open allows any address.",

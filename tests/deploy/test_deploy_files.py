@@ -22,6 +22,7 @@ import yaml
 from lmprog.cli.arguments import given_options, parser
 from lmprog.server.observability.runtime_metrics import ROUTERS_NAMES
 from lmprog.server.options.configuration import configured
+from lmprog.server.options.server_settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -129,7 +130,28 @@ def test_the_ray_service_calls_our_application_with_its_parameters() -> None:
     functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
     assert name in functions
     known = functions["app"].args
-    assert set(application["args"]) <= {one.arg for one in (*known.args, *known.kwonlyargs)}
+    arguments = dict(application["args"])
+    gateways = arguments.pop("gateways")
+    assert set(arguments) <= {one.arg for one in (*known.args, *known.kwonlyargs)}
+    settings = {name: gateways[name] for name in set(gateways) - {"count", "resources"}}
+    assert ServerSettings(**settings).allowed_hosts == ["*"]
+    assert (config["proxy_location"], application["route_prefix"]) == ("EveryNode", "/")
+
+
+def test_a_worker_of_ray_has_room_for_a_replica_and_a_gateway() -> None:
+    spec = of_kind("kubernetes/rayservice.yaml", "RayService")["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    (group,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    [container] = group["template"]["spec"]["containers"]
+    asked = [application["args"], application["args"]["gateways"]]
+    needed = sum(one["resources"]["num_cpus"] for one in asked)
+    assert int(container["resources"]["limits"]["cpu"]) >= needed
+    assert application["args"]["gateways"]["count"] <= group["minReplicas"]
+    secrets = {
+        one["name"]: one["secret"]["secretName"] for one in group["template"]["spec"]["volumes"]
+    }
+    mounted = {one["mountPath"]: secrets[one["name"]] for one in container["volumeMounts"]}
+    assert mounted == {"/keys": "lmprog-keys", "/api": "lmprog-api-keys"}
 
 
 def test_gateways_join_all_replicas_by_the_name_of_their_service() -> None:

@@ -4,12 +4,14 @@ that has read them.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from lmprog import wire
@@ -24,6 +26,7 @@ from lmprog.fleet.members import (
     members_at,
 )
 from lmprog.launch import Connection
+from lmprog.launch.restarts import HangTimeouts
 from lmprog.transport import ReplyReader
 from tests.fleet.replicas import WELCOME
 
@@ -190,6 +193,95 @@ def test_receive_gives_replies_and_then_the_end(channel: FleetChannel, wires: li
     channel.close()
     with pytest.raises(RuntimeGone):
         channel.receive(PATIENCE)
+
+
+class Updated:
+    """A fleet of which `there` are there, in virtual time; `ended` are those that it has ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, there: int, size: int) -> None:
+        monkeypatch.setattr(fleet_channel, "LOOK_SECONDS", 3600.0)
+        self.wires = [Wire() for _ in range(there)]
+        self.places = Places(self.wires)
+        self.places.size = size
+        self.ended: list[str] = []
+        monkeypatch.setattr(self.places, "end", lambda name, why, grace: self.ended.append(name))
+        never = HangTimeouts(math.inf, math.inf, math.inf)
+        self.channel = FleetChannel(self.places, hang=never)
+        assert self.channel.wait_for(there, PATIENCE)
+
+    def after(self, seconds: float) -> list[str]:
+        """What has been ended since, in order."""
+        self.channel._now += seconds
+        self.ended.clear()
+        self.channel._look_once()
+        return sorted(set(self.ended))
+
+    def comes_back(self, number: int) -> None:
+        """With the model of the update."""
+        self.wires[number].close()
+        until(lambda: f"replica-{number}" not in self.channel.loads)
+        wire_ = Wire()
+        wire_.info = msgspec.structs.replace(WELCOME, generation=1)
+        member = Member(f"replica-{number}", lambda: wire_)  # type: ignore[arg-type,return-value]
+        self.places._members[number] = member
+        self.channel._look_once()
+        until(lambda: f"replica-{number}" in self.channel.loads)
+
+
+def until(happens: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_an_update_waits_for_a_missing_replica_so_long_and_then_goes_on_without_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Updated(monkeypatch, there=2, size=3)
+    fleet.channel.replace_all(1, 100.0)
+    assert fleet.after(0.0) == fleet.after(99.0) == []
+    assert fleet.after(2.0) == ["replica-0"]
+    assert "the update goes on without 1 of 3 replicas" in caplog.text
+    fleet.comes_back(0)
+    assert fleet.after(2.0) == fleet.after(50.0) == []
+    assert fleet.after(51.0) == ["replica-1"], "the new model is known to serve"
+    fleet.comes_back(1)
+    assert fleet.after(500.0) == []
+    fleet.channel.close()
+
+
+@pytest.mark.parametrize(("there", "size"), [(1, 2), (3, 3)])
+def test_an_update_whose_model_cannot_be_started_leaves_the_others_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, there: int, size: int
+) -> None:
+    """Neither the last replica is ended, nor a second one before the new model serves."""
+    fleet = Updated(monkeypatch, there, size)
+    fleet.channel.replace_all(1, 100.0)
+    fleet.channel._look_once()
+    if there == size:
+        assert fleet.ended == ["replica-0"]
+        del fleet.places._members[0]
+        fleet.wires[0].close()
+        until(lambda: "replica-0" not in fleet.channel.loads)
+    assert fleet.after(0.0) == fleet.after(99.0) == []
+    assert "the update has stopped" not in caplog.text
+    assert fleet.after(2.0) == fleet.after(50.0) == []
+    assert caplog.text.count("the update has stopped") == 1
+    assert fleet.after(1000.0) == []
+    fleet.channel.close()
+
+
+def test_an_update_ends_a_replica_whose_programs_can_neither_end_nor_be_moved(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Updated(monkeypatch, there=1, size=1)
+    fleet.channel.send([wire.Open(1), wire.Read(1, 1)])
+    fleet.channel.replace_all(1, 100.0)
+    assert fleet.after(0.0) == fleet.after(101.0) == fleet.after(8.0) == []
+    assert fleet.after(3.0) == ["replica-0"]
+    assert "did not end in time for the update" in caplog.text
+    fleet.channel.close()
 
 
 def test_members_of_a_name_come_and_go_with_its_addresses(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,8 @@ Prefix = tuple[tuple[str, ...], tuple[int, ...]]
 @dataclass
 class Mirror:
     blocks: dict[int, Prefix] = field(default_factory=dict)
+    adapters: dict[int, str | None] = field(default_factory=dict)
+    """The names of adapters, by block."""
     num_stored: int = 0
 
     def take(self, payload: bytes) -> None:
@@ -52,7 +54,12 @@ class Mirror:
         extra_keys: list[list[str] | None] | None = None,
         **rest: Any,
     ) -> None:
-        assert rest == {"lora_id": None, "medium": "GPU", "lora_name": None}
+        number, name = rest.pop("lora_id"), rest.pop("lora_name")
+        assert rest == {"medium": "GPU"}
+        assert (number is None) == (name is None)
+        for keys_of_block in extra_keys or [None] * len(block_hashes):
+            assert name is None or (keys_of_block or [None])[0] == name, "as vLLM's own are"
+        self.adapters.update(dict.fromkeys(block_hashes, name))
         assert len(token_ids) == len(block_hashes) * block_size
         assert extra_keys is None or len(extra_keys) == len(block_hashes)
         keys, tokens = ((), ()) if parent_block_hash is None else self.blocks[parent_block_hash]

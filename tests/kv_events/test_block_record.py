@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import time
 from array import array
+from hashlib import blake2b
 
 import pytest
 
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.kv_events.kv_publisher import BlockRecord, encoded
-from lmprog.runtime.scheduling.namespaces import Namespaces
+from lmprog.runtime.kv_events.kv_publisher import BlockRecord, BlockStored, encoded
+from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces, origin_of
 from lmprog.wire import SHARES_PUBLIC
 from tests.kv_events.mirror import Mirror, prefixes_of
 from tests.radix.simulated_sequences import Sequences, ints
@@ -93,6 +94,38 @@ def test_blocks_below_a_public_prefix_are_told_by_real_tokens_and_kept_apart_by_
     ]
     assert found[0][0] == (), "the public prefix is everybody's"
     assert len({keys for keys, _ in found}) == 3
+
+
+def test_blocks_of_an_adapter_are_told_by_its_name_and_those_of_the_base_by_none() -> None:
+    """In each block's extra keys too, before the salt, which is in the first."""
+    pages = PageAllocator(40)
+    tree = RadixTree(4, pages)
+    adapters = AdapterNames({"poet": "d1", "clerk": "d2", "clerk's double": "d2"})
+    namespaces = Namespaces(100)
+    record = BlockRecord(tree, namespaces.token, "", lambda root: origin_of(root, adapters))
+    mirror = Mirror()
+    tokens = array("i", range(1, 9))
+    told: dict[tuple[str, str], BlockStored] = {}
+    for name in ("", "poet", "clerk"):
+        for salt in ("", "a:b", "\0s"):
+            taken = pages.allocate(2)
+            assert taken is not None
+            tree.insert(tokens, taken, namespaces.of(tokens, salt, adapters.find(name)).root)
+            [event] = record.take_events()
+            assert isinstance(event, BlockStored)
+            told[name, salt] = event
+            mirror.take(encoded(0.0, [event]))
+    numbers = {(one.lora_name, one.lora_id) for one in told.values()}
+    assert numbers == {(None, None), ("poet", 1), ("clerk", 2)}
+    assert told["", ""].extra_keys is None
+    assert told["poet", ""].extra_keys == [("poet",), ("poet",)]
+    digest = blake2b(b"a:b", digest_size=8).hexdigest()
+    assert told["", "a:b"].extra_keys == [(digest,), None]
+    assert told["clerk", "a:b"].extra_keys == [("clerk", digest), ("clerk",)]
+    assert len(mirror.prefixes) == 18, "none is taken for another"
+    late = Mirror()
+    late.take(encoded(0.0, record.all_events()))
+    assert late.adapters == mirror.adapters
 
 
 def test_a_salt_is_never_told_itself() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from lmprog.errors import InvalidParameter
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.kv_events.kv_publisher import PublishingChannel
 from lmprog.transport import EventSocket, LocalRuntimeChannel
+from tests.adapters.peft_files import Made, write_adapter
 from tests.kv_events.mirror import Mirror, prefixes_of
+from tests.model.small_checkpoint import write_checkpoint
 from tests.runtime.runtime_thread import serving
 
 PLACE = "tcp://127.0.0.1:*"
@@ -26,7 +29,8 @@ END = b"\xff" * 8
 def config(**options: Any) -> RuntimeConfig:
     # little memory: what is cached is evicted while the programs run
     scheduler = SchedulerConfig(page_size=4, num_pages=80, admission="unlimited")
-    return RuntimeConfig(model="dummy:tiny", threads=1, scheduler=scheduler, **options)
+    given = {"model": "dummy:tiny", "threads": 1, "scheduler": scheduler, **options}
+    return RuntimeConfig(**given)
 
 
 class Listener:
@@ -104,6 +108,33 @@ def test_a_routers_mirror_equals_the_tree_after_programs_with_forks_evictions_an
         loop.channel.close()
 
 
+def test_blocks_of_programs_with_an_adapter_are_told_by_its_name(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model")
+    made = Made(2, 4.0, ("q_proj", "v_proj"), strength=0.5, seed=1)
+    clerk = write_adapter(model, tmp_path / "clerk", made)
+    channel = LocalRuntimeChannel()
+    asked = config(
+        model=str(model), kv_events=PLACE, kv_events_replay=PLACE, lora=(f"clerk={clerk}",)
+    )
+    loop, _ = assemble(asked, channel)
+    assert isinstance(loop.channel, PublishingChannel)
+    listener, mirror = Listener(loop.channel.events), Mirror()
+    try:
+        with serving(loop, channel) as backend:
+            for name in ("clerk", ""):
+                forked.using(backend=backend, lora=name).run("abc" * 8, 1)
+            wait_until_idle(backend)
+            for _, _, payload in listener.asked(0):
+                mirror.take(payload)
+    finally:
+        listener.close()
+        loop.channel.close()
+    told = [mirror.adapters[block] for block in mirror.blocks]
+    assert set(told) == {"clerk", None}
+    own = {mirror.blocks[block] for block in mirror.blocks if mirror.adapters[block]}
+    assert all(set(keys) == {"clerk"} for keys, _ in own), "a name in each block, and no salt"
+
+
 def wait_until_idle(backend: RuntimeBackend) -> None:
     """Until the branches of programs that ended are closed; the last answer comes a turn later."""
     while any(describe(backend)[name] for name in ("open_branches", "running", "waiting")):
@@ -142,6 +173,29 @@ def test_listeners_hear_what_is_published_and_those_who_come_too_late_for_a_repl
         events.close()
 
 
+def test_a_router_that_listens_is_connected_to_also_when_it_comes_later_and_again() -> None:
+    with zmq.Context() as context:
+        probe = context.socket(zmq.SUB)
+        port = probe.bind_to_random_port("tcp://127.0.0.1")
+        probe.close(0)
+        events = EventSocket(f"tcp://127.0.0.1:{port}", PLACE, "pod", connects=True)
+        try:
+            for _ in range(2):
+                router = context.socket(zmq.SUB)
+                router.setsockopt(zmq.SUBSCRIBE, b"pod")
+                router.bind(f"tcp://127.0.0.1:{port}")
+                sent: list[bytes] = []
+                while not router.poll(10):
+                    sent.append(b"%d" % len(sent))
+                    events.publish(sent[-1])
+                topic, _, payload = router.recv_multipart()
+                assert topic == b"pod"
+                assert payload in sent
+                router.close(0)
+        finally:
+            events.close()
+
+
 def serve_until_ended(events: EventSocket, asking: threading.Thread) -> None:
     while asking.is_alive():
         events.serve_replays(lambda: b"everything")
@@ -165,6 +219,8 @@ def test_nothing_is_made_and_nothing_is_called_where_no_events_are_asked_for() -
         ({"kv_events_replay": PLACE}, "kv_events_replay is for kv_events"),
         ({"kv_events_topic": "kv@a@b"}, "kv_events_topic is for kv_events"),
         ({"kv_events_open": True}, "kv_events_open is for kv_events"),
+        ({"kv_events_connect": True}, "kv_events_connect is for kv_events"),
+        ({"kv_events": "tcp://10.0.0.9:1", "kv_events_connect": True}, "kv_events_open allows"),
     ],
 )
 def test_events_that_cannot_be_published_as_asked_are_refused_at_the_start(

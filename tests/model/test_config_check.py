@@ -31,6 +31,7 @@ SOME: dict[str, Any] = {
     "kv_events_replay": "tcp://127.0.0.1:5558",
     "kv_events_topic": "kv",
     "kv_events_open": True,
+    "kv_events_connect": True,
     "draft_model": "nano",
 }
 """A value of each option that has rules besides a range."""

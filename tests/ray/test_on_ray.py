@@ -16,6 +16,7 @@ import lmprog
 import lmprog.ray
 from lmprog.errors import RuntimeGone
 from lmprog.transport import write_keys
+from tests.model.small_checkpoint import write_checkpoint
 from tests.ray.cluster import (
     ENVIRONMENT,
     OPTIONS,
@@ -117,6 +118,28 @@ def test_a_rolling_update_loses_no_program(
         until(lambda: not names(fleet) & before, "the old ones are gone")
         done = load.num_done
         until(lambda: load.num_done >= done + len(SEEDS), "programs go on")
+
+
+def test_an_update_to_a_later_generation_of_other_weights_mixes_and_fails_no_program(
+    fleet: lmprog.Fleet, alone: dict[int, list[str]], tmp_path: Path
+) -> None:
+    """Programs that run across it end with either model, and those that begin after it with the
+    new one.
+    """
+    later = write_checkpoint(tmp_path / "later")
+    with lmprog.Runtime(str(later), **OPTIONS) as runtime:
+        of_later = {seed: story.run(seed, backend=runtime).value for seed in SEEDS}
+    either = {seed: (alone[seed], of_later[seed]) for seed in SEEDS}
+    before = names(fleet)
+    with Load(fleet, either) as load:
+        app = lmprog.ray.app(str(later), replicas=2, slots=SLOTS, generation=1, **OPTIONS)
+        serve.run(app, name=NAME, route_prefix=None)
+        until(lambda: len(names(fleet) - before) == 2, "both replicas are new")
+        until(lambda: not names(fleet) & before, "the old ones are gone")
+        done = load.num_done
+        until(lambda: load.num_done >= done + len(SEEDS), "programs go on")
+    for seed in SEEDS:
+        assert story.using(backend=fleet).run(seed).value == of_later[seed]
 
 
 def test_replicas_follow_the_load_and_nothing_is_lost(

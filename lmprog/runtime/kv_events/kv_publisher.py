@@ -4,9 +4,9 @@ an array, an event in it a map with its type; and the channel that sends them.
 
 A block is a page of tokens together with everything before it. Its hash is of our own making:
 routers take any number that stands for the whole prefix. Positive and below 2^63, so that it
-means the same to those who read it with a sign. Hashes are chained along the path; the model and
-the salt are in the first one, the salt also in the extra keys of the first block, as a digest:
-names of salts may be secrets.
+means the same to those who read it with a sign. Hashes are chained along the path; the model, the
+adapter's content and the salt are in the first one. As with vLLM, an adapter's name is in the extra
+keys of each of its blocks, the salt in those of the first, as a digest: salts may be secrets.
 
 A node has the blocks that end in it, so that splits move blocks and change none. Knows tokens,
 nodes, turns and addresses.
@@ -86,12 +86,22 @@ class BlockRecord:
     shares what is above it. Its block has the key's digest among its extra keys.
     """
 
-    def __init__(self, tree: RadixTree, token: Callable[[int], int], made_by: str = "") -> None:
-        """`made_by` names the model: blocks of another one have other hashes."""
+    def __init__(
+        self,
+        tree: RadixTree,
+        token: Callable[[int], int],
+        made_by: str = "",
+        origin: Callable[[str], tuple[int, str, str]] | None = None,
+    ) -> None:
+        """`made_by` names the model: blocks of another one have other hashes. `origin` tells what
+        the name of a root was made of: an adapter's number and name (0 and "" for none), and a
+        salt. None: of a salt alone.
+        """
         assert not tree.num_nodes, "what is in the tree already would be missed"
         self._tree = tree
         self._size = tree.page_size
         self._token = token
+        self._origin = origin or (lambda root: (0, "", root))
         self._made_by = _digest(made_by)
         self._blocks: dict[Node, list[int]] = {}
         self._events: list[BlockEvent] = []
@@ -163,9 +173,10 @@ class BlockRecord:
         key = self._path_key(node)
         tokens = memoryview(key).cast("i")[: len(blocks) * self._size].tolist()
         parent = self._parent_hash(node)
-        extra: ExtraKeys = [None] * len(blocks)
-        if parent is None and node.salt:
-            extra[0] = (_digest(node.salt).hex(),)
+        number, adapter, salt = self._origin(node.salt)
+        extra: ExtraKeys = [(adapter,) if adapter else None] * len(blocks)
+        if parent is None and salt:
+            extra[0] = (*(extra[0] or ()), _digest(salt).hex())
         if min(tokens) < 0:
             for at, token in enumerate(tokens):
                 if token < 0:
@@ -178,9 +189,9 @@ class BlockRecord:
             parent_block_hash=parent,
             token_ids=tokens,
             block_size=self._size,
-            lora_id=None,
+            lora_id=number or None,
             medium=MEDIUM,
-            lora_name=None,
+            lora_name=adapter or None,
             extra_keys=extra if has_extra else None,
         )
 
@@ -247,6 +258,10 @@ def publishing(
     if config.kv_events is None:
         return channel
     socket = EventSocket(
-        config.kv_events, config.kv_events_replay, config.kv_events_topic, config.kv_events_open
+        config.kv_events,
+        config.kv_events_replay,
+        config.kv_events_topic,
+        is_open=config.kv_events_open,
+        connects=config.kv_events_connect,
     )
     return PublishingChannel(channel, record(), socket)

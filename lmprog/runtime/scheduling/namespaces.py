@@ -54,6 +54,10 @@ class AdapterNames:
     def names(self) -> tuple[str, ...]:
         return tuple(self._known)
 
+    def of_digest(self, digest: str) -> NamedAdapter:
+        """The first with this content."""
+        return next(one for one in self._known.values() if one.digest == digest)
+
     def find(self, name: str) -> NamedAdapter:
         """Empty: the base alone. Raises `UnknownName`."""
         if not name:
@@ -62,6 +66,17 @@ class AdapterNames:
         if found is None:
             raise unknown_adapter(name, self.names)
         return found
+
+
+def origin_of(root: str, adapters: AdapterNames) -> tuple[int, str, str]:
+    """What a namespace's root was made of: the adapter's number and name, 0 and "" for the base
+    alone, and the salt. Adapters of one content share a root: the first of them is named.
+    """
+    if not root.startswith(_ADAPTERS):
+        return 0, "", root.removeprefix(_ESCAPED)
+    digest, _, salt = root.removeprefix(_ADAPTERS).partition(":")
+    made_by = adapters.of_digest(digest)
+    return made_by.number, made_by.name, salt
 
 
 def unknown_adapter(name: str, names: tuple[str, ...]) -> UnknownName:
