@@ -277,7 +277,10 @@ class RuntimeConfig:
         default=None, metadata=_rules("most tokens of one branch; default: the model's")
     )
     kv_memory_mb: int | None = field(
-        default=None, metadata=_rules("memory for keys and values; default: by model and machine")
+        default=None,
+        metadata=_rules(
+            "memory for keys and values; default: by model and machine", least=1, most=1 << 26
+        ),
     )
     device_memory_fraction: float | None = field(
         default=None,

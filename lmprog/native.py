@@ -29,6 +29,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -146,12 +147,38 @@ def kernels_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries and tokenizer indexes are kept; removing it only costs time."""
+    """Where compiled libraries and tokenizer indexes are kept; removing it only costs time. Where
+    the usual place cannot be written, one below the system's folder for temporary files.
+    """
+    return _writable(usual_cache())
+
+
+def usual_cache() -> Path:
+    """Where the cache belongs, writable or not; what is large is kept nowhere else."""
     override = os.environ.get("LMPROG_CACHE")
     if override:
         return Path(override)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "lmprog"
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "lmprog"
+
+
+@functools.cache
+def _writable(wanted: Path) -> Path:
+    there = wanted
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return wanted
+    own = Path(tempfile.gettempdir()) / f"lmprog-{os.getuid()}"
+    try:
+        own.mkdir(mode=0o700, exist_ok=True)
+        found = own.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o77:
+            own = Path(tempfile.mkdtemp(prefix="lmprog-"))  # libraries are opened: nobody else's
+    except OSError:
+        return wanted
+    log.warning("%s cannot be written, %s is the cache; LMPROG_CACHE names another", wanted, own)
+    return own
 
 
 def prebuilt(name: str) -> Path | None:
@@ -247,9 +274,10 @@ def _to_stderr(words: str) -> None:
 
 def build(name: str, cxx: str, tell: Tell = _to_stderr) -> Path:
     """Compiles `name` unless the cache holds it already, and returns the shared object's path."""
-    target = _target(name, cxx)
-    if target.exists():
-        return target
+    target, brought = _target(name, cxx), _target(name, cxx, usual_cache())
+    for there in (brought, target):
+        if there.exists():
+            return there
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target.with_suffix(".lock"), tell):
         if not target.exists():  # who was alone before may have built it
@@ -341,10 +369,10 @@ def left_out_file(built: Path) -> Path:
     return built.with_suffix(".left-out")
 
 
-def _target(name: str, cxx: str) -> Path:
+def _target(name: str, cxx: str, cache: Path | None = None) -> Path:
     version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
     digest = _digest(version, LIBRARIES[name], kernels_folder())
-    return cache_folder() / "native" / f"{name}-{digest}.so"
+    return (cache or cache_folder()) / "native" / f"{name}-{digest}.so"
 
 
 def _sources(units: Sequence[Unit], root: Path) -> list[Path]:

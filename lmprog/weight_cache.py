@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from lmprog import linux
-from lmprog.native import cache_folder
+from lmprog.native import cache_folder, usual_cache
 
 log = logging.getLogger("lmprog")
 
@@ -312,7 +312,7 @@ def user_cache() -> PackedFiles:
     except ValueError:
         log.warning("%s must be a number of gigabytes, not %r", LIMIT_VARIABLE, asked)
         gigabytes = _USUAL_LIMIT_GB
-    return PackedFiles(cache_folder() / "weights", max(0, int(gigabytes * (1 << 30))))
+    return PackedFiles(usual_cache() / "weights", max(0, int(gigabytes * (1 << 30))))
 
 
 def _refusal(known: dict[str, Any], stat: os.stat_result, num_bytes: int) -> str | None:

@@ -160,6 +160,31 @@ def test_a_build_tells_how_many_files_are_done(folder: Path) -> None:
     assert len([words for words in told if " 0 of " in words]) == 1
 
 
+def test_a_cache_that_cannot_be_written_gives_what_it_has_and_the_rest_is_kept_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary, full = folder / "tmp", folder / "full"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert REAL is not None
+    monkeypatch.setenv("LMPROG_CACHE", str(full))
+    brought = native.build("two", REAL)
+    assert brought.is_relative_to(full)
+    shut, writable = {full, folder / "empty"}, os.access
+    (folder / "empty").mkdir()
+    monkeypatch.setattr(os, "access", lambda at, mode: at not in shut and writable(at, mode))
+    native._writable.cache_clear()
+    assert native.build("two", REAL) == brought
+    monkeypatch.setenv("LMPROG_CACHE", str(folder / "empty" / "below"))
+    own = native.cache_folder()
+    assert own.parent == temporary
+    assert own.stat().st_mode & 0o77 == 0
+    assert native.build("two", REAL).is_relative_to(own)
+    own.chmod(0o755)  # as somebody else may have made it: libraries are opened from there
+    native._writable.cache_clear()
+    assert native.cache_folder() not in (own, folder / "empty" / "below")
+
+
 def test_a_second_process_waits_for_the_first_and_compiles_nothing(folder: Path) -> None:
     with building(folder) as first:
         while not compilers(folder):

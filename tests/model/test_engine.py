@@ -14,7 +14,7 @@ import torch
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, ModelError
 from lmprog.runtime.engine.engine import load_engine
-from lmprog.runtime.engine.machine.resources import default_threads
+from lmprog.runtime.engine.machine.resources import allocate, default_threads
 from lmprog.runtime.engine.model.locate import NANO, locate
 from lmprog.runtime.engine.model.shape import read_config, read_shape
 from lmprog.runtime.engine.torch_engine.engine import Threads, TorchEngine
@@ -103,6 +103,13 @@ def test_memory_is_counted_in_pages_of_the_wanted_size() -> None:
     assert load_engine(config).num_pages == engine.num_pages, "both keep them alike"
     usual = load_engine(RuntimeConfig(model="dummy:tiny"))
     assert usual.num_pages * 16 == 65_536
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 62, 1 << 80])
+def test_memory_that_the_system_does_not_give_is_told_in_a_sentence(num_bytes: int) -> None:
+    """More than an address space has, and more than a size can say."""
+    with pytest.raises(ModelError, match=r"bytes of memory .* smaller kv_memory_mb"):
+        allocate(num_bytes)
 
 
 def test_a_context_longer_than_the_model_was_made_for_is_refused(judged: Judge) -> None:

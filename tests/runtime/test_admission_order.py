@@ -179,6 +179,18 @@ def test_a_short_prompt_is_read_while_a_long_one_of_the_same_client_is() -> None
     rig.run()
 
 
+def test_two_long_prompts_of_one_client_are_read_side_by_side() -> None:
+    rig = Rig(SchedulerConfig(num_pages=256, token_budget=8))
+    first = rig.gen([number % 50 for number in range(400)], 1)
+    rig.step()
+    rig.step()
+    second = rig.gen([90, *(number % 50 for number in range(400))], 1)
+    for _ in range(30):
+        rig.step()
+    assert min(first.remaining, second.remaining) > 200
+    rig.run()
+
+
 def test_turns_never_let_the_next_result_of_a_call_wait_longer_than_its_bound() -> None:
     rig = Rig(SchedulerConfig(num_pages=256, max_rows=1, policy="lpm", ageing=40.0))
     many = call_of_many(rig, [5, 6], count=60, max_tokens=12)

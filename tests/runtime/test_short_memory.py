@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from math import exp
+from typing import Any
 
 from lmprog import wire
 from lmprog.radix import PageAllocator, RadixTree
@@ -14,9 +15,11 @@ from lmprog.runtime.scheduling.active_programs import (
     Pins,
     ProgramSizes,
 )
+from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.scheduling.step_costs import FIRST_CHUNK, StepCosts
+from lmprog.simulation.fake_engine import FakeEngine, LetterTokenizer
 from tests.runtime.talk import GREEDY, Talk, done, text
 
 
@@ -342,3 +345,35 @@ def test_a_program_is_as_large_as_what_it_added_however_it_was_appended() -> Non
     for as_tokens in (False, True):
         size, in_memory = size_of_a_program(as_tokens=as_tokens)
         assert in_memory - 4 <= size <= in_memory
+
+
+class SlowEngine(FakeEngine):
+    """10 ms a token, on the clock of `talk`."""
+
+    talk: Talk
+    vocab_size = LetterTokenizer.vocab_size
+
+    def forward(self, batch: Batch) -> Any:
+        self.talk.now += 0.02 + 0.01 * batch.num_tokens
+        return super().forward(batch)
+
+
+def test_nobody_waits_for_a_machine_that_has_been_idle_for_a_second() -> None:
+    """Memory is full of calls that have ended, of a request whose last ones wait for memory."""
+    engine = SlowEngine(512, 4, LetterTokenizer.vocab_size)
+    config: dict[str, Any] = {"page_size": 4, "num_pages": 512, "token_budget": 64}
+    talk = engine.talk = Talk(engine=engine, context_len=600, is_timed=True, **config)
+    talk.say(wire.Hello(wire.PROTOCOL_VERSION))
+    for number in range(1, 9):
+        prompt = "".join(random.Random(number).choices("abcdefghij", k=380))
+        sampling = wire.SamplingParams(max_tokens=1, ignore_eos=True)
+        talk.say(wire.Open(number), text(number, prompt), wire.Generate(number, number, sampling))
+    idle, longest = 0.0, 0.0
+    while sum(isinstance(reply, wire.CallDone) for _, reply in talk.channel.sent) < 8:
+        before = talk.now
+        talk.loop.step()
+        idle = 0.0 if talk.now > before else idle + 0.05
+        talk.now += 0.0 if talk.now > before else 0.05
+        longest = max(longest, idle)
+        assert longest < 1.2
+    assert longest > 0.5, "memory was full"

@@ -102,7 +102,7 @@ def test_a_connection_beyond_them_is_answered_counted_and_logged(
             for _, opened in (*kept, again):
                 opened.close()
             counted = 'admission_rejections_total{model_name="",reason="too_many_connections"} 3.0'
-            assert counted in gateway.meters.text().decode()
+            assert counted in gateway.meters.text()[0].decode()
             return said
         finally:
             server.stop_now()

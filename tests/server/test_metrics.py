@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmprog import wire
@@ -173,6 +174,33 @@ def test_every_metric_of_the_page_is_told(fake: Fake) -> None:
     told = {name for name in families if not name.endswith("_created")}
     assert named - told == set(), "the page names what is not there"
     assert told - named == set(), "the page does not name them"
+
+
+def test_openmetrics_are_given_where_they_are_asked_for_and_name_the_same(fake: Fake) -> None:
+    async def run() -> tuple[httpx2.Response, httpx2.Response]:
+        async with asking(fake, api_keys=("one",)) as (client, _):
+            client.headers["x-api-key"] = "one"
+            await client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
+            wanted = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;q=0.5"
+            plain = await client.get("/metrics")
+            return plain, await client.get("/metrics", headers={"accept": wanted})
+
+    plain, strict = asyncio.run(run())
+    assert plain.headers["content-type"].startswith("text/plain; version=")
+    assert strict.headers["content-type"].startswith("application/openmetrics-text; version=1.")
+    told = [
+        {
+            sample.name
+            for family in read(answer.text)
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+        for read, answer in (
+            (text_string_to_metric_families, plain),
+            (openmetrics.text_string_to_metric_families, strict),
+        )
+    ]
+    assert told[0] == told[1] > {"lmprog_key_prompt_tokens_total", "vllm:num_requests_running"}
 
 
 def test_failures_and_what_is_left_are_counted(fake: Fake) -> None:

@@ -51,6 +51,8 @@ GUESSED = -1
 TIMES_LOST = 2.0
 """How often a token that there is no memory for is expected to be computed again: programs that do
 not all fit lose tokens more than once."""
+IDLE_SECONDS = 1.0
+"""So long at most a machine that has nothing to compute waits for programs that pause."""
 QUANTUM = 0.1
 """Seconds of steps for which a program keeps its turn while other calls of its client wait."""
 TIMES_LOST_WITHOUT_PAUSES = 4.0
@@ -523,7 +525,8 @@ class ActivePrograms:
         Another running sequence shares the fixed cost of a step with `num_running` others for as
         long as the pause lasts; with none, the machine idles until the first of the paused programs
         returns. That is weighed against computing the program's tokens again. A pause is expected
-        to last as long as the mean one, or once more as long as it has lasted. Of what they added
+        to last as long as the mean one, or once more as long as it has lasted. No machine has been
+        idle for more than `IDLE_SECONDS` while somebody waits. Of what they added
         more may be gone than is there, since branches ended: together they lose no more than memory
         holds. `force`: all paused programs.
         """
@@ -535,6 +538,7 @@ class ActivePrograms:
             gain = costs.fixed / step / shared_by if step > 0.0 else 0.0
         else:
             gain = 1.0 / max(1, len(paused))
+        idle = 0.0 if num_running else now - max((one.paused_at for one in paused), default=now)
         found = [
             place
             for place in paused
@@ -542,6 +546,8 @@ class ActivePrograms:
             or gain * max(self._pause_of(place), now - place.paused_at)
             >= self._cost_of_return() * held * place.size
         ]
+        if not found and idle >= IDLE_SECONDS:
+            found = paused
         return sorted(found, key=_number, reverse=True)
 
     def _pause_of(self, place: ProgramPlace) -> float:

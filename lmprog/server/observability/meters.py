@@ -17,9 +17,10 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
-    generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from lmprog import wire
@@ -94,6 +95,14 @@ class _Labelled(Generic[Counted]):
         if found is None:
             found = self._found[values] = self._metric.labels(*values)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Families(Collector):
+    families: list[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
 
 
 class Meters:
@@ -258,9 +267,16 @@ class Meters:
         self._http.labels(model, method, route, str(status)).inc()
         self._http_seconds.labels(model, route).observe(seconds)
 
-    def text(self) -> bytes:
-        """Everything, in Prometheus' format."""
-        return generate_latest(self.registry)
+    def text(self, accept: str = "", also: Iterable[Metric] = ()) -> tuple[bytes, str]:
+        """Everything, and `also`, in that format of Prometheus' which a header `accept` asks for:
+        plain text or OpenMetrics; with its media type.
+        """
+        families = _Families([*self.registry.collect(), *also])
+        if "application/openmetrics-text" not in accept.lower():
+            return generate_latest(families), CONTENT_TYPE_LATEST
+        # escaping as underscores would take the colon out of the names that routers scrape
+        write: Callable[[Collector, str], bytes] = openmetrics.generate_latest
+        return write(families, openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
 
     def seen(self) -> dict[str, float]:
         """Counts and sums of what clients waited for, and of what was refused or failed."""
@@ -370,12 +386,6 @@ class KeyMetrics(Collector):
         self._model = model
         self.costs: Mapping[str, Mapping[str, float]] = {}
         """By key, the runtime's figures of what its calls have cost and how long they waited."""
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """In Prometheus' format."""
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
         open_results = GaugeMetricFamily(

@@ -5,10 +5,11 @@ and which runtimes stand behind it.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import Metric
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -96,11 +97,12 @@ def _add_metrics(made: GatewayRouter, gateway: Gateway) -> None:
         meters.open_requests.set(gateway.open_requests)
         meters.open_results.set(gateway.open_results)
         meters.bytes_held.set(gateway.memory.held)
-        text = meters.text()
         keyring = gateway.keyring
+        keys: Iterable[Metric] = ()
         if keyring.keys and (request.state.access is Access.ADMIN or not keyring.has_admin):
-            text += gateway.key_metrics.text()  # what others use is for the administrator
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+            keys = gateway.key_metrics.collect()  # what others use is for the administrator
+        text, media = meters.text(request.headers.get("accept", ""), keys)
+        return Response(text, headers={"content-type": media})
 
 
 def _add_fleet(made: GatewayRouter, gateway: Gateway) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog import linux
-from lmprog.errors import InvalidParameter, NotSupported
+from lmprog.errors import InvalidParameter, ModelError, NotSupported
 
 _GIB = 1 << 30
 TORCH_INSTALL = "pip install 'lmprog[torch]'"
@@ -83,8 +83,14 @@ def aligned(num_bytes: int) -> int:
 
 
 def allocate(num_bytes: int) -> mmap.mmap:
-    """Zeros, until they are written."""
-    region = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Zeros, until they are written. Raises ModelError where the system does not give them."""
+    try:
+        region = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise ModelError(
+            f"the system does not give {num_bytes:,} bytes of memory at once ({error}); "
+            f"{free_memory():,} are free: give a smaller kv_memory_mb, or smaller weights"
+        ) from error
     linux.use_huge_pages(region)
     return region
 
