@@ -39,7 +39,8 @@ _FORMS: Mapping[str, type[np.generic]] = {
 """The same with those that quantized weights are made of; floats of 8 bits are their bits too."""
 _ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _FORMS.items()}
 _OTHER_PARTS = ("model.visual.", "mtp.")
-_TEXT_PART = "model.language_model."
+_TEXT_PARTS = {f"{of}model.language_model.": f"{of}model." for of in ("", "base_model.model.")}
+"""Of a checkpoint, and of an adapter for it."""
 _LONGEST_HEADER = 100 << 20
 
 
@@ -68,9 +69,10 @@ class Checkpoint:
             for told, stored in _contents(path).items():
                 if told.startswith(_OTHER_PARTS):
                     continue
-                name = (
-                    told.replace(_TEXT_PART, "model.", 1) if told.startswith(_TEXT_PART) else told
-                )
+                name = told
+                for long, short in _TEXT_PARTS.items():
+                    if told.startswith(long):
+                        name = short + told.removeprefix(long)
                 if name in self._stored:
                     raise ModelError(f"the weight {name} is in two files of {folder}")
                 self._stored[name] = stored
