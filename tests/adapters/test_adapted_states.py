@@ -154,8 +154,17 @@ def test_an_adapter_of_a_checkpoint_with_a_part_for_pictures_is_read(tmp_path: P
     assert logprobs(answers(long, at_once=24)) == short
 
 
-def test_what_adapters_can_change_is_said_for_each_family(tmp_path: Path) -> None:
-    base = made_folder(RECURRENT["lfm2"], tmp_path / "base")
-    folder = write_adapter(base, tmp_path / "a", Made(targets=("embed_tokens",)))
-    with pytest.raises(ModelError, match=r"in_proj, k_proj, out_proj, q_proj, v_proj, w1, w2, w3"):
+@pytest.mark.parametrize(
+    ("name", "target", "known"),
+    [
+        ("lfm2", "embed_tokens", "in_proj, k_proj, out_proj, q_proj, v_proj, w1, w2, w3"),
+        ("granitemoehybrid", "router.layer", "in_proj, k_proj, o_proj, out_proj, q_proj, v_proj"),
+    ],
+)
+def test_what_adapters_can_change_is_said_for_each_family(
+    name: str, target: str, known: str, tmp_path: Path
+) -> None:
+    base = made_folder(RECURRENT[name], tmp_path / "base")
+    folder = write_adapter(base, tmp_path / "a", Made(targets=(target,)))
+    with pytest.raises(ModelError, match=f"they can change {known} of"):
         engine_of(base, [folder])

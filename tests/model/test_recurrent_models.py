@@ -360,17 +360,19 @@ def test_a_family_that_is_not_native_has_what_torch_has(
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "says"),
+    ("name", "quantize", "state", "says"),
     [
-        ("olmo_hybrid", "warn", "transformers, with recurrent layers (without adapters"),
-        ("lfm2", "ok", "native; "),
+        ("olmo_hybrid", None, "warn", "transformers, with recurrent layers (without adapters"),
+        ("olmo_hybrid", "int8", "fail", "int8 was asked for: "),
+        ("lfm2", "int8", "ok", "native; "),
     ],
 )
 def test_the_report_on_a_model_says_who_computes_its_recurrent_layers(
-    name: str, state: str, says: str, judged: Judge
+    name: str, quantize: Any, state: str, says: str, judged: Judge
 ) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
-    found = {one.name: one for one in model_report(RuntimeConfig(model=str(made.folder)))}
+    config = RuntimeConfig(model=str(made.folder), quantize=quantize)
+    found = {one.name: one for one in model_report(config)}
     assert found["engine"].state == state
     assert says in found["engine"].what
     if name == "lfm2":

@@ -143,9 +143,10 @@ class _Reader:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
             wrong.append(name + (f" (did you mean {near[0]}?)" if near else ""))
         if wrong:
+            known_ends = sorted({module.rpartition(".")[2] for module in modules})
             raise ModelError(
                 f"{self._folder} changes what adapters cannot change here: {listed(wrong)}; "
-                f"they can change {_ends(modules)} of this model's layers"
+                f"they can change {', '.join(known_ends)} of this model's layers"
             )
         if not found:
             raise ModelError(f"{self._folder / WEIGHTS} is empty")
@@ -193,16 +194,14 @@ def _other(name: str) -> tuple[str, str]:
 def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, ...]]]:
     """By product, then by module: where the module's rows become outputs, in their order."""
     found: dict[str, dict[str, tuple[_Place, ...]]] = {}
+    of_experts = () if shape.mixture_of(layer) is None else ("gate_up", "down")  # are not changed
+    changed = [name for name in PRODUCTS if name not in of_experts]
     products = weight_table.products(shape, layer)
-    if shape.mixture_of(layer) is not None:  # whose products no adapter changes here
-        del products["gate_up"], products["down"]
+    products = {name: products[name] for name in changed if name in products}
     rows = Counter[str]()
     for part in chain.from_iterable(matrix.parts for matrix in products.values()):
         rows[part.name] += part.rows
-    for name in PRODUCTS:
-        if name not in products:
-            continue
-        matrix = products[name]
+    for name, matrix in products.items():
         modules: dict[str, tuple[_Place, ...]] = {}
         for part in _in_order(matrix.parts):
             first = part.offset * shape.inner if name == "gate_up" else part.first
@@ -211,11 +210,6 @@ def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, 
             modules[module] = (*modules.get(module, ()), place)
         found[name] = modules
     return found
-
-
-def _ends(modules: set[str]) -> str:
-    """The last part of each name."""
-    return ", ".join(sorted({module.rsplit(".", 1)[-1] for module in modules}))
 
 
 def _in_order(parts: tuple[weight_table.Part, ...]) -> Iterator[weight_table.Part]:

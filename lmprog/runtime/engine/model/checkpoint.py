@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +40,7 @@ _FORMS: Mapping[str, type[np.generic]] = {
 """The same with those that quantized weights are made of; floats of 8 bits are their bits too."""
 _ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _FORMS.items()}
 _OTHER_PARTS = ("model.visual.", "mtp.")
-_TEXT_PARTS = {f"{of}model.language_model.": f"{of}model." for of in ("", "base_model.model.")}
-"""Of a checkpoint, and of an adapter for it."""
+_TEXT_PART = re.compile(r"^(base_model\.model\.)?model\.language_model\.")  # an adapter's, too
 _LONGEST_HEADER = 100 << 20
 
 
@@ -69,10 +69,7 @@ class Checkpoint:
             for told, stored in _contents(path).items():
                 if told.startswith(_OTHER_PARTS):
                     continue
-                name = told
-                for long, short in _TEXT_PARTS.items():
-                    if told.startswith(long):
-                        name = short + told.removeprefix(long)
+                name = _TEXT_PART.sub(r"\1model.", told)
                 if name in self._stored:
                     raise ModelError(f"the weight {name} is in two files of {folder}")
                 self._stored[name] = stored
