@@ -142,8 +142,9 @@ def random_adapter(name: str, shape: ModelShape, rank: int) -> Adapter:
             raised.append(Raised(first, place * rank, matrix(part.rows, rank)))
         return LowRank(matrix(rank * len(raised), found.inputs), tuple(raised))
 
-    layers = range(shape.num_layers)
-    return Adapter(name, name, tuple({p: low_rank(at, p) for p in PRODUCTS} for at in layers))
+    found = [weight_table.products(shape, at).keys() & PRODUCTS for at in range(shape.num_layers)]
+    layers = [{p: low_rank(at, p) for p in names} for at, names in enumerate(found)]
+    return Adapter(name, name, tuple(layers))
 
 
 def dealt(step: Batch, adapters: int) -> Batch:

@@ -442,11 +442,6 @@ class RuntimeConfig:
                     ("ranks",),
                     "{it} is not possible: there are no adapters over several ranks (tp)",
                 ),
-                Lack(
-                    ("states",),
-                    "{it} is not possible with this model: it has recurrent layers, and none "
-                    "computes adapters beside them",
-                ),
             ),
         ),
     )

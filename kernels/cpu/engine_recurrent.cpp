@@ -41,6 +41,7 @@ void Engine::recur(const lmprog_layer &layer, const lmprog_step &step) {
     const int scores = r.kind == LMPROG_DELTA_NET ? 2 * r.heads : r.heads;
     product({layer.gates, nullptr, scores, model_.hidden, LMPROG_F32}, whole(), normed_.inputs(), gates_.data,
             gates_.width);
+    adapt(layer, LMPROG_ADAPTED_GATES, normed_, {gates_.data, gates_.width, false});
     by_row(count_, 4L * r.channels, [&](int first, int last, int) {
         for (int row = first; row < last; row++) prepare_head_row(layer, row);
     });

@@ -142,8 +142,16 @@ typedef struct {
     const lmprog_raised *raised;
 } lmprog_low_rank;
 
-/* The products of a layer that adapters change. Of gate_up the ups come after all gates, filled up to a multiple of 32. */
-enum { LMPROG_ADAPTED_QKV = 0, LMPROG_ADAPTED_OUT = 1, LMPROG_ADAPTED_GATE_UP = 2, LMPROG_ADAPTED_DOWN = 3, LMPROG_ADAPTED = 4 };
+/* The products of a layer that adapters change. Of gate_up the ups come after all gates, filled up to a multiple of 32. Gates
+ * are those of recurrent layers. */
+enum {
+    LMPROG_ADAPTED_QKV = 0,
+    LMPROG_ADAPTED_OUT = 1,
+    LMPROG_ADAPTED_GATE_UP = 2,
+    LMPROG_ADAPTED_DOWN = 3,
+    LMPROG_ADAPTED_GATES = 4,
+    LMPROG_ADAPTED = 5
+};
 
 typedef struct {
     lmprog_attention_batch rows; /* order and common may be NULL */

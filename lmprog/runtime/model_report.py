@@ -90,8 +90,9 @@ def _memory(config: RuntimeConfig, plan: NativePlan, location: Path | None) -> M
 
 def _by_torch(config: RuntimeConfig, location: Path | None, reason: str) -> ModelFinding:
     """Raises ModelError for what the torch engine refuses by its config."""
-    if config.engine == "native":
-        return ModelFinding("fail", "engine", f"native was asked for: {reason}")
+    if config.engine == "native" or config.quantize is not None:
+        asked = config.quantize or "native"
+        return ModelFinding("fail", "engine", f"{asked} was asked for: {reason}")
     if not has_torch():
         return ModelFinding("fail", "engine", f"torch is needed: {reason}", TORCH_INSTALL)
     from lmprog.runtime.engine.torch_engine.engine import computed_by

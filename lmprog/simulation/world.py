@@ -205,7 +205,7 @@ class World:
             self._client(b"client-%d" % number) for number in range(self.scenario.num_clients)
         ]
         self._trace = hashlib.blake2b()
-        self._seen_running: list[Sequence] = []
+        self._last_admission = 0
         self._moved_at = 0.0
 
     @property
@@ -364,15 +364,14 @@ class World:
 
     def _check_overtaking(self) -> None:
         """Bounded waiting: no sequence is overtaken by one of its client that came too much later
-        than it, and than the last sequence of its program that was admitted.
+        than it, and than the last sequence of its program that was admitted. Who ran before goes
+        before new ones, which may have been suspended when it was admitted.
         """
-        running, seen = self.scheduler.running, self._seen_running
-        if running == seen:
+        running, last = self.scheduler.running, self._last_admission  # in that order
+        if not running or running[-1].admission_order <= last:
             return
-        self._seen_running, before = running[:], set(seen)
-        admitted = [one for one in running if one not in before]
-        if not admitted:
-            return
+        admitted = [one for one in running if one.admission_order > last]
+        self._last_admission = running[-1].admission_order
         order, waited = self.scheduler.waiting.order, self.scheduler.programs.turns.waited
         waiting: dict[object, list[Sequence]] = {}
         for sequence in self.scheduler.waiting:

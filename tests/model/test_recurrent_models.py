@@ -4,6 +4,7 @@ preempted; and what their states do not allow is refused."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence as Items
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ import transformers
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter, ModelError
-from lmprog.runtime.engine.draft_model import load_draft_engine
+from lmprog.runtime.engine.draft_model import EngineDraftModel, load_draft_engine
 from lmprog.runtime.engine.engine import SelectedEngine, load_engine
 from lmprog.runtime.engine.kept_pages import open_store
 from lmprog.runtime.engine.model.families import is_native
@@ -29,7 +30,9 @@ from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.wire import SamplingParams
+from tests.model.checkpoints import NATIVE as FAMILIES
 from tests.model.checkpoints import RECURRENT, VOCABULARY, Recipe
 from tests.model.conftest import Judge, Judged
 from tests.runtime.rig import Rig
@@ -58,10 +61,15 @@ def prompts() -> list[list[int]]:
 
 
 @cache
-def engine_of(folder: Path, page_size: int, kind: Any) -> NativeEngine | TorchEngine:
+def engine_of(
+    folder: Path, page_size: int, kind: Any, quantize: Any = None
+) -> NativeEngine | TorchEngine:
     scheduler = SchedulerConfig(page_size=page_size, num_pages=4096 // page_size)
+    dtype = "float32" if quantize is None else None
     made = load_engine(
-        RuntimeConfig(str(folder), engine=kind, dtype="float32", threads=1, scheduler=scheduler)
+        RuntimeConfig(
+            str(folder), engine=kind, dtype=dtype, quantize=quantize, threads=1, scheduler=scheduler
+        )
     )
     assert made.name == kind
     assert made.states is not None
@@ -75,7 +83,7 @@ def rig_of(
     preempt_every = fields.pop("preempt_every", 0)
     context = fields.pop("context_len", 512)
     pool = StatePool(num_slots, every)
-    engine = engine_of(made.folder, fields["page_size"], kind)
+    engine = engine_of(made.folder, fields["page_size"], kind, fields.pop("quantize", None))
     sampler = NativeSampler(engine) if isinstance(engine, NativeEngine) else TorchSampler()
     return Rig(SchedulerConfig(**fields), context, preempt_every, engine, sampler, pool)
 
@@ -216,11 +224,21 @@ def test_long_prompts_in_chunks_and_in_company_generate_what_transformers_does(
     assert rig.scheduler.stats.computed_tokens < 3100, "what is common is computed once"
 
 
-@pytest.mark.parametrize(("name", "kind"), KINDS)
-def test_drafts_never_change_the_answer(name: str, kind: str, judged: Judge) -> None:
-    """Guesses that are right, wrong, or wrong in the middle."""
+DRAFTED = [
+    *((name, kind, None) for name, kind in KINDS),
+    *((name, "native", "int8") for name in ("lfm2", "qwen3_5_text", "granitemoehybrid")),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "quantize"), DRAFTED)
+def test_drafts_never_change_the_answer(
+    name: str, kind: str, quantize: str | None, judged: Judge
+) -> None:
+    """Guesses that are right, wrong, or wrong in the middle; no bit of a native answer."""
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
-    texts = [list(one.tokens) for one in answers(rig_of(made, kind, speculation="off"), at_once=12)]
+    plain = rig_of(made, kind, quantize=quantize, speculation="off")
+    alone = answers(plain, at_once=12)
+    texts = [list(one.tokens) for one in alone]
     dice = random.Random(5)
 
     def guess(tokens: Items[int], most: int, evidence: int) -> Guess:
@@ -231,12 +249,58 @@ def test_drafts_never_change_the_answer(name: str, kind: str, judged: Judge) -> 
             found[dice.randrange(len(found))] ^= 1
         return Guess(found)
 
-    rig = rig_of(made, kind, speculation="always")
+    rig = rig_of(made, kind, quantize=quantize, speculation="always")
     assert rig.scheduler.drafting is not None
     rig.scheduler.drafting.source = guess
-    assert_as_transformers(made, answers(rig, at_once=12))
+    drafted = answers(rig, at_once=12)
+    if kind == "native":
+        assert [list(one.tokens) for one in drafted] == texts
+        assert logprobs(drafted) == logprobs(alone)
+    else:
+        assert_as_transformers(made, drafted)
     stats = rig.scheduler.stats
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    assert set(ways(rig)) == {"from its own", "from another", "after known", "after all"}
+
+
+def ways(rig: Rig) -> Counter[str]:
+    """How many rows with drafts began where, and how many rows after such went on from which of
+    their two states: that behind the known tokens, or that behind all.
+    """
+    found: Counter[str] = Counter()
+    wrote: dict[Sequence, tuple[int, int]] = {}
+    for plan in rig.plans:
+        assert plan.states is not None
+        slots = {row: slot for row, _, slot in plan.states.snapshots if row in plan.drafts}
+        for index, (row, (source, target)) in enumerate(
+            zip(plan.rows, plan.states.rows, strict=True)
+        ):
+            if row.sequence in wrote:
+                behind_known, behind_all = wrote.pop(row.sequence)
+                assert source in (behind_known, behind_all)
+                found["after known" if source == behind_known else "after all"] += 1
+            if index in plan.drafts:
+                assert slots[index] != target
+                wrote[row.sequence] = slots[index], target
+                found["from its own" if source == slots[index] else "from another"] += 1
+    return found
+
+
+def test_a_draft_model_changes_no_bit_of_what_a_native_state_says(judged: Judge) -> None:
+    small = judged("llama-drafts", FAMILIES["llama"], judge=False)
+    drafter = small.engine(engine="native", scheduler=SchedulerConfig(page_size=16))
+    for name in ("lfm2", "qwen3_5_text", "granitemoehybrid"):
+        made = judged(f"{name}-states", RECURRENT[name], judge=False)
+        alone = answers(rig_of(made, speculation="off"), at_once=12)
+        rig = rig_of(made, speculation="always")
+        assert rig.scheduler.drafting is not None
+        sampler = PlainSampler()
+        rig.scheduler.drafting.model = EngineDraftModel(drafter, sampler, 16, VOCABULARY)
+        drafted = answers(rig, at_once=12)
+        assert logprobs(drafted) == logprobs(alone)
+        assert rig.scheduler.drafting.model is not None, "it did not fail"
+        assert rig.scheduler.stats.drafted_tokens > 0
+        assert ways(rig)["after known"] > 0
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)
@@ -266,7 +330,6 @@ def test_a_kind_of_layer_that_is_not_computed_is_refused_by_name(tmp_path: Path)
     ("options", "reason"),
     [
         ({"kv_events": "tcp://127.0.0.1:5557"}, "do not say where their states"),
-        ({"lora": ("a=b",)}, "computes (no )?adapters"),
         ({"kv_disk_mb": 10}, "states have no second tier"),
     ],
 )
@@ -280,27 +343,36 @@ def test_what_states_do_not_allow_is_refused(
         open_store(config, load_engine(config), None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"engine": "native"}])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"quantize": "int8"}, "needs the native engine"),
+        ({"engine": "native"}, "needs the native engine"),
+        ({"lora": ("a=b",)}, "computes no adapters"),
+    ],
+)
 def test_a_family_that_is_not_native_has_what_torch_has(
-    options: dict[str, Any], judged: Judge
+    options: dict[str, Any], reason: str, judged: Judge
 ) -> None:
     made = judged("olmo_hybrid-states", RECURRENT["olmo_hybrid"], judge=False)
-    with pytest.raises(InvalidParameter, match="needs the native engine"):
+    with pytest.raises(InvalidParameter, match=reason):
         load_engine(RuntimeConfig(model=str(made.folder), **options))
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "says"),
+    ("name", "quantize", "state", "says"),
     [
-        ("olmo_hybrid", "warn", "transformers, with recurrent layers (without adapters"),
-        ("lfm2", "ok", "native; "),
+        ("olmo_hybrid", None, "warn", "transformers, with recurrent layers (without adapters"),
+        ("olmo_hybrid", "int8", "fail", "int8 was asked for: "),
+        ("lfm2", "int8", "ok", "native; "),
     ],
 )
 def test_the_report_on_a_model_says_who_computes_its_recurrent_layers(
-    name: str, state: str, says: str, judged: Judge
+    name: str, quantize: Any, state: str, says: str, judged: Judge
 ) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
-    found = {one.name: one for one in model_report(RuntimeConfig(model=str(made.folder)))}
+    config = RuntimeConfig(model=str(made.folder), quantize=quantize)
+    found = {one.name: one for one in model_report(config)}
     assert found["engine"].state == state
     assert says in found["engine"].what
     if name == "lfm2":

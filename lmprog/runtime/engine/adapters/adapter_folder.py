@@ -13,8 +13,10 @@ import difflib
 import hashlib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,8 @@ from lmprog.runtime.engine.native.engine import PackedAdapters
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-PRODUCTS = ("qkv", "out", "gate_up", "down")
-"""Of a layer: what adapters change."""
+PRODUCTS = ("qkv", "out", "gate_up", "down", "gates")
+"""Of a layer: what adapters change, in the order of the C interface."""
 _PREFIX = "base_model.model."
 _ENDS = (".lora_A.weight", ".lora_B.weight")
 
@@ -99,10 +101,12 @@ def read_adapter(name: str, folder: Path, shape: ModelShape) -> Adapter:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the outputs of one module stand in a product."""
+    """Where rows `begin .. begin + rows` of a module, which has `of` in all, stand in a product."""
 
     first: int
+    begin: int
     rows: int
+    of: int
     inputs: int
 
 
@@ -139,10 +143,10 @@ class _Reader:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.9)
             wrong.append(name + (f" (did you mean {near[0]}?)" if near else ""))
         if wrong:
+            known_ends = sorted({module.rpartition(".")[2] for module in modules})
             raise ModelError(
                 f"{self._folder} changes what adapters cannot change here: {listed(wrong)}; "
-                "they can change q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj "
-                "of this model's layers"
+                f"they can change {', '.join(known_ends)} of this model's layers"
             )
         if not found:
             raise ModelError(f"{self._folder / WEIGHTS} is empty")
@@ -158,13 +162,12 @@ class _Reader:
             if not self._has(module):
                 continue
             rank = self._config.rank_of(module)
-            rows = sum(place.rows for place in places)
             downs.append(self._array(module, 0, (rank, places[0].inputs)))
-            up = self._array(module, 1, (rows, rank)) * np.float32(self._config.scale_of(module))
-            begin = 0
+            scale = np.float32(self._config.scale_of(module))
+            up = self._array(module, 1, (places[0].of, rank)) * scale
             for place in places:
-                raised.append(Raised(place.first, ranks, up[begin : begin + place.rows]))
-                begin += place.rows
+                part = up[place.begin : place.begin + place.rows]
+                raised.append(Raised(place.first, ranks, part))
             ranks += rank
         return LowRank(np.concatenate(downs), tuple(raised))
 
@@ -191,16 +194,19 @@ def _other(name: str) -> tuple[str, str]:
 def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, ...]]]:
     """By product, then by module: where the module's rows become outputs, in their order."""
     found: dict[str, dict[str, tuple[_Place, ...]]] = {}
-    has_experts = shape.mixture_of(layer) is not None  # whose products no adapter changes here
-    names = PRODUCTS[:2] if has_experts else PRODUCTS
+    of_experts = () if shape.mixture_of(layer) is None else ("gate_up", "down")  # are not changed
+    changed = [name for name in PRODUCTS if name not in of_experts]
     products = weight_table.products(shape, layer)
-    for name in names:
-        matrix = products[name]
+    products = {name: products[name] for name in changed if name in products}
+    rows = Counter[str]()
+    for part in chain.from_iterable(matrix.parts for matrix in products.values()):
+        rows[part.name] += part.rows
+    for name, matrix in products.items():
         modules: dict[str, tuple[_Place, ...]] = {}
         for part in _in_order(matrix.parts):
             first = part.offset * shape.inner if name == "gate_up" else part.first
             module = part.name.removesuffix(".weight")
-            place = _Place(first, part.rows, matrix.inputs)
+            place = _Place(first, part.begin, part.rows, rows[part.name], matrix.inputs)
             modules[module] = (*modules.get(module, ()), place)
         found[name] = modules
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ _FORMS: Mapping[str, type[np.generic]] = {
 """The same with those that quantized weights are made of; floats of 8 bits are their bits too."""
 _ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _FORMS.items()}
 _OTHER_PARTS = ("model.visual.", "mtp.")
-_TEXT_PART = "model.language_model."
+_TEXT_PART = re.compile(r"^(base_model\.model\.)?model\.language_model\.")  # an adapter's, too
 _LONGEST_HEADER = 100 << 20
 
 
@@ -68,9 +69,7 @@ class Checkpoint:
             for told, stored in _contents(path).items():
                 if told.startswith(_OTHER_PARTS):
                     continue
-                name = (
-                    told.replace(_TEXT_PART, "model.", 1) if told.startswith(_TEXT_PART) else told
-                )
+                name = _TEXT_PART.sub(r"\1model.", told)
                 if name in self._stored:
                     raise ModelError(f"the weight {name} is in two files of {folder}")
                 self._stored[name] = stored
