@@ -327,6 +327,35 @@ class SequenceSeen(Message, frozen=True):
     """How much of `text` is the end of the prompt."""
 
 
+class SessionSeen(Message, frozen=True):
+    """A program that is between two of its calls and expected back, or a harness's session that is
+    between two of its requests."""
+
+    program: int
+    account: str
+    """On which its work is; empty: its connection's own."""
+    is_own: bool
+    """It is of the asking client's connection, without an account."""
+    turn: int
+    """Requests that went on from one another; 0: a program, whose calls are not turns."""
+    in_tool: bool
+    """Its last answer called a tool."""
+    tool: str
+    """Which one, where texts are requested."""
+    waited: float
+    """Seconds since its last call ended."""
+    expected: float
+    """Seconds until it is expected back; below 0 it is late."""
+    branches: int
+    """That it may go on from."""
+    tokens: int
+    """Of the longest of these ..."""
+    in_memory: int
+    """... so many from its beginning are in memory ..."""
+    stored: int
+    """... and so many in the second tier."""
+
+
 class Snapshot(Message, frozen=True):
     """The runtime between two steps. `figures` are those of `Described`; times on its own clock."""
 
@@ -340,6 +369,9 @@ class Snapshot(Message, frozen=True):
     running_left_out: int
     waiting: tuple[SequenceSeen, ...]
     waiting_left_out: int
+    sessions: tuple[SessionSeen, ...] = ()
+    """Of each account the longest waiting ones."""
+    sessions_left_out: int = 0
 
 
 class PrefixesAre(Message, frozen=True):
