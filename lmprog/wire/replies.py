@@ -136,6 +136,9 @@ class Usage(Message, frozen=True):
 
     `drafted`: tokens that were guessed and tried as further tokens of a step. `accepted`: those of
     them that were sampled; each saved a step. The others are not among `computed`.
+
+    `recomputed`: those among `computed` that had been computed before, for this call or for its
+    branch, and were evicted since.
     """
 
     prompt: int = 0
@@ -146,6 +149,7 @@ class Usage(Message, frozen=True):
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
+    recomputed: int = 0
     queued_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0

@@ -327,3 +327,18 @@ def test_each_account_has_some_of_the_sessions_that_are_told(
     seen = look(talk)
     assert [(one.account, one.program) for one in seen.sessions] == [("a", 1), ("b", 5), ("a", 2)]
     assert seen.sessions_left_out == 2
+
+
+def test_tokens_that_are_computed_again_since_they_were_evicted_are_counted() -> None:
+    talk = Talk()
+    (first,) = done(talk, wire.Open(1), text(1, "a" * 20), gen(1, 1))
+    (second,) = done(talk, text(1, "b" * 4), gen(1, 2))
+    talk.scheduler.tree.clear()
+    (third,) = done(talk, text(1, "c" * 4), gen(1, 3))
+    assert (first.usage.recomputed, second.usage.recomputed) == (0, 0)
+    assert third.usage.computed == third.usage.prompt - 1 + third.usage.generated
+    assert third.usage.prompt - third.usage.recomputed in (4, 5), "what is new is not among them"
+
+
+def done(talk: Talk, *ops: wire.Op) -> list[wire.CallDone]:
+    return [reply for reply in talk.ask(*ops) if isinstance(reply, wire.CallDone)]

@@ -340,11 +340,13 @@ def test_a_session_between_two_requests_is_listed_for_its_key_and_counted_for_ot
             body = {"messages": messages, "max_tokens": 3, "ignore_eos": True}
             reply = await client.post("/v1/chat/completions", json=body, headers=bearer("one"))
             assert reply.status_code == 200
-        seen = {key: (await rows(client, key))["sessions"] for key in ("one", "two", "admin")}
         tool = "make" if shows_text else ""
-        for key, name, told in (("one", "key-1", tool), ("two", "another key", ""),
-                                ("admin", "key-1", tool)):  # fmt: skip
-            (row,) = seen[key]
+        for key, name, told in (
+            ("one", "key-1", tool),
+            ("two", "another key", ""),
+            ("admin", "key-1", tool),
+        ):
+            (row,) = (await rows(client, key))["sessions"]
             assert (row["key"], row["tool"], row["state"]) == (name, told, "in a tool")
             assert (row["turn"], row["pages"]) == (2, "in memory")
             assert row["tokens"] == row["inMemory"] > 3 * len(SECRET)

@@ -400,6 +400,7 @@ class Scheduler:
         self.shares.submit(group.client, len(sequences), group.weight, waiting, now)
         for sequence in sequences:
             sequence.arrival, sequence.queued_at = self.step, now
+            sequence.reached = sequence.num_settled - 1  # its last token was sampled
             sequence.matched = self.tables.cached_prefix(sequence)
             self.stats.generated_tokens += sequence.num_generated  # forced before the first step
             self._running.queue(sequence, now)
