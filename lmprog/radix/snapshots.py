@@ -70,7 +70,7 @@ class StateSnapshots:
         """... these, from which one sequence went on ..."""
         self._common: OrderedDict[StateSnapshot, None] = OrderedDict()
         """... and these, which several have in common."""
-        self._tails: dict[Node, None] = {}
+        self._tails: OrderedDict[Node, None] = OrderedDict()
         """Nodes that may have pages behind their last snapshot."""
         self._dropped: set[StateSnapshot] = set()
         """Those that are only locked."""
@@ -201,10 +201,14 @@ class StateSnapshots:
             self.slots.free([snapshot.slot])
 
     def useless_tail(self, page_size: int) -> tuple[Node, int] | None:
-        """A leaf that could be evicted, and how many pages it has behind its last snapshot."""
-        for node in list(self._tails):
+        """A leaf that could be evicted, and how many pages it has behind its last snapshot; of the
+        next few that may have some.
+        """
+        for _ in range(min(len(self._tails), MOST_SPARED)):
+            node = next(iter(self._tails))
             if node.alive and node.locks:
-                continue  # looked at again when it is not
+                self._tails.move_to_end(node)  # looked at again when it is not
+                continue
             if node.alive and node.parent is not None and not node.children:
                 beside = self._of.get(node)
                 kept = 0

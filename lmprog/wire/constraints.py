@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar, Self, TypeAlias
@@ -112,13 +113,13 @@ class JsonSchema(ConstraintKind, frozen=True):
         """
         if not schemas:
             return self
-        root = json.loads(self.schema, parse_float=_spelling)
+        root = read_json(self.schema)
         if not isinstance(root, dict):
             return self
         places = ("$defs", "definitions", "bundled")
         place = next(name for name in places if name not in root or name == "bundled")
         bundled = {**root, place: dict(_resources(schemas, root.get("$schema", _DRAFT)))}
-        return self.with_schema(_SPELLED.sub(r"\1", json.dumps(bundled, ensure_ascii=False)))
+        return self.with_schema(written_json(bundled))
 
     @property
     def has_layout(self) -> bool:
@@ -126,12 +127,18 @@ class JsonSchema(ConstraintKind, frozen=True):
         return self != JsonSchema(self.schema, strict=self.strict)
 
 
-_SPELLED = re.compile(r'"\\u0000([^"]*)"')
+_MARK = secrets.token_hex(16)
+"""No schema has a text that begins with it."""
+_MARKED = re.compile(f'"{_MARK}([^"]*)"')
 
 
-def _spelling(number: str) -> str:
-    """A number that is written as it was read."""
-    return "\0" + number
+def read_json(text: str) -> Any:
+    """Numbers with a fraction or an exponent are kept as they are written, for `written_json`."""
+    return json.loads(text, parse_float=lambda number: _MARK + number)
+
+
+def written_json(value: object) -> str:
+    return _MARKED.sub(r"\1", json.dumps(value))
 
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -145,7 +152,7 @@ def _resources(schemas: Mapping[str, object], draft: object) -> Iterator[tuple[s
     for uri, given in schemas.items():
         if not urlsplit(uri).scheme:
             raise ValueError(f"{uri!r} is no absolute URI")
-        schema = json.loads(given, parse_float=_spelling) if isinstance(given, str) else given
+        schema = read_json(given) if isinstance(given, str) else given
         if isinstance(schema, bool):
             yield uri, {"$id": uri} if schema else {"$id": uri, "not": {}}
             continue

@@ -432,6 +432,8 @@ OTHERS = {
         # beside a reference of an older draft nothing is said, and in this one it is
         ({"$ref": "urn:told", "$comment": ""}, [{"a": 1}], [{"a": "b"}]),
         ({"$ref": "http://x/part.json", "minimum": 9}, [9], [1]),
+        # numbers and texts stay as they are written
+        ({"enum": ["\0001", 1.50, "1.5"]}, ["\0001", 1.5, "1.5"], [1, 1.4]),
         # the first resource on the way says what a dynamic reference means
         ({"$ref": "http://x/tree"}, [{"below": [{"x": 1}]}], [{"below": [3]}]),
         (

@@ -192,3 +192,16 @@ def test_the_audit_finds_a_slot_that_nobody_has() -> None:
     kept.snapshots.check([0])
     with pytest.raises(AssertionError, match="leaked"):
         kept.snapshots.check(())
+
+
+def test_behind_leaves_that_are_in_use_few_are_looked_at_and_all_in_turn() -> None:
+    kept = Kept()
+    several = [kept.insert(number, 2, 3, 4) for number in range(50)]
+    for node in several[:-1]:
+        kept.tree.lock(node)
+    looked = [kept.snapshots.useless_tail(PAGE_SIZE) for _ in range(3)]
+    assert looked[0] is None, "it looks at no more than some"
+    assert looked[1] == (several[-1], 1)
+    for node in several[:-1]:
+        kept.tree.unlock(node)
+    kept.check()

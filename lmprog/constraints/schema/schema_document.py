@@ -16,6 +16,7 @@ from typing import TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from lmprog.errors import UnsupportedSchema
+from lmprog.wire.constraints import read_json, written_json
 
 Json: TypeAlias = bool | int | Decimal | str | list["Json"] | dict[str, "Json"] | None
 Schema: TypeAlias = bool | dict[str, Json]
@@ -260,8 +261,6 @@ def _too_deep(path: str) -> UnsupportedSchema:
 _OLD_DRAFT = re.compile(r"https?://json-schema\.org/draft-0[3-7]/")
 _WITH_ID = re.compile(r"https?://json-schema\.org/draft-0[34]/")
 _BESIDE_REFERENCES = frozenset(["$ref", "$schema", "definitions", "$defs", "bundled"])
-_NUMBER = "\0"
-_SPELLED = re.compile(r'"\\u0000([^"]*)"')
 
 
 def in_this_draft(text: str) -> str:
@@ -272,8 +271,7 @@ def in_this_draft(text: str) -> str:
     if not (is_old or '"nullable"' in text):
         return text
     try:
-        read = json.loads(text, parse_float=lambda number: _NUMBER + number)
-        return _SPELLED.sub(r"\1", json.dumps(_rewritten(read, "")))
+        return written_json(_rewritten(read_json(text), ""))
     except (ValueError, RecursionError):
         return text  # it is refused where it is read
 
