@@ -484,7 +484,6 @@ class Drafting:
             sequence, num_right = plan.rows[index].sequence, accepted.get(index, 0)
             num_wrong = sum(drafted.lengths[num_right:])
             sequence.computed -= num_wrong
-            sequence.reached -= num_wrong
             num_drafted = len(drafted.lengths)
             expected = self.chances.learn(
                 sequence.task.is_plain, drafted.evidence, num_right, num_drafted

@@ -112,7 +112,6 @@ class SequenceGroup:
         self.computed += count
         if start < sequence.reached:
             self.recomputed += min(count, sequence.reached - start)
-        sequence.reached = max(sequence.reached, start + count)
         if sequence.extends_prompt:
             begin = self.computed_from
             self.computed_from = start if begin is None else min(begin, start)
@@ -191,7 +190,7 @@ class Sequence:
         self.num_settled = 0
         """Tokens of its branch when that was computed last; 0 where it never was."""
         self.reached = 0
-        """So many of its first tokens were computed at some time, for it or for its branch."""
+        """So many of its first tokens were computed before it ran last, for it or its branch."""
         self.num_found = 0
         """Tokens found in the tree at its first admission."""
         self.queued_at = 0.0
