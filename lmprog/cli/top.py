@@ -25,13 +25,14 @@ from rich.text import Text
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, ProtocolError, RuntimeGone, from_wire
-from lmprog.wire.snapshot_json import as_json
+from lmprog.wire.snapshot_json import as_json, session_json
 
 DEFAULT = "http://127.0.0.1:8000"
 KEY_VARIABLE = "LMPROG_API_KEY"
 BAR = 32  # characters
 MOST_ROWS = 12
 MOST_ENDED = 6
+MOST_SESSIONS = 8
 MOST_BLOCKS = 14
 RATES = ("generated_tokens", "forced_tokens", "cached_tokens", "prefill_tokens")
 STATES = {"decode": "dark_orange", "prefill": "cyan", "left": "dim", "cancelled": "dim"}
@@ -74,6 +75,7 @@ def drawn(now: Picture, before: Picture | None) -> RenderableType:
         _memory(now["figures"]),
         Text(),
         *_work(now),
+        *_sessions(now),
         Text(),
         _tree(now),
     )
@@ -221,6 +223,30 @@ def _work(now: Picture) -> list[RenderableType]:
     return parts
 
 
+def _sessions(now: Picture) -> list[RenderableType]:
+    """Sessions and programs that pause, as far as they are expected back; nothing without any."""
+    known = now.get("requests") or now
+    rows, left_out = known.get("sessions", []), known.get("sessionsLeftOut", 0)
+    if not rows:
+        return []
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for name in ("sessions", "key", "program", "for", "expected", "tokens", "pages"):
+        table.add_column(name, justify="left" if name in ("sessions", "key", "pages") else "right")
+    for row in rows[:MOST_SESSIONS]:
+        expected = row["expected"]
+        table.add_row(
+            Text(f"in {row['tool']}" if row["tool"] else row["state"]),
+            row["key"],
+            str(row["program"]),
+            _seconds(row["waited"]),
+            f"in {_seconds(expected)}" if expected >= 0 else f"{_seconds(-expected)} late",
+            f"{row['tokens']:,}",
+            Text(row["pages"], "dark_orange" if row["pages"] == "evicted" else ""),
+        )
+    more = max(0, len(rows) - MOST_SESSIONS) + left_out
+    return [Text(), table, *([Text(f"and {more:,} more", "dim")] if more else [])]
+
+
 def _requests(title: str, rows: list[dict[str, Any]], left_out: int, most: int) -> RenderableType:
     """Their numbers are those that `--cancel` takes; programs that came by the wire have none."""
     if not rows:
@@ -362,8 +388,14 @@ def _over_wire(address: str) -> Iterator[Picture]:
         while True:
             call += 1
             connection.send([wire.Inspect(call, MOST_NODES, with_text=False)])
-            yield {"about": about, **as_json(_answer(connection.receive, call))}
+            yield {"about": about, **picture_of(_answer(connection.receive, call))}
             time.sleep(PERIOD)
+
+
+def picture_of(seen: wire.Snapshot) -> Picture:
+    """Who reaches the runtime itself may see all sessions."""
+    sessions = [{**session_json(one), "key": one.account} for one in seen.sessions]
+    return {**as_json(seen), "sessions": sessions, "sessionsLeftOut": seen.sessions_left_out}
 
 
 def _answer(receive: Any, call: int) -> wire.Snapshot:

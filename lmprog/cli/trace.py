@@ -32,13 +32,14 @@ from lmprog.lang.runs.trace_file import (
 )
 
 COLORS: dict[str, str] = {
-    "asked": "grey50", "queued": "dark_orange", "prefill": "cyan", "decode": "blue",
+    "asked": "grey50", "queued": "dark_orange", "again": "red", "prefill": "cyan", "decode": "blue",
     PROGRAM: "grey30",
 }  # fmt: skip
-MARKS: dict[Phase, str] = {"asked": "·", "queued": "░", "prefill": "▓", "decode": "█"}
+MARKS: dict[Phase, str] = {"asked": "·", "queued": "░", "again": "▒", "prefill": "▓", "decode": "█"}
 WORDS = {
     "asked": "asked, not begun",
     "queued": "in the queue",
+    "again": "computing evicted tokens again",
     "prefill": "computing prompts",
     "decode": "generating",
     PROGRAM: "the program itself",
@@ -155,12 +156,12 @@ def _bar(lane: Lane, run: TracedRun, columns: int) -> Text:
 NUM_TICKS = 5
 _STYLE = """
 :root { color-scheme: light dark; --paper: #f6f5f1; --card: #fff; --ink: #1d2021; --soft: #585d61;
-  --line: #e2e0d9; --bad: #a4262c; --asked: #c9cdd0; --queued: #d98b45; --prefill: #2f8683;
-  --decode: #3866b0; --program: #8d9397; --cached: #7fbfae; --computed: #b9bdb4;
+  --line: #e2e0d9; --bad: #a4262c; --asked: #c9cdd0; --queued: #d98b45; --again: #b5443c;
+  --prefill: #2f8683; --decode: #3866b0; --program: #8d9397; --cached: #7fbfae; --computed: #b9bdb4;
   --generated: #3866b0; --forced: #9a6bc4; }
 @media (prefers-color-scheme: dark) { :root { --paper: #131516; --card: #1b1e20; --ink: #e9e7e2;
   --soft: #a0a6aa; --line: #2f3437; --bad: #ff9b93; --asked: #4a5054; --queued: #e38a48;
-  --prefill: #48aca3; --decode: #8fb2f0; --program: #6a7175; --cached: #37857e;
+  --again: #e0736a; --prefill: #48aca3; --decode: #8fb2f0; --program: #6a7175; --cached: #37857e;
   --computed: #5a605c; --generated: #8fb2f0; --forced: #c79bea; } }
 * { box-sizing: border-box }
 body { margin: 0 auto; max-width: 70rem; padding: 1.5rem 1rem 4rem; background: var(--paper);
@@ -193,7 +194,8 @@ th, td { padding: .25rem .7rem .25rem 0; border-top: 1px solid var(--line) }
 th.n, td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 .tokens { display: flex; height: 10px; width: 11rem; border-radius: 2px; overflow: hidden }
 .asked { background: var(--asked) } .queued { background: var(--queued) }
-.prefill { background: var(--prefill) } .decode { background: var(--decode) }
+.again { background: var(--again) } .prefill { background: var(--prefill) }
+.decode { background: var(--decode) }
 .program { background: var(--program) } .cached { background: var(--cached) }
 .computed { background: var(--computed) } .forced { background: var(--forced) }
 .generated { background: var(--generated) }

@@ -57,6 +57,7 @@ class Node:
         "children",
         "end",
         "end_page",
+        "kept_at",
         "key",
         "kind",
         "locks",
@@ -103,6 +104,8 @@ class Node:
         self.number = 0
         # up to here the path was kept elsewhere too when that was looked up (`RadixTree.on_evict`)
         self.saved_to = 0
+        # and, of a second tree, the node where all of the path is kept
+        self.kept_at: Node | None = None
         # time of the last use (`RadixTree.tick`); not updated while it is locked
         self.used = 0.0
         # its queue in the eviction order, and what the policy that chose it knows of its uses
@@ -153,6 +156,13 @@ class Node:
         counts = f"locks={self.locks} pins={self.pins}"
         shape = f"pages={self.pages} children={len(self.children)}"
         return f"<Node {self.begin}..{self.end}{state} {shape} {counts}>"
+
+
+def end_of_rest(node: Node) -> int:
+    """Where what is left of the path to `node`, alive or not, ends."""
+    while not node.alive and node.parent is not None:
+        node = node.parent
+    return node.end
 
 
 def can_end_at(node: Node, boundary: int) -> bool:

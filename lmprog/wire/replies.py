@@ -136,6 +136,9 @@ class Usage(Message, frozen=True):
 
     `drafted`: tokens that were guessed and tried as further tokens of a step. `accepted`: those of
     them that were sampled; each saved a step. The others are not among `computed`.
+
+    `recomputed`: those among `computed` that had been computed before, for this call or for its
+    branch, and were evicted since.
     """
 
     prompt: int = 0
@@ -146,6 +149,7 @@ class Usage(Message, frozen=True):
     drafted: int = 0
     accepted: int = 0
     preemptions: int = 0
+    recomputed: int = 0
     queued_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
@@ -331,6 +335,35 @@ class SequenceSeen(Message, frozen=True):
     """How much of `text` is the end of the prompt."""
 
 
+class SessionSeen(Message, frozen=True):
+    """A program that is between two of its calls and expected back, or a harness's session that is
+    between two of its requests."""
+
+    program: int
+    account: str
+    """On which its work is; empty: its connection's own."""
+    is_own: bool
+    """It is of the asking client's connection, without an account."""
+    turn: int
+    """Requests that went on from one another; 0: a program, whose calls are not turns."""
+    in_tool: bool
+    """Its last answer called a tool."""
+    tool: str
+    """Which one, where texts are requested."""
+    waited: float
+    """Seconds since its last call ended."""
+    expected: float
+    """Seconds until it is expected back; below 0 it is late."""
+    branches: int
+    """That it may go on from."""
+    tokens: int
+    """Of the longest of these ..."""
+    in_memory: int
+    """... so many from its beginning are in memory ..."""
+    stored: int
+    """... and so many in the second tier."""
+
+
 class Snapshot(Message, frozen=True):
     """The runtime between two steps. `figures` are those of `Described`; times on its own clock."""
 
@@ -344,6 +377,9 @@ class Snapshot(Message, frozen=True):
     running_left_out: int
     waiting: tuple[SequenceSeen, ...]
     waiting_left_out: int
+    sessions: tuple[SessionSeen, ...] = ()
+    """Of each account the longest waiting ones."""
+    sessions_left_out: int = 0
 
 
 class PrefixesAre(Message, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmprog.wire.replies import NodeSeen, SequenceSeen, Snapshot
+from lmprog.wire.replies import NodeSeen, SequenceSeen, SessionSeen, Snapshot
 
 
 def as_json(seen: Snapshot, with_text: bool = False) -> dict[str, Any]:
@@ -19,6 +19,27 @@ def as_json(seen: Snapshot, with_text: bool = False) -> dict[str, Any]:
         "runningLeftOut": seen.running_left_out,
         "waiting": [_sequence(sequence, seen) for sequence in seen.waiting],
         "waitingLeftOut": seen.waiting_left_out,
+    }
+
+
+def session_json(seen: SessionSeen) -> dict[str, Any]:
+    """`pages`: where what it goes on from is."""
+    if seen.in_memory >= seen.tokens:
+        pages = "in memory"
+    else:
+        pages = "on disk" if seen.stored >= seen.tokens else "evicted"
+    return {
+        "program": seen.program,
+        "turn": seen.turn,
+        "state": "in a tool" if seen.in_tool else "paused",
+        "tool": seen.tool,
+        "waited": round(seen.waited, 1),
+        "expected": round(seen.expected, 1),
+        "branches": seen.branches,
+        "tokens": seen.tokens,
+        "inMemory": min(seen.in_memory, seen.tokens),
+        "stored": min(seen.stored, seen.tokens),
+        "pages": pages,
     }
 
 

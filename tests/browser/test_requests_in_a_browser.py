@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lmprog import wire
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.server.page import STATIC
 from tests.browser.conftest import Site, opened
 from tests.browser.test_page_in_a_browser import HOSTILE, OPEN
@@ -22,6 +23,7 @@ from tests.server.fake_runtime import Fake
 if TYPE_CHECKING:
     from tests.browser.window import Window
 
+Patch = pytest.MonkeyPatch
 PROGRAMS = [one["id"] for one in json.loads((STATIC / "programs.json").read_text("utf-8"))]
 LEAST_ROW = 15.0  # pixels: a word fits in
 NODES = 1400
@@ -86,6 +88,29 @@ def test_a_request_is_read_while_it_is_written_and_cancelled(window: Window) -> 
         window.until(lambda: told, "the client's answer")
     assert "cancelled from outside" in told[0]
     assert window.driver.title != "broken"
+
+
+def test_sessions_are_listed_while_they_pause(window: Window, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ServedModel, "called_tool", lambda self, text: "run_tests")
+    with opened(window) as (site, _):
+
+        def post(path: str, **body: Any) -> None:
+            headers = {"content-type": "application/json"}
+            data = json.dumps(body).encode()
+            urllib.request.urlopen(urllib.request.Request(site.url + path, data, headers)).close()
+
+        for turn in range(1, 4):
+            messages = [{"role": "user", "content": f"{HOSTILE} and on"}] * (2 * turn - 1)
+            post("/v1/chat/completions", messages=messages, max_tokens=4)
+        window.live()
+        row = "#session-rows tr"
+        window.until(lambda: window.count(row) == 1, "a session")
+        assert "in run_tests" in window.text(f"{row} th")
+        assert "in memory" in window.text(row)
+        window.picture("sessions", of="#requests")
+        post("/flush_cache")
+        window.until(lambda: "evicted" in window.text(row), "it is evicted")
+        assert window.count("main img, main script") == 0
 
 
 def test_texts_that_are_hidden_are_not_asked_for(window: Window) -> None:

@@ -83,6 +83,19 @@ def test_the_phases_of_a_call_end_with_it() -> None:
     assert stretches(call(1.0, None), 9.0) == [Stretch("asked", 1.0, 9.0)]
 
 
+def test_time_that_evicted_tokens_take_again_is_told_apart() -> None:
+    usage = wire.Usage(
+        prompt=100, cached=20, generated=11, computed=90, recomputed=60, prefill_ms=800.0
+    )
+    call = TracedCall("a", "m", "root", "", 0.0, 1.0, usage)
+    assert [(one.phase, round(one.end - one.begin, 6)) for one in stretches(call, 1.0)] == [
+        ("asked", 0.2),
+        ("again", 0.6),
+        ("prefill", 0.2),
+    ]
+    assert shares(TracedRun("r", "m", 0.0, 1.0, calls=[call]))["again"] == pytest.approx(0.6)
+
+
 def test_shares_add_up_and_the_furthest_phase_counts() -> None:
     calls = [
         call(1.0, 3.0, decode_ms=1000),  # asked 1-2, decode 2-3
@@ -93,6 +106,7 @@ def test_shares_add_up_and_the_furthest_phase_counts() -> None:
     assert found == {
         "asked": pytest.approx(0.5),
         "queued": 0.0,
+        "again": 0.0,
         "prefill": pytest.approx(1.5),
         "decode": pytest.approx(1.0),
         PROGRAM: pytest.approx(2.0),

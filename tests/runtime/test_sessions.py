@@ -50,9 +50,11 @@ class Machine:
         client: str = "",
         name: str = "",
         label: str = "",
+        tool: str = "",
     ) -> SessionTurn:
+        """`tool`: the answer calls it."""
         self.num_asked += 1
-        turn = SessionTurn(name, label)
+        turn = SessionTurn(name, label, tool)
         self.group: SequenceGroup = submit(
             self.scheduler, prompt, answer, program=self.num_asked, client=client, turn=turn
         )
@@ -289,6 +291,21 @@ def test_a_client_of_many_requests_makes_nobody_elses_session_forgotten(
         machine.ask(text(20), client="many")
     assert machine.scheduler.sessions.num_pauses == 8
     assert machine.ask([*prompt, *text(10)], client="one").number == first.number
+
+
+def test_a_client_of_many_tools_makes_nothing_forgotten_that_was_learned_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "MOST_KINDS", 8)
+    machine = Machine()
+    machine.ask(text(20), client="one", tool="make")
+    for number in range(20):
+        machine.ask(text(20), client="many", tool=f"tool-{number}")
+    machine.ask(text(20), client="two", tool="make")
+    kinds = machine.scheduler.sessions.kinds
+    assert [kind.tool for kind in kinds if kind.client != "many"] == ["make", "make"]
+    tools = [kind.tool for kind in kinds if kind.client == "many"]
+    assert tools == [f"tool-{number}" for number in range(14, 20)], "its own oldest are forgotten"
 
 
 def test_pauses_are_told_apart_by_the_tool_that_an_answer_calls(

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmprog import wire
+from lmprog.runtime.programs import snapshot
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.clients import output_of
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
@@ -284,3 +286,68 @@ def test_a_client_reads_its_own_running_calls_and_nobody_elses() -> None:
     assert end.text == sequence.text[-3:]
     (other,) = seen_by(talk, wire.Inspect(9, 0, texts_of=(2,)), b"another").running
     assert (other.is_own, other.text) == (False, "")
+
+
+def turn(talk: Talk, number: int, letters: str, account: str = "") -> None:
+    """A whole request of a harness."""
+    talk.say(wire.Open(number, turn="", account=account), text(number, letters))
+    talk.say(wire.Generate(number, number, GREEDY))
+    talk.until_idle()
+    talk.say(wire.Close(number))
+    talk.until_idle()
+
+
+def test_sessions_and_programs_are_told_while_they_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServedModel, "called_tool", lambda self, text: "make")
+    talk = Talk(is_timed=True)
+    turn(talk, 1, "x" * 30)
+    assert look(talk).sessions == (), "nothing says that it comes back"
+    turn(talk, 2, "x" * 40)
+    ended = talk.now
+    talk.say(wire.Open(3), text(3, "y" * 30), wire.Generate(3, 3, GREEDY))
+    talk.until_idle()
+    talk.now = ended + 2.0
+    session, program = look(talk, with_text=True).sessions
+    assert (session.turn, session.in_tool, session.tool, session.branches) == (2, True, "make", 1)
+    assert session.waited == pytest.approx(2.0)
+    assert session.expected > 0.0
+    assert session.tokens == session.in_memory >= 40
+    assert (program.turn, program.in_tool, program.is_own, program.stored) == (0, False, True, 0)
+    assert [one.tool for one in look(talk).sessions] == ["", ""], "it is text"
+    talk.scheduler.tree.clear()
+    assert [one.in_memory for one in look(talk).sessions] == [0, 0]
+    assert look(talk).sessions[0].tokens == session.tokens
+    talk.say(wire.Close(3))
+    talk.say(wire.Open(4, turn=""), text(4, "x" * 50), gen(4, 4))
+    talk.step()
+    assert look(talk).sessions == (), "one is over, the other one runs"
+    talk.until_idle()
+
+
+def test_each_account_has_some_of_the_sessions_that_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshot, "MAX_SESSIONS", 3)
+    talk = Talk(num_pages=400)
+    for number, account in enumerate("aaaab", 1):
+        talk.say(wire.Open(number, account=account), text(number, account * 8 * number))
+        talk.say(wire.Generate(number, number, GREEDY))
+        talk.until_idle()
+    seen = look(talk)
+    assert [(one.account, one.program) for one in seen.sessions] == [("a", 1), ("b", 5), ("a", 2)]
+    assert seen.sessions_left_out == 2
+
+
+def test_tokens_that_are_computed_again_since_they_were_evicted_are_counted() -> None:
+    talk = Talk()
+    (first,) = done(talk, wire.Open(1), text(1, "a" * 20), gen(1, 1))
+    (second,) = done(talk, text(1, "b" * 4), gen(1, 2))
+    talk.scheduler.tree.clear()
+    (third,) = done(talk, text(1, "c" * 4), gen(1, 3))
+    assert (first.usage.recomputed, second.usage.recomputed) == (0, 0)
+    assert third.usage.computed == third.usage.prompt - 1 + third.usage.generated
+    assert third.usage.prompt - third.usage.recomputed in (4, 5), "what is new is not among them"
+
+
+def done(talk: Talk, *ops: wire.Op) -> list[wire.CallDone]:
+    return [reply for reply in talk.ask(*ops) if isinstance(reply, wire.CallDone)]

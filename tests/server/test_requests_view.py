@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from lmprog import wire
+from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.link.exchange import KEPT, KEPT_SECONDS, RecordKeeper, RequestOrigin
 from lmprog.server.observability.runtime_metrics import HISTORY_EVERY, HISTORY_SPAN, FigureHistory
@@ -325,3 +326,34 @@ def test_the_history_is_thinned_and_ends_after_an_hour() -> None:
     assert all(ago <= HISTORY_SPAN for ago, *_ in rows)
     gaps = {round(a[0] - b[0], 3) for a, b in itertools.pairwise(rows)}
     assert gaps == {HISTORY_EVERY}
+
+
+@pytest.mark.parametrize("shows_text", [True, False])
+def test_a_session_between_two_requests_is_listed_for_its_key_and_counted_for_others(
+    monkeypatch: pytest.MonkeyPatch, shows_text: bool
+) -> None:
+    monkeypatch.setattr(ServedModel, "called_tool", lambda self, text: "make")
+    ask = {"role": "user", "content": SECRET}
+
+    async def run(client: httpx2.AsyncClient, gateway: Gateway) -> None:
+        for messages in ([ask], [ask] * 3):
+            body = {"messages": messages, "max_tokens": 3, "ignore_eos": True}
+            reply = await client.post("/v1/chat/completions", json=body, headers=bearer("one"))
+            assert reply.status_code == 200
+        tool = "make" if shows_text else ""
+        for key, name, told in (
+            ("one", "key-1", tool),
+            ("two", "another key", ""),
+            ("admin", "key-1", tool),
+        ):
+            (row,) = (await rows(client, key))["sessions"]
+            assert (row["key"], row["tool"], row["state"]) == (name, told, "in a tool")
+            assert (row["turn"], row["pages"]) == (2, "in memory")
+            assert row["tokens"] == row["inMemory"] > 3 * len(SECRET)
+
+    async def main() -> None:
+        async with asking(fake, **KEYS, ui_show_text=shows_text) as (client, gateway):
+            await run(client, gateway)
+
+    with Fake() as fake:
+        asyncio.run(main())

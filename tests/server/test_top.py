@@ -6,13 +6,14 @@ import io
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from lmprog import wire
 from lmprog.cli import main
-from lmprog.cli.top import drawn, pictures
-from lmprog.wire.snapshot_json import as_json
+from lmprog.cli.top import drawn, picture_of, pictures
+from lmprog.wire.snapshot_json import session_json
 from tests.runtime.talk import Talk, text
 from tests.server.conftest import Served
 from tests.server.live import Live
@@ -24,10 +25,13 @@ def words(now: dict[str, Any], before: dict[str, Any] | None = None) -> str:
     return out.getvalue()
 
 
-def look(talk: Talk) -> dict[str, Any]:
+def seen_of(talk: Talk) -> wire.Snapshot:
     talk.say(wire.Inspect(999))
-    seen = next(reply for reply in talk.step() if isinstance(reply, wire.Snapshot))
-    return {"about": {"model": "fake", "context": 200}, **as_json(seen)}
+    return next(reply for reply in talk.step() if isinstance(reply, wire.Snapshot))
+
+
+def look(talk: Talk) -> dict[str, Any]:
+    return {"about": {"model": "fake", "context": 200}, **picture_of(seen_of(talk))}
 
 
 @pytest.mark.parametrize("way", ["http", "wire"])
@@ -86,7 +90,7 @@ def test_a_tree_is_drawn_heaviest_first_and_what_is_left_out_is_counted() -> Non
         )
     said = words(look(talk))
     lengths = [
-        int(line.split(" token")[0].split()[-1]) for line in said.splitlines() if "used" in line
+        int(line.split(" token")[0].split()[-1]) for line in said.splitlines() if " used " in line
     ]
     assert lengths == [4 * number for number in range(20, 6, -1)]
     assert "and 6 more" in said
@@ -170,3 +174,26 @@ def test_where_nothing_can_be_watched_one_sentence_says_why(
 ) -> None:
     assert main(["top", "--once", where]) == code
     assert says in capsys.readouterr().err
+
+
+def test_sessions_are_told_with_where_their_pages_are_and_when_they_are_expected() -> None:
+    seen = wire.SessionSeen(7, "", True, 3, True, "", 42.0, 8.0, 1, 900, 900, 0)
+    late = msgspec.structs.replace(seen, program=8, expected=-3.0, in_memory=100, stored=900)
+    lost = msgspec.structs.replace(late, program=9, turn=0, in_tool=False, stored=0)
+    snapshot = msgspec.structs.replace(
+        seen_of(Talk()), sessions=(seen, late, lost), sessions_left_out=4
+    )
+    said = words({"about": {}, **picture_of(snapshot)})
+    lines = [" ".join(line.split()) for line in said.splitlines()]
+    assert "in a tool 7 42 s in 8.0 s 900 in memory" in lines
+    assert "in a tool 8 42 s 3.0 s late 900 on disk" in lines
+    assert "paused 9 42 s 3.0 s late 900 evicted" in lines
+    assert "and 4 more" in lines
+    assert "sessions" not in words(look(Talk()))
+
+
+def test_over_http_it_is_the_viewers_sessions_that_are_told() -> None:
+    row = session_json(wire.SessionSeen(7, "a", True, 3, True, "make", 1.0, 8.0, 1, 9, 9, 0))
+    requests = {"open": [], "openLeftOut": 0, "ended": [], "sessions": [{**row, "key": "alice"}]}
+    said = words({**look(Talk()), "requests": requests})
+    assert any(line.split()[:4] == ["in", "make", "alice", "7"] for line in said.splitlines())

@@ -7,7 +7,7 @@ from array import array
 
 import pytest
 
-from lmprog.radix import PageAllocator, RadixTree
+from lmprog.radix import PageAllocator, RadixTree, end_of_rest
 from lmprog.runtime.tier.page_store import KnownPage, PageCosts, page_keys, root_of
 from lmprog.runtime.tier.second_tier import SecondTier, rebuild
 from tests.tier.tiered_pool import LONG, PAGE, TieredPool, text
@@ -21,6 +21,24 @@ def test_an_evicted_path_comes_back_to_the_token() -> None:
     pool.tree.clear()
     assert pool.tree.match(LONG).length == 0
     assert pool.bring_back(LONG) == 14
+
+
+def test_who_has_the_end_of_an_evicted_path_sees_how_much_of_it_is_stored() -> None:
+    pool = TieredPool(num_handles=4)
+    pool.compute(LONG)
+    end = pool.tree.match(LONG).node
+    pool.tree.evict(2)
+    assert end.kept_at is not None
+    assert (end_of_rest(end), end_of_rest(end.kept_at)) == (8, 14)
+    pool.tree.clear()
+    assert (end_of_rest(end), end_of_rest(end.kept_at)) == (0, 14)
+    pool.compute(text(7, 1, 2, 3))
+    pool.tree.clear()
+    assert end_of_rest(end.kept_at) == 12, "the tier needed a page"
+    assert pool.bring_back(LONG) == 12
+    again = pool.tree.match(LONG).node
+    assert again.kept_at is not None
+    assert end_of_rest(again.kept_at) == 12
 
 
 def test_a_prefix_that_ends_inside_a_stored_page_comes_back_to_the_token() -> None:

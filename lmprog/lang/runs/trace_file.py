@@ -217,8 +217,8 @@ def _runs(events: list[dict[str, Any]]) -> list[TracedRun]:
     return outer
 
 
-Phase: TypeAlias = Literal["asked", "queued", "prefill", "decode"]
-PHASES: tuple[Phase, ...] = ("asked", "queued", "prefill", "decode")
+Phase: TypeAlias = Literal["asked", "queued", "again", "prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("asked", "queued", "again", "prefill", "decode")
 """What a call does, from its beginning on."""
 PROGRAM = "program"
 """The name of the time in which no call is under way: the program's own."""
@@ -253,12 +253,16 @@ def end_of(run: TracedRun) -> float:
 
 def stretches(call: TracedCall, until: float) -> list[Stretch]:
     """The phases of the call with their times; phases of no length are left out. A call without an
-    end lasts `until` the end of its run.
+    end lasts `until` the end of its run. Of the time before its first token, tokens that are
+    computed again have the part that they are of all that are computed then.
     """
     end = until if call.end is None else call.end
     usage, found = call.usage, list[Stretch]()
+    before = max(1, usage.recomputed, usage.computed - usage.generated + 1)
+    again = usage.prefill_ms * usage.recomputed / before
     known: list[tuple[Phase, float]] = [
-        ("decode", usage.decode_ms), ("prefill", usage.prefill_ms), ("queued", usage.queued_ms),
+        ("decode", usage.decode_ms), ("prefill", usage.prefill_ms - again), ("again", again),
+        ("queued", usage.queued_ms),
     ]  # fmt: skip
     for phase, milliseconds in known:
         begin = max(call.begin, end - milliseconds / 1000)

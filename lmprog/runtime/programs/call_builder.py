@@ -420,7 +420,7 @@ class CallBuilder:
         """
         judging = SequenceGroup(group.priority, timing=group.timing, prompt_len=group.prompt_len)
         judging.computed, judging.computed_from = group.computed, group.computed_from
-        judging.preemptions = group.preemptions
+        judging.preemptions, judging.recomputed = group.preemptions, group.recomputed
         judging.drafted, judging.accepted = group.drafted, group.accepted
         judging.program, judging.client = group.program, group.client
         judging.weight = group.weight

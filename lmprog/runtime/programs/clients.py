@@ -198,6 +198,7 @@ def usage_of(group: SequenceGroup) -> Usage:
         drafted=group.drafted,
         accepted=group.accepted,
         preemptions=group.preemptions,
+        recomputed=group.recomputed,
         queued_ms=1e3 * (admitted - timing.submitted),
         prefill_ms=1e3 * (first - admitted),
         decode_ms=1e3 * (ended - first),

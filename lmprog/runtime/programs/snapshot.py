@@ -13,21 +13,26 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, zip_longest
 
 from lmprog import wire
-from lmprog.radix import Node, TreeView, pages_of, path, view_tree
-from lmprog.runtime.programs.clients import ActiveCall, GenerateRun, SelectRun
+from lmprog.radix import Node, TreeView, end_of_rest, pages_of, path, view_tree
+from lmprog.runtime.programs.clients import ActiveCall, GenerateRun, SelectRun, payer_of
+from lmprog.runtime.scheduling.active_programs import Pins, ProgramPlace
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.namespaces import Namespaces
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
+from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.text.tokenizer import Tokenizer
 from lmprog.transport import ClientId
 
 MAX_SEQUENCES = 256
 """Shown of those that run, and of those that wait."""
+MAX_SESSIONS = 64
+"""Shown of those that pause."""
+MAX_BRANCHES = 32
+"""Looked at of each of them."""
 FIRST_WORDS = 16
 """Tokens of a text that is remembered from one snapshot to the next."""
 TEXT_CHARS = 96
@@ -72,6 +77,9 @@ class SnapshotBuilder:
         place = {id(node): index for index, node in enumerate(picture.nodes)}
         running = list(islice(scheduler.running, MAX_SEQUENCES))
         waiting = list(islice(scheduler.waiting, MAX_SEQUENCES))
+        paused, pins = scheduler.programs.paused, scheduler.pins
+        num_paused = sum(number in pins for own in paused.values() for number in own)
+        shown = list(islice(_in_turn(paused, pins), MAX_SESSIONS))
         return wire.Snapshot(
             call=op.call,
             clock=now,
@@ -83,6 +91,32 @@ class SnapshotBuilder:
             running_left_out=len(scheduler.running) - len(running),
             waiting=self._sequences(waiting, client, op, now, place),
             waiting_left_out=len(scheduler.waiting) - len(waiting),
+            sessions=tuple(self._session(place, client, op) for place in shown),
+            sessions_left_out=num_paused - len(shown),
+        )
+
+    def _session(self, place: ProgramPlace, client: ClientId, op: wire.Inspect) -> wire.SessionSeen:
+        scheduler = self._scheduler
+        waited = max(0.0, scheduler.clock() - place.paused_at)
+        last = scheduler.sessions.last_of(place.number)
+        tool = "" if last is None else last.kind.tool
+        pins = list(islice(scheduler.pins.of(place.number), MAX_BRANCHES))
+        longest = max(pins, key=lambda pin: pin.end, default=None)
+        assert isinstance(place.client, tuple), "as `payer_of` makes it"
+        kept_at = None if longest is None else longest.node.kept_at
+        return wire.SessionSeen(
+            program=place.number,
+            account=place.client[1],
+            is_own=place.client == payer_of(client, ""),
+            turn=0 if last is None else last.turn,
+            in_tool=bool(tool),
+            tool=tool if op.with_text else "",
+            waited=waited,
+            expected=scheduler.programs.pause_of(place) - waited,
+            branches=len(pins),
+            tokens=0 if longest is None else longest.end,
+            in_memory=0 if longest is None else end_of_rest(longest.node),
+            stored=0 if kept_at is None else end_of_rest(kept_at),
         )
 
     def _nodes(self, picture: TreeView, now: float, op: wire.Inspect) -> tuple[wire.NodeSeen, ...]:
@@ -203,6 +237,16 @@ class SnapshotBuilder:
         return (
             hashlib.blake2b(salt.encode(), key=self._key, digest_size=4).hexdigest() if salt else ""
         )
+
+
+def _in_turn(
+    paused: Mapping[Client, Mapping[int, ProgramPlace]], pins: Pins
+) -> Iterator[ProgramPlace]:
+    """The longest waiting one of each client, then the second one of each, and so on; without those
+    that are over.
+    """
+    alive = ((place for number, place in own.items() if number in pins) for own in paused.values())
+    return (place for row in zip_longest(*alive) for place in row if place is not None)
 
 
 def _nearest(node: Node | None, place: dict[int, int]) -> int:

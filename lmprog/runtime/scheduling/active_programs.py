@@ -67,6 +67,8 @@ class Pin:
     program: int
     """A larger number is a younger program."""
     active: bool = True
+    end: int = 0
+    """Where the path to `node` ended when it was pinned."""
 
 
 class Pins:
@@ -91,9 +93,12 @@ class Pins:
         """Whether a branch of `program` has a pin, dropped or not."""
         return program in self._pins
 
+    def of(self, program: int) -> Iterable[Pin]:
+        return self._pins.get(program, ())
+
     def pin(self, node: Node, program: int) -> Pin:
         """Pins the path to `node` for a branch of `program`."""
-        pin = Pin(node, program)
+        pin = Pin(node, program, end=node.end)
         self._tree.pin(node)
         self._pins.setdefault(program, {})[pin] = None
         self._num_active[program] = self._num_active.get(program, 0) + 1
@@ -224,6 +229,7 @@ class ProgramPlace:
     """One program. `size`: tokens that it has added to memory, its running sequences' left out."""
 
     number: int
+    client: Client = None
     size: int = 0
     num_open: int = 0
     """Sequences waiting or running."""
@@ -339,6 +345,8 @@ class ActivePrograms:
         """The same by kind, the one that was seen last at the end."""
         self._idle: list[int] = []
         """Programs that had no open sequence left some time since `finish` was called last."""
+        self.paused: dict[Client, dict[int, ProgramPlace]] = {}
+        """Programs without an open sequence; of each client the one that paused first is first."""
         self.kept_tokens = 0
         """Of programs that have lost their place and nothing else."""
         self.turns = CallTurns()
@@ -371,8 +379,9 @@ class ActivePrograms:
         """A call of the program arrived."""
         place = self._places.get(number)
         if place is None:
-            place = self._places[number] = ProgramPlace(number)
+            place = self._places[number] = ProgramPlace(number, client)
         elif not place.num_open:
+            self._goes_on(place)
             self._mean_pause += MEAN_WEIGHT * (now - place.paused_at - self._mean_pause)
         if not place.num_open:
             self.turns.begin(number, client)
@@ -419,6 +428,12 @@ class ActivePrograms:
             self.turns.end(place.number)
             place.paused_at = now
             self._idle.append(place.number)
+            self.paused.setdefault(place.client, {})[place.number] = place
+
+    def _goes_on(self, place: ProgramPlace) -> None:
+        del self.paused[place.client][place.number]
+        if not self.paused[place.client]:
+            del self.paused[place.client]
 
     def expect(self, number: int, seconds: float) -> None:
         """The program is expected to pause so long."""
@@ -432,6 +447,7 @@ class ActivePrograms:
             if place is not None and not place.num_open and number not in pins:
                 self._keep(place, is_kept=False)
                 del self._places[number]
+                self._goes_on(place)
                 self._active.pop(number, None)
                 if place.size:
                     self.sizes.ended(place.size)
@@ -543,14 +559,15 @@ class ActivePrograms:
             place
             for place in paused
             if force
-            or gain * max(self._pause_of(place), now - place.paused_at)
+            or gain * max(self.pause_of(place), now - place.paused_at)
             >= self._cost_of_return() * held * place.size
         ]
         if not found and idle >= IDLE_SECONDS:
             found = paused
         return sorted(found, key=_number, reverse=True)
 
-    def _pause_of(self, place: ProgramPlace) -> float:
+    def pause_of(self, place: ProgramPlace) -> float:
+        """Seconds that it is expected to pause."""
         return self._mean_pause if place.pause is None else place.pause
 
     def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:

@@ -525,6 +525,7 @@ class RunningSequences:
 
     def _leave(self, sequence: Sequence) -> None:
         self.sequences.remove(sequence)
+        sequence.reached = max(sequence.reached, sequence.computed)
         node = self._memory.tables.release(sequence, pin=False)
         assert node is None
         sequence.num_tokens_at_enqueue = len(sequence.tokens)

@@ -270,7 +270,7 @@ class Scheduler:
         self.tree = RadixTree(config.page_size, self.pages, ExpectedReuse(config.num_pages))
         self.costs = StepCosts()
         self._work = 0.0
-        self._clock = clock or (lambda: self._work)
+        self.clock = clock or (lambda: self._work)
         self.hooks = StepHooks()
         self.tier = None if store is None else self._second_tier(store)
         assert store is None or states is None, "the second tier does not keep recurrent states"
@@ -307,8 +307,8 @@ class Scheduler:
         """Takes evicted pages. It stores some before they are evicted, while others work."""
         from lmprog.runtime.tier.second_tier import SecondTier
 
-        tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self._clock)
-        storing, clock = tier.storing, self._clock
+        tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self.clock)
+        storing, clock = tier.storing, self.clock
         budget_pages = -(-self.config.token_budget // self.config.page_size)
 
         def save_ahead(plan: Plan, _: int) -> None:
@@ -331,7 +331,7 @@ class Scheduler:
             return None
         from lmprog.runtime.scheduling.drafting import Drafting
 
-        drafting = Drafting(self.memory, self._clock)
+        drafting = Drafting(self.memory, self.clock)
         self.hooks.extend_rows.append(drafting.add)
         self.hooks.committed.append(drafting.committed)
         return drafting
@@ -385,13 +385,13 @@ class Scheduler:
         if group.program is None:
             group.program = self.programs.new_number()
         if group.turn is not None and not group.turn.number:
-            self.sessions.join(group, group.turn, self._clock())
+            self.sessions.join(group, group.turn, self.clock())
         self.add(group, group.sequences)
         return displaced
 
     def add(self, group: SequenceGroup, sequences: Items[Sequence]) -> None:
         """Queues further sequences of a group that was submitted."""
-        now, number = self._clock(), group.program
+        now, number = self.clock(), group.program
         assert number is not None
         self.programs.submit(number, len(sequences), now, group.client)
         waiting: Iterable[Client] = ()
@@ -400,6 +400,7 @@ class Scheduler:
         self.shares.submit(group.client, len(sequences), group.weight, waiting, now)
         for sequence in sequences:
             sequence.arrival, sequence.queued_at = self.step, now
+            sequence.reached = sequence.num_settled - 1  # its last token was sampled
             sequence.matched = self.tables.cached_prefix(sequence)
             self.stats.generated_tokens += sequence.num_generated  # forced before the first step
             self._running.queue(sequence, now)
@@ -421,7 +422,7 @@ class Scheduler:
                 sequence.computed = min(sequence.computed, keep)
         was_running = sequence.state is SequenceState.RUNNING
         if sequence.state is not SequenceState.ENDED:
-            now = self._clock()
+            now = self.clock()
             self.programs.end(sequence, was_running, now)
             self.shares.end(sequence.group.client, now)
         sequence.state = SequenceState.ENDED
@@ -429,7 +430,7 @@ class Scheduler:
 
     def pause(self, turn: SessionTurn, node: Node | None) -> None:
         """The request of `turn` has ended in `node`, as `end` says."""
-        self.sessions.pause(turn, node, self._clock())
+        self.sessions.pause(turn, node, self.clock())
 
     def _found(self, group: SequenceGroup) -> Match:
         return self.tables.match(group.sequences[0])
@@ -449,7 +450,7 @@ class Scheduler:
         """The sequences of `group` neither wait nor run for now, or they do again."""
         change = self._running.suspend if is_on else self._running.resume
         for sequence in group.sequences:
-            change(sequence, self._clock())
+            change(sequence, self.clock())
 
     @property
     def num_suspended(self) -> int:
@@ -465,7 +466,7 @@ class Scheduler:
         """The rows of the next step. Their slots are allocated and their known tokens are in the
         tree already; `commit` or `fail` must follow."""
         self.step += 1
-        self._step_began = self._clock()
+        self._step_began = self.clock()
         self.tree.tick(self._step_began)
         if self.sessions.limits:
             self.sessions.tick(self._step_began)
@@ -499,7 +500,7 @@ class Scheduler:
         """Applies the results of a step. Sequences that ended stay admitted until `end` is
         called.
         """
-        seconds, least = self._clock() - self._step_began, plan.num_decoded
+        seconds, least = self.clock() - self._step_began, plan.num_decoded
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
         self.shares.settle(plan.parts, seconds, self.costs.price)
         if self.waiting.places or plan.num_tokens > least:
@@ -519,14 +520,14 @@ class Scheduler:
         if has_failed:
             self._running.restart_discarded({one.sequence for one in progress if one.ended})
         self.tables.settle()
-        self._step_began = self._clock()  # of one planned ahead
+        self._step_began = self.clock()  # of one planned ahead
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:
         """The step raised: its sequences fail, and nothing it should have computed stays
         anywhere.
         """
-        self.shares.settle(plan.parts, self._clock() - self._step_began, self.costs.price)
+        self.shares.settle(plan.parts, self.clock() - self._step_began, self.costs.price)
         for row in plan.rows:
             self.tables.discard_row(row)
         self._running.restart_discarded({row.sequence for row in plan.rows})

@@ -86,6 +86,8 @@ class SequenceGroup:
     """Tokens that were guessed, and computed for the case that they are sampled."""
     accepted: int = 0
     """Of these, what was sampled."""
+    recomputed: int = 0
+    """Of those that went through the model, tokens that had been computed before and were lost."""
     computed_from: int | None = None
     """Lowest position of the prompt that was computed; None where none was."""
     preemptions: int = 0
@@ -108,6 +110,8 @@ class SequenceGroup:
     def count_computed(self, sequence: Sequence, start: int, count: int) -> None:
         """The tokens `start .. start + count` of one of its sequences were computed."""
         self.computed += count
+        if start < sequence.reached:
+            self.recomputed += min(count, sequence.reached - start)
         if sequence.extends_prompt:
             begin = self.computed_from
             self.computed_from = start if begin is None else min(begin, start)
@@ -160,6 +164,7 @@ class Sequence:
         "num_tokens_at_enqueue",
         "pages",
         "queued_at",
+        "reached",
         "recurrent",
         "shared",
         "state",
@@ -184,6 +189,8 @@ class Sequence:
         """It begins with the prompt of its group; not so where a select scores an option alone."""
         self.num_settled = 0
         """Tokens of its branch when that was computed last; 0 where it never was."""
+        self.reached = 0
+        """So many of its first tokens were computed before it ran last, for it or its branch."""
         self.num_found = 0
         """Tokens found in the tree at its first admission."""
         self.queued_at = 0.0

@@ -213,7 +213,11 @@ class Sessions:
         """Those that are pinned, the one that began last at the end ..."""
         self._kept_tokens: dict[Client, int] = {}
         """... and the tokens of their prompts."""
-        self._times: OrderedDict[PauseKind, PauseTimes] = OrderedDict()
+        self._last: dict[int, Pause] = {}
+        """Of each program."""
+        self._times: dict[Client, OrderedDict[PauseKind, PauseTimes]] = {}
+        """By whose they are, the one that was used last at the end."""
+        self._num_kinds = 0
         self.limits: list[tuple[float, int, bool, Pause]] = []
         """A heap: when pins are given up."""
         self._num_limits = 0
@@ -230,7 +234,11 @@ class Sessions:
     @property
     def kinds(self) -> list[PauseKind]:
         """Of pauses of which something is known."""
-        return [*self._times]
+        return [kind for own in self._times.values() for kind in own]
+
+    def last_of(self, program: int) -> Pause | None:
+        """Its newest pause, where it is a session's."""
+        return self._last.get(program)
 
     # --- a request begins
 
@@ -353,7 +361,7 @@ class Sessions:
         )
         session.ends[pause] = self._pauses[pause] = None
         self._of_client.setdefault(session.client, {})[pause] = None
-        self._at[node] = pause
+        self._at[node] = self._last[turn.number] = pause
         if before is not None and before in self._pauses:
             self._forget(before)
         self._limit(pause, now)
@@ -438,14 +446,28 @@ class Sessions:
             pause.seen = age
 
     def _times_of(self, kind: PauseKind) -> PauseTimes:
-        times = self._times.get(kind)
-        if times is None:
-            times = self._times[kind] = PauseTimes(_LIKELY if kind.is_likely else _UNLIKELY)
-            if len(self._times) > MOST_KINDS:
-                self._times.popitem(last=False)
-        else:
-            self._times.move_to_end(kind)
+        own = self._times.setdefault(kind.client, OrderedDict())
+        times = own.get(kind)
+        if times is not None:
+            own.move_to_end(kind)
+            return times
+        times = own[kind] = PauseTimes(_LIKELY if kind.is_likely else _UNLIKELY)
+        self._num_kinds += 1
+        if self._num_kinds > MOST_KINDS:
+            self._forget_kind(kind.client)
         return times
+
+    def _forget_kind(self, client: Client) -> None:
+        """The client has one kind more than there is room for: it forgets one of its own if it has
+        more than an equal share, else who has most of them does.
+        """
+        if len(self._times[client]) * len(self._times) <= MOST_KINDS:
+            client = max(self._times, key=lambda one: len(self._times[one]))
+        own = self._times[client]
+        own.popitem(last=False)
+        self._num_kinds -= 1
+        if not own:
+            del self._times[client]
 
     def _forget(self, pause: Pause) -> None:
         session = pause.session
@@ -454,6 +476,8 @@ class Sessions:
             del self._of_client[session.client]
         if self._at.get(pause.node) is pause:
             del self._at[pause.node]
+        if self._last[pause.number] is pause:
+            del self._last[pause.number]
         self._unpin(pause)
         self._forget_if_over(session)
 

@@ -114,8 +114,7 @@ AHEAD_PART = 0.02
 """Storing ahead takes so much of it at most."""
 AHEAD_STEPS = 1000
 """In so many steps pages are stored ahead, at first and whenever evictions have found the store
-full: a page stored ahead may be used again, and then was stored for nothing.
-"""
+full: a page stored ahead may be used again, and then was stored for nothing."""
 REST_SECONDS = 0.002
 """Seconds that storing may take in a turn without other work."""
 CLOSE_WAIT = 1.0
@@ -127,8 +126,7 @@ MOST_DUE = 256
 MOST_LOADS = 8
 """Loads under way at a time."""
 SHARED_LOAD_SECONDS = 0.02
-"""Of a shared store: it is abandoned after that and twice the time that its pages take as measured.
-"""
+"""Of a shared store: it is abandoned after that and twice the time that its pages take."""
 MOST_LOAD_SECONDS = 1.0
 """A load is abandoned after that and twice the time that computing its tokens takes."""
 
@@ -291,6 +289,8 @@ class TierStoring:
         found = self._index.match(tokens, salt)
         missing = len(tokens) - found.length
         num_pages, costs = -(-len(tokens) // size) - found.length // size, self._store.costs
+        if not missing:
+            node.kept_at = found.node
         if not missing or not self._worth.pays_to_store(missing, num_pages, costs, returns):
             node.saved_to = node.end
             return 0
@@ -298,7 +298,7 @@ class TierStoring:
         table = [*found.pages, *self._stored(tokens, node.salt, pages[len(found.pages) :], takes)]
         end = min(len(tokens), len(table) * size)
         if end > found.length:
-            self._index.insert(tokens[:end], table, salt)
+            node.kept_at = self._index.insert(tokens[:end], table, salt).node
         self._index.unlock(lock)
         node.saved_to = node.end if end == len(tokens) else 0
         return len(pages) - len(table)
@@ -526,7 +526,7 @@ class SecondTier:
             inserted = self._tree.insert(load.tokens[:end], table, load.salt)
             taken_from = inserted.first_taken
             if taken_from < len(table):
-                inserted.node.saved_to = end
+                inserted.node.saved_to, inserted.node.kept_at = end, load.stored
             self._pages.free(load.pages[: taken_from - first])
             self.counters.loaded += len(table) - taken_from
             self._worth.count_loaded(len(table) - taken_from)

@@ -35,7 +35,7 @@ from lmprog.server.http.http_errors import problem_of, refused
 from lmprog.server.http.json_body import Given
 from lmprog.server.http.limits import within
 from lmprog.server.http.sse import END, EventStream, event
-from lmprog.server.link.exchange import Exchange
+from lmprog.server.link.exchange import Exchange, calling_request
 from lmprog.server.page.requests_view import RequestsView, Viewer
 from lmprog.server.page.watching import Blocks, Search, Watcher
 
@@ -69,7 +69,8 @@ def router(gateway: Gateway) -> GatewayRouter:
 
     def viewer(request: Request) -> Viewer:
         is_admin = request.state.access is Access.ADMIN
-        return Viewer(is_admin, request.state.caller, gateway.settings.ui_show_text)
+        shows_text, account = gateway.settings.ui_show_text, calling_request.get().key
+        return Viewer(is_admin, request.state.caller, shows_text, account)
 
     def may_read(request: Request) -> bool:
         return request.state.access is Access.ADMIN and gateway.settings.ui_show_text

@@ -21,6 +21,7 @@ from lmprog.errors import Cancelled
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.link.exchange import Exchange, RequestRecord
+from lmprog.wire.snapshot_json import session_json
 
 MOST_OPEN = 100
 MOST_ENDED = 40
@@ -41,6 +42,8 @@ class Viewer:
     caller: str
     shows_text: bool
     """The server shows texts to the administrator."""
+    account: str = ""
+    """On which its work is; "" where there are no keys."""
 
     def may_see(self, record: RequestRecord) -> bool:
         return self.is_admin or self._is_own(record)
@@ -81,6 +84,8 @@ class RequestsView:
             "ended": [
                 {**_row(one, viewer, now), "state": one.state} for one in islice(ended, MOST_ENDED)
             ],
+            "sessions": [_session_row(one, viewer) for one in seen.sessions],
+            "sessionsLeftOut": seen.sessions_left_out,
             "keys": self._key_rows() if viewer.is_admin else [],
         }
 
@@ -185,6 +190,18 @@ def _row(record: RequestRecord, viewer: Viewer, now: float) -> Row:
         "forced": record.forced,
         "mayRead": viewer.may_read(record),
     }
+
+
+def _session_row(seen: wire.SessionSeen, viewer: Viewer) -> Row:
+    """One that is not the viewer's: counts alone."""
+    is_own = bool(viewer.account) and seen.account == viewer.account
+    if is_own or viewer.is_admin:
+        key = seen.account or ("" if seen.is_own else "wire")
+        may_read = is_own or viewer.shows_text
+    else:
+        key, may_read = "another key" if seen.account or seen.is_own else "wire", False
+    row = {**session_json(seen), "key": key}
+    return row if may_read else {**row, "tool": ""}
 
 
 def _program_rows(sequences: Iterable[wire.SequenceSeen]) -> list[Row]:

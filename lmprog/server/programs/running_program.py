@@ -30,7 +30,8 @@ from lmprog.server.link.exchange import Exchange
 from lmprog.server.openai.running_request import warned
 from lmprog.server.programs.program_body import NamedCall, ProgramBody, Translated, Translator
 
-TOKENS = ("prompt", "cached", "generated", "forced", "computed", "drafted", "accepted")
+_COMPUTED = ("computed", "recomputed", "drafted", "accepted")
+TOKENS = ("prompt", "cached", "generated", "forced", *_COMPUTED)
 """Fields of `wire.Usage` that count tokens; here their names end in `_tokens`."""
 NAMES = {
     name: f"{name}_tokens" if name in TOKENS else name for name in wire.Usage.__struct_fields__

@@ -4,6 +4,7 @@ import { brief, byId, count, duration, el, many, say, set } from "./dom.js";
 import { value } from "./stream.js";
 
 const MOST_ENDED = 12;
+const MOST_SESSIONS = 16;
 const READ_EVERY = 400; // milliseconds
 const SURE_FOR = 4000; // milliseconds in which a second click cancels
 
@@ -33,6 +34,7 @@ export class Requests {
     say(byId("requests-note"), parts.filter(Boolean).join(", "));
     keyed(this.list, this.rows, open, keyOf, (row) => new RequestRow(row, this), (drawn, row) => drawn.draw(row, this.sequencesOf(row)));
     byId("requests-empty").hidden = this.rows.size > 0;
+    drawSessions(this.seen.sessions ?? [], this.seen.sessionsLeftOut ?? 0);
     byId("ended").hidden = !ended.length;
     keyed(this.endedList, this.endedRows, ended.slice(0, MOST_ENDED), keyOf, (row) => new EndedRow(row), (drawn, row) => drawn.draw(row));
   }
@@ -268,6 +270,27 @@ function about(row) {
     `Prompt ${many(row.prompt, "token")}: ${count(Math.min(row.cached, row.prompt))} found in the cache, ${count(computed)} computed. ${many(row.generated, "token")} generated, ${count(row.forced)} of them forced.`,
     `It took ${duration(row.seconds)}. Texts are not kept.`,
   ];
+}
+
+/** Sessions and programs that pause and are expected back. */
+function drawSessions(rows, leftOut) {
+  const shown = rows.slice(0, MOST_SESSIONS);
+  byId("sessions").hidden = !rows.length;
+  const cells = (row) => {
+    const small = [row.key, `program ${row.program}`, row.branches > 1 && many(row.branches, "branch", "branches")];
+    const expected = row.expected < 0 ? `${duration(-row.expected)} late` : `in ${duration(row.expected)}`;
+    const name = el("th", { scope: "row" }, row.tool ? `in ${row.tool}` : row.state, el("small", {}, ` ${small.filter(Boolean).join(" · ")}`));
+    return [name, ...[duration(row.waited), expected, brief(row.tokens), pagesOf(row)].map((text) => el("td", {}, text))];
+  };
+  byId("session-rows").replaceChildren(...shown.map((row) => el("tr", {}, ...cells(row))));
+  const more = rows.length - shown.length + leftOut;
+  say(byId("sessions-note"), more ? `and ${count(more)} more` : "");
+}
+
+/** Where what it goes on from is; how much of it, where that is a part. */
+function pagesOf(row) {
+  const left = Math.max(row.inMemory, row.stored);
+  return row.pages === "evicted" && left ? `evicted, ${brief(left)} left` : row.pages;
 }
 
 function counts(row) {
