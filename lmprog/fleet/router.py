@@ -259,18 +259,19 @@ class Router:
     def _take(self, program: RoutedProgram, op: wire.Op, frames: Frames) -> None:
         """One op of a program: now, or when the results that it refers to are known."""
         is_early = False
-        if isinstance(op, wire.Suspend):  # nothing to do again where the program moves
-            if program.home is not None and not program.held:
-                frames.setdefault(program.home.name, []).append(op)
-            return
-        if isinstance(op, wire.Append):
-            is_early = self._is_early(program, op)
-        elif isinstance(op, wire.Fork):
-            self._branches.update(dict.fromkeys(op.children, program))
-            program.branches.update(op.children)
-        elif isinstance(op, ProgramCall):
-            self._calls[op.call] = program
-            program.calls.add(op.call)
+        match op:  # quicker than asking for each kind
+            case wire.Suspend():  # nothing to do again where the program moves
+                if program.home is not None and not program.held:
+                    frames.setdefault(program.home.name, []).append(op)
+                return
+            case wire.Append():
+                is_early = self._is_early(program, op)
+            case wire.Fork():
+                self._branches.update(dict.fromkeys(op.children, program))
+                program.branches.update(op.children)
+            case wire.Generate() | wire.Select() | wire.Read():  # `ProgramCall`
+                self._calls[op.call] = program
+                program.calls.add(op.call)
         if program.held or is_early:
             program.held.append(op)
             self._holding[id(program)] = program
@@ -414,7 +415,9 @@ class Router:
         replicas = replicas or [one for one in known if not one.draining] or list(known)
         if program.log.is_suspect and not self._is_tried(program, replicas):
             return
-        why = self._stranded or (self._retired.get(model) if model is not None else None)
+        why = self._stranded
+        if why is None and self._retired and model is not None:
+            why = self._retired.get(model)
         if why is not None:
             self._give_up(program, why)
             return

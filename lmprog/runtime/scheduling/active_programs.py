@@ -3,18 +3,15 @@ large they become.
 
 A program is *active* from the admission of its first sequence until it ends or loses its place. New
 programs are admitted while what the active ones use and are expected to add, as much of it as there
-is at a time (`Growth`), still fits. A program
-that pauses between two calls keeps its place as long as nobody else could use the machine; it loses
-it, youngest first, when computing its tokens again would cost less than what the machine loses
-meanwhile. Costs are measured: seconds per token, seconds per step, seconds of a pause.
+is at a time (`Growth`), still fits. A program that pauses between two calls keeps its place as long
+as nobody else could use the machine; it loses it, youngest first, when computing its tokens again
+would cost less than the machine loses meanwhile. Costs are measured: seconds per token, seconds per
+step, seconds of a pause. The calls of one client take turns by what each was served (`CallTurns`).
 
 Live branches pin softly what they stand on, and the tree evicts pinned nodes last. When pinned
 pages must go, taking a little from every program would be the worst choice: programs that take
 turns would all miss. So pins are dropped program by program, those first that have no place in
 memory, then the youngest, and the older programs keep everything, finish and leave.
-
-The calls of one client take turns: `CallTurns` keeps what each program was served while others
-waited, from the moment at which it has something open until it has nothing.
 
 Knows numbers of programs, tokens, seconds and the tree's pins; knows no branches and no clock.
 """
@@ -51,12 +48,12 @@ GUESSED = -1
 TIMES_LOST = 2.0
 """How often a token that there is no memory for is expected to be computed again: programs that do
 not all fit lose tokens more than once."""
+TIMES_LOST_WITHOUT_PAUSES = 4.0
+"""The same where programs do not pause, so that nobody's memory is free for others meanwhile."""
 IDLE_SECONDS = 1.0
 """So long at most a machine that has nothing to compute waits for programs that pause."""
 QUANTUM = 0.1
 """Seconds of steps for which a program keeps its turn while other calls of its client wait."""
-TIMES_LOST_WITHOUT_PAUSES = 4.0
-"""The same where programs do not pause, so that nobody's memory is free for others meanwhile."""
 
 
 @dataclass(eq=False, slots=True)
@@ -264,9 +261,8 @@ class _Turn:
 
 
 class CallTurns:
-    """What programs with open sequences were served while calls waited, for each client by itself.
-    One begins where the fair part of its client's programs is, so that it has saved nothing up and
-    owes nothing.
+    """What programs with open sequences were served while calls waited, by client. One begins where
+    the fair part of its client's programs is: it has saved nothing up and owes nothing.
     """
 
     def __init__(self) -> None:
@@ -291,8 +287,8 @@ class CallTurns:
     ) -> None:
         """A step with these rows took so long while calls waited."""
         row, token = price(len(rows))
-        total = row * len(rows) + token * sum([one.end - one.start for one in rows])
-        rate = seconds / (total or 1.0)
+        tokens = sum([one.end - one.start for one in rows])
+        rate = seconds / (row * len(rows) + token * tokens or 1.0)
         for one in rows:
             turn = self._programs.get(one.sequence.group.program or 0)
             if turn is not None:  # it may have ended meanwhile
@@ -417,8 +413,7 @@ class ActivePrograms:
                 self._generated_part += MEAN_WEIGHT * (part - self._generated_part)
                 learned = [(_kind(sequence, sequence.task), part, self._generated_part)]
                 if guess is not None:
-                    kind = sequence.group.client, GUESSED
-                    learned.append((kind, count / guess, count / guess))
+                    learned.append(((sequence.group.client, GUESSED), count / guess, count / guess))
                 for kind, part, prior in learned:
                     before = self._part_of_kind.pop(kind, prior)
                     self._part_of_kind[kind] = before + MEAN_WEIGHT * (part - before)
@@ -541,10 +536,9 @@ class ActivePrograms:
         Another running sequence shares the fixed cost of a step with `num_running` others for as
         long as the pause lasts; with none, the machine idles until the first of the paused programs
         returns. That is weighed against computing the program's tokens again. A pause is expected
-        to last as long as the mean one, or once more as long as it has lasted. No machine has been
-        idle for more than `IDLE_SECONDS` while somebody waits. Of what they added
-        more may be gone than is there, since branches ended: together they lose no more than memory
-        holds. `force`: all paused programs.
+        to last as long as the mean one, or once more as long as it has lasted. No machine idles for
+        more than `IDLE_SECONDS` while somebody waits. Of what they added more may be gone than is
+        there, since branches ended: they lose no more than memory holds. `force`: all of them.
         """
         paused = [place for place in self._active.values() if not place.num_open]
         held = min(1.0, self.capacity / max(1, sum(place.size for place in paused)))
