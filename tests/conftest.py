@@ -64,15 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Ten thousand tests are millions of objects, which live as long as the process. If garbage
-    collection looked at them, each full one would take more than a second. It looks as seldom as in
-    a server: with Python's own thresholds it took a fifth of the time of the tests.
+    collection looked at them, each full one would take more than a second.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(10_000, 20, 10)
         gc.enable()
 
 

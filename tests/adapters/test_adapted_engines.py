@@ -173,7 +173,7 @@ def test_a_number_without_an_adapter_is_refused(base: Path, folders: dict[str, P
     engine = engine_of(base, folders, engine="native")
     driver = Mixed(engine, 16)
     driver.numbers = {(1, 2): len(folders) + 1}
-    with pytest.raises(ValueError, match="an adapter that is out of range"):
+    with pytest.raises(ValueError, match="an adapter or a state that is out of range"):
         driver.score([1, 2])
 
 

@@ -30,6 +30,7 @@ USAGE = wire.Usage(
     generated=307,
     forced=47,
     computed=701,
+    recomputed=433,
     drafted=353,
     accepted=241,
     preemptions=13,
@@ -85,6 +86,7 @@ what of a text are calls.
 PARTS = {
     *(
         "Output.logprobs",
+        "Output.ends",
         "Output.calls",
         "Output.tags",
         "CallDone.call",
@@ -94,7 +96,8 @@ PARTS = {
     *("Chosen.call", "Chosen.index", "Chosen.options", "Chosen.usage"),
 }
 _TIMES = {"Usage.queued_ms", "Usage.prefill_ms", "Usage.decode_ms"}
-_WORK = {"Usage.forced", "Usage.computed", "Usage.preemptions", "Usage.drafted", "Usage.accepted"}
+_WORK = {f"Usage.{name}" for name in ("forced", "computed", "recomputed", "preemptions")}
+_WORK |= {"Usage.drafted", "Usage.accepted"}
 _SELECT = {name for name in SHOWN_AS if name.startswith(("Chosen", "ScoredChoice"))}
 _EXACT = {"Output.forced", "Output.seam", "Output.rest", "Output.healed"}
 _OPENAIS = _TIMES | _WORK | _SELECT | _EXACT

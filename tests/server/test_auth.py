@@ -38,7 +38,7 @@ GIVEN = {
 }
 
 
-ADMIN_PATHS = {"/flush_cache", "/fleet/drain"}
+ADMIN_PATHS = {"/flush_cache", "/fleet/drain", "/fleet/update"}
 
 
 def is_let_in(path: str, given: str) -> bool:
