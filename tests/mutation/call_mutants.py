@@ -226,7 +226,7 @@ CALL_MUTANTS = [
         "a guide is not advanced",
         "generation",
         _SCHEDULING + "generation.py",
-        "            self.guide = constraint.advance(self.guide, token)\n        tokens.append(token)",
+        "            self._advance(constraint, token)\n        tokens.append(token)",
         "            pass\n        tokens.append(token)",
     ),
     # --- sampler and penalties

@@ -170,7 +170,7 @@ def test_a_large_answer_is_held_until_its_client_has_read_it_or_left(
     size = 48 * MIB
 
     async def do(gateway: Gateway, where: Any) -> None:
-        monkeypatch.setattr(gateway.meters, "text", lambda: b"x" * size)
+        monkeypatch.setattr(gateway.meters, "text", lambda *_: (b"x" * size, "text/plain"))
         reader, writer = await asyncio.open_connection(*where)
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
         async with asyncio.timeout(60):
