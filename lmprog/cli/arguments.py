@@ -143,26 +143,18 @@ def _add_fleet(commands: _Commands) -> None:
     drain = verbs.add_parser(
         "drain", help="take a replica out of use; what runs there goes on elsewhere"
     )
-    drain.add_argument("url", metavar="URL", help="of the server")
-    drain.add_argument("replica", metavar="REPLICA", help="as lmprog top and /metrics name it")
-    drain.add_argument(
-        "--seconds",
-        type=float,
-        default=30.0,
-        help="for programs to end there before they are moved (default: 30)",
-    )
-    drain.add_argument("--api-key", metavar="KEY", help="the admin's (default: LMPROG_API_KEY)")
     update = verbs.add_parser(
         "update", help="go over to the model that the folder has now; programs end on the old one"
     )
-    update.add_argument("url", metavar="URL", help="of the server")
-    update.add_argument(
-        "--seconds",
-        type=float,
-        default=600.0,
-        help="for programs to end on each replica (default: 600)",
-    )
-    update.add_argument("--api-key", metavar="KEY", help="the admin's (default: LMPROG_API_KEY)")
+    for verb, seconds, where in (
+        (drain, 30, "there before they are moved"),
+        (update, 600, "on each"),
+    ):
+        verb.add_argument("url", metavar="URL", help="of the server")
+        said = f"for programs to end {where} (default: {seconds})"
+        verb.add_argument("--seconds", type=float, default=float(seconds), help=said)
+        verb.add_argument("--api-key", metavar="KEY", help="the admin's (default: LMPROG_API_KEY)")
+    drain.add_argument("replica", metavar="REPLICA", help="as lmprog top and /metrics name it")
 
 
 def _add_run(commands: _Commands) -> None:

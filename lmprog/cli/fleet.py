@@ -18,7 +18,16 @@ KEY_VARIABLE = "LMPROG_API_KEY"
 def run(given: argparse.Namespace) -> int:
     if given.verb == "keys":
         return _keys(Path(given.folder))
-    return _drain(given) if given.verb == "drain" else _update(given)
+    body: dict[str, object] = {"seconds": given.seconds}
+    said = "replicas are replaced, one after the other; GET /fleet shows how far it is"
+    if given.verb == "drain":
+        body |= {"replica": given.replica}
+        said = (
+            f"{given.replica} takes no new programs; what is left in {given.seconds:g} s is moved"
+        )
+    _post(given, f"/fleet/{given.verb}", body)
+    print(said)
+    return 0
 
 
 def _keys(folder: Path) -> int:
@@ -29,21 +38,9 @@ def _keys(folder: Path) -> int:
     return 0
 
 
-def _update(given: argparse.Namespace) -> int:
-    _post(given, "/fleet/update", {"seconds": given.seconds})
-    print("replicas are replaced, one after the other; GET /fleet shows how far it is")
-    return 0
-
-
 def _post(given: argparse.Namespace, path: str, body: dict[str, object]) -> None:
     key = given.api_key or os.environ.get(KEY_VARIABLE)
     with Endpoint(given.url, key, timeout=30.0) as server:
         answer = server.post(path, body)
         if answer.status != 200:
             raise Refused(answer)
-
-
-def _drain(given: argparse.Namespace) -> int:
-    _post(given, "/fleet/drain", {"replica": given.replica, "seconds": given.seconds})
-    print(f"{given.replica} takes no new programs; what is left in {given.seconds:g} s is moved")
-    return 0

@@ -54,6 +54,14 @@ class MaskRow:
             self._bits.flags.writeable = False
         return self._bits
 
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """All of them, in ascending order."""
+        if self.ids is not None:
+            return self.ids
+        is_allowed = np.unpackbits(self.bits.view(np.uint8), bitorder="little")
+        return np.flatnonzero(is_allowed).astype(np.int32)
+
     def allows(self, token: int) -> bool:
         if self.ids is not None:
             at = int(self.ids.searchsorted(token))

@@ -209,7 +209,7 @@ class UniqueItemsConstraint:
                 found.append(quotes.bare_behind if memory.item[0] == QUOTE else quotes.ends)
             at = bisect_left(memory.seen, memory.item)
             while at < len(memory.seen) and memory.seen[at].startswith(memory.item):
-                found.append(ids_of(quotes.pieces.along(memory.seen[at][len(memory.item) :])))
+                found.append(quotes.pieces.along(memory.seen[at][len(memory.item) :]).tokens)
                 at += 1
             return np.unique(np.concatenate(found))
         again = []
@@ -409,12 +409,6 @@ def within(row: MaskRow, tokens: NDArray[np.int32]) -> list[int]:
 
 def int_array(tokens: list[int]) -> NDArray[np.int32]:
     return np.array(tokens, np.int32)
-
-
-def ids_of(row: MaskRow) -> NDArray[np.int32]:
-    if row.ids is not None:
-        return row.ids
-    return np.nonzero(np.unpackbits(row.bits.view(np.uint8), bitorder="little"))[0].astype(np.int32)
 
 
 _known: WeakKeyDictionary[Vocabulary, QuotedTokens] = WeakKeyDictionary()

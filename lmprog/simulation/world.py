@@ -19,6 +19,8 @@ from lmprog.errors import NotSupported
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.active_programs import ActivePrograms
+from lmprog.runtime.scheduling.admission import RunningSequences
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.namespaces import AdapterNames
 from lmprog.runtime.scheduling.recurrent import StatePool
@@ -205,7 +207,11 @@ class World:
             self._client(b"client-%d" % number) for number in range(self.scenario.num_clients)
         ]
         self._trace = hashlib.blake2b()
+        self._seen_running: list[Sequence] = []
         self._last_admission = 0
+        self._were_suspended: set[Sequence] = set()
+        self._admitted_at: dict[int, float] = {}
+        self._note_admissions(self.scheduler._running)
         self._moved_at = 0.0
 
     @property
@@ -362,17 +368,34 @@ class World:
                 f"a sequence was preempted {sequence.num_memory_preemptions} times, bound {most}"
             )
 
+    def _note_admissions(self, running: RunningSequences) -> None:
+        """When a sequence of each program was last admitted, also one that ends in that step."""
+        admit_next = running.admit_next
+
+        def admit(step: int, now: float, before: Sequence | None = None) -> Sequence | None:
+            sequence = admit_next(step, now, before)
+            if sequence is not None:
+                self._admitted_at[ActivePrograms.number_of(sequence)] = now
+            return sequence
+
+        running.admit_next = admit  # type: ignore[method-assign]
+
     def _check_overtaking(self) -> None:
         """Bounded waiting: no sequence is overtaken by one of its client that came too much later
-        than it, and than the last sequence of its program that was admitted. Who ran before goes
-        before new ones, which may have been suspended when it was admitted.
+        than it, and than the last sequence of its program that was admitted. What was suspended may
+        be overtaken by what ran before and runs again: that one was admitted meanwhile.
         """
-        running, last = self.scheduler.running, self._last_admission  # in that order
-        if not running or running[-1].admission_order <= last:
+        running, seen = self.scheduler.running, self._seen_running
+        self._were_suspended.update(self.scheduler.suspended)
+        if running == seen:
             return
-        admitted = [one for one in running if one.admission_order > last]
-        self._last_admission = running[-1].admission_order
-        order, waited = self.scheduler.waiting.order, self.scheduler.programs.turns.waited
+        self._seen_running, before = running[:], set(seen)
+        admitted = [one for one in running if one not in before]
+        if not admitted:
+            return
+        last = self._last_admission
+        self._last_admission = max(last, running[-1].admission_order)
+        order = self.scheduler.waiting.order
         waiting: dict[object, list[Sequence]] = {}
         for sequence in self.scheduler.waiting:
             if not sequence.admission_order:
@@ -384,7 +407,10 @@ class World:
                     behind = sequence.sweep - other.sweep
                     assert behind <= 1 + max(0, higher), f"overtaken by {behind} sweeps"
                     continue
-                seconds = sequence.queued_at - waited(other)
+                if other in self._were_suspended and sequence.admission_order <= last:
+                    continue
+                since = self._admitted_at.get(ActivePrograms.number_of(other), other.queued_at)
+                seconds = sequence.queued_at - max(since, other.queued_at)
                 bound = order.overtaking_bound(higher)
                 assert seconds <= bound, f"overtaken by {seconds:.3f} s, bound {bound:.3f} s"
 

@@ -15,6 +15,7 @@ from lmprog.constraints.automaton import Automaton
 from lmprog.constraints.compiling.compiler import DEFAULT_LIMITS, compile_constraint, regular_net
 from lmprog.constraints.constraint import CompileLimits, CompileTooLong, MaskRow
 from lmprog.constraints.grammar.rules import NeedsLlguidance
+from lmprog.constraints.net import NetBuilder
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.schema.frequent import FrequentSchemas
 from lmprog.constraints.vocabulary import Vocabulary
@@ -87,7 +88,7 @@ def _made(
         if isinstance(
             spec, wire.Grammar
         ):  # without the probe for llguidance, which has no part here
-            net = regular_net(spec, vocabulary, limits, check)
+            net = regular_net(spec, vocabulary, limits, NetBuilder(limits, check))
             return RegularConstraint(Automaton(net, vocabulary, limits), vocabulary, limits)
         made = compile_constraint(spec, vocabulary, limits, check)
         return made if isinstance(made, RegularConstraint) else "of another kind"

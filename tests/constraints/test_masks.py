@@ -12,9 +12,10 @@ import pytest
 from lmprog import wire
 from lmprog.constraints.automaton import Automaton
 from lmprog.constraints.compiling.compiler import ConstraintCache, compile_constraint, regular_net
-from lmprog.constraints.constraint import CompileLimits, Constraint
+from lmprog.constraints.constraint import CompileLimits, Constraint, State
 from lmprog.constraints.net import UNREACHABLE
 from lmprog.constraints.regular import RegularConstraint
+from lmprog.constraints.seam import Pieces, Stops
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, UnsatisfiableConstraint
 from tests.constraints.conftest import EOS, make_vocabulary
@@ -384,3 +385,27 @@ def test_bombs_are_decided_or_refused_quickly_and_in_little_memory(
     except GrammarError:
         pass
     assert time.thread_time() - begin < 2
+
+
+def test_stops_inside_of_many_tokens_cost_no_more_than_some() -> None:
+    """Where the text may not end all of them are left out, and else none; few are looked at."""
+
+    class Counting(RegularConstraint):
+        looks = 0
+
+        def advance_bytes(self, state: State, text: bytes) -> State | None:
+            self.looks += 1
+            return super().advance_bytes(state, text)
+
+    texts = [b"%d,%d" % (number, number) for number in range(2000)]
+    texts += [bytes([byte]) for byte in b"0123456789,\n"]
+    vocabulary = Vocabulary([*texts, None], [len(texts)])
+    limits = CompileLimits()
+    for pattern, is_left_out in ((r"[0-9,]*\n", True), (r"[0-9,]*", False)):
+        net = regular_net(wire.Regex(pattern), vocabulary)
+        made = Counting(Automaton(net, vocabulary, limits), vocabulary, limits)
+        stops = Stops((b",",), (), Pieces([*texts, None]))
+        row = made.mask(made.start)
+        found = stops.avoided(row, (), made, made.start)
+        assert (row.count - found.count >= 2000) == is_left_out
+        assert made.looks <= 512

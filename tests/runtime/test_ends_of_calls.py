@@ -102,7 +102,7 @@ def suspended_talk(n: int = 3) -> Talk:
 def test_a_suspended_call_makes_no_tokens_and_keeps_nobody_waiting() -> None:
     talk = suspended_talk()
     made = talk.scheduler.stats.generated_tokens
-    assert (talk.scheduler.num_suspended, talk.scheduler.idle) == (3, True)
+    assert (len(talk.scheduler.suspended), talk.scheduler.idle) == (3, True)
     replies = talk.ask(wire.Open(2), text(2, "other"), wire.Generate(2, 2, GREEDY))
     assert set(done(replies)) == {2}
     assert talk.scheduler.stats.generated_tokens == made + 5
@@ -126,13 +126,13 @@ def test_a_call_that_goes_on_gives_what_it_would_have_given() -> None:
 def test_a_suspended_call_can_end(end: Any) -> None:
     talk = suspended_talk()
     talk.ask(end)
-    assert talk.scheduler.num_suspended == 0
+    assert len(talk.scheduler.suspended) == 0
     assert talk.scheduler.pages.num_free + talk.scheduler.tree.num_evictable == 64
 
 
 def test_who_waits_for_a_row_can_be_suspended_too() -> None:
     talk = suspended_talk(n=9)
-    assert (talk.scheduler.num_suspended, talk.scheduler.idle) == (9, True)
+    assert (len(talk.scheduler.suspended), talk.scheduler.idle) == (9, True)
     talk.ask(wire.Open(2), wire.Append(2, (wire.Ref(1, 0),)), wire.Generate(2, 2, GREEDY))
     replies = talk.ask(wire.Suspend(1, is_on=False), wire.Suspend(77))
     assert set(done(replies)) == {1, 2}, "and whoever waits for its text goes on then"

@@ -50,6 +50,11 @@ def test_what_was_scored_before_a_preemption_is_not_scored_again(seed: int) -> N
     run_world(seed)
 
 
+def test_a_call_of_high_priority_is_not_hidden_behind_the_first_one_of_its_program() -> None:
+    """Programs take turns by their first ones, and the bound of waiting is that of each."""
+    run_world(6_100_172, 80)
+
+
 def test_nobody_idles_for_tokens_that_left_memory_with_their_branches() -> None:
     """A program that had added 571 tokens, with memory for 128, kept the others waiting for as long
     as computing all of them takes.

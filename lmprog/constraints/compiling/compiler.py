@@ -97,7 +97,7 @@ def compile_constraint(
     grammar = spec.as_grammar()
     builder = NetBuilder(limits, check)
     try:
-        net = _net_of(spec, builder, vocabulary, limits)
+        net = regular_net(spec, vocabulary, limits, builder)
         if _has_grammar(spec):
             _refuse_where_ambiguous(net, vocabulary, check)
     except NeedsLlguidance as why:
@@ -194,15 +194,10 @@ def regular_net(
     spec: wire.Constraint,
     vocabulary: Vocabulary,
     limits: CompileLimits = DEFAULT_LIMITS,
-    check: Check = never_stop,
+    builder: NetBuilder | None = None,
 ) -> Net:
     """Raises what `compile_constraint` raises, and NeedsLlguidance for a grammar."""
-    return _net_of(spec, NetBuilder(limits, check), vocabulary, limits)
-
-
-def _net_of(
-    spec: wire.Constraint, builder: NetBuilder, vocabulary: Vocabulary, limits: CompileLimits
-) -> Net:
+    builder = builder or NetBuilder(limits, never_stop)
     try:
         root = root_node(spec, builder, limits)
     except RecursionError as error:

@@ -28,7 +28,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -249,7 +249,9 @@ class LlguidanceConstraint:
                 bits |= self._eos
             bits.flags.writeable = False
             count = int(np.bitwise_count(bits).sum())
-            found = MaskRow(bits, _ids_of(bits) if count <= NARROW else None, count)
+            found = MaskRow(bits, None, count)
+            if count <= NARROW:
+                found.ids = found.tokens
             state.row = found
             self._with_mask[state] = None
             if len(self._with_mask) > self._max_masks:
@@ -291,12 +293,6 @@ class LlguidanceConstraint:
     def distance(self, state: State) -> int:
         """0 in accepting states, else 1, which is only a lower bound."""
         return 0 if self.is_final(state) else 1
-
-
-def _ids_of(bits: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, np.dtype[np.int32]]:
-    ids = np.nonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))[0].astype(np.int32)
-    ids.flags.writeable = False
-    return ids
 
 
 class _Tokenizer:

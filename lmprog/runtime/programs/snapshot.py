@@ -270,7 +270,7 @@ def runtime_figures(scheduler: Scheduler) -> dict[str, float]:
         "running": float(len(scheduler.running)),
         "waiting": float(len(scheduler.waiting)),
         "preempted_waiting": float(num_preempted),
-        "suspended": float(scheduler.num_suspended),
+        "suspended": float(len(scheduler.suspended)),
         "pages": float(pages.num_pages),
         "pages_free": float(pages.num_free),
         "pages_cached": float(tree.num_cached),

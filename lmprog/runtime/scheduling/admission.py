@@ -3,13 +3,13 @@
 Clients take turns by what they were served. Within a client, sequences of programs in memory go
 before others, unless another one has waited longer by more than the policy's margin, or the program
 has used its turn up: then one that was served less goes first if there is room for it. Programs in
-memory take turns, too, within the policy's margin. A sequence of
-a program that is not in memory needs a place: room for its pages and for what it and all active
-programs are expected to add, if need be the places of programs that pause (what these stand on
-stays until the pages are really needed). Without room it runs all the same where sharing the fixed
-cost of steps saves more than computing tokens again will cost. An overdue one gets the places of
-all paused programs, and meanwhile nobody is admitted before it. Where a second tier gives
-back what was evicted for little, places are not needed: whoever has pages for the next call runs.
+memory take turns, too, within the policy's margin. A sequence of a program that is not in memory
+needs a place: room for its pages and for what it and all active programs are expected to add, if
+need be the places of programs that pause (what these stand on stays until the pages are really
+needed). Without room it runs all the same where sharing the fixed cost of steps saves more than
+computing tokens again will cost. An overdue one gets the places of all paused programs, and
+meanwhile nobody is admitted before it. Where a second tier gives back what was evicted for little,
+places are not needed: whoever has pages for the next call runs.
 
 While the first in turn waits for memory, others go past it that fit in free memory with all tokens
 that they may have, however much those that run grow meanwhile, and that end before it could begin
@@ -227,8 +227,8 @@ class ProgramAdmission:
             least = min(least, queue.active.least_rank)
         else:
             for part in queue.programs.values():
-                key, sequence = part.entries[0]
-                least = min(least, key[1] + waited(sequence) - sequence.queued_at)
+                since = waited(part.entries[0][1]) - order.ageing * part.most_priority
+                least = min(least, max(part.least_rank, since))
         return least + order.margin
 
     def _block(self, cause: WaitCause, sequence: Sequence) -> None:
@@ -469,7 +469,7 @@ class RunningSequences:
         self._memory = memory
         self._waiting = waiting
         self._programs = programs
-        self._admission = admission
+        self.admission = admission
         self.sequences: list[Sequence] = []
         """In the order of first admission."""
         self.suspended: dict[Sequence, None] = {}
@@ -479,7 +479,7 @@ class RunningSequences:
         """The next sequence runs from now on, its prefix locked. None when none waits whose turn is
         before that of one that runs, or there is no memory for it yet.
         """
-        sequence = self._admission.next(self.sequences, step, now, before)
+        sequence = self.admission.next(self.sequences, step, now, before)
         if sequence is None:
             return None
         self._waiting.remove(sequence)
@@ -494,12 +494,8 @@ class RunningSequences:
         sequence.state = SequenceState.RUNNING
         self.sequences.append(sequence)
         self.sequences.sort(key=attrgetter("admission_order"))
-        self._admission.take_place(sequence, now)
+        self.admission.take_place(sequence, now)
         return sequence
-
-    def is_behind(self, sequence: Sequence) -> bool:
-        """Whether calls of its client wait whose turn is before that of one that runs."""
-        return self._admission.is_behind(sequence)
 
     def turn_of(self, sequence: Sequence) -> int:
         """How many turns its program has used up; the least goes first among its client's."""
@@ -508,7 +504,7 @@ class RunningSequences:
     @property
     def blocked_by(self) -> WaitCause | None:
         """Why nobody was admitted last."""
-        return self._admission.blocked_by
+        return self.admission.blocked_by
 
     def queue(self, sequence: Sequence, now: float | None = None) -> None:
         """The sequence waits; without a time since the wait clock was read last."""
@@ -536,7 +532,7 @@ class RunningSequences:
             self._leave(sequence)
             self._lose_row(sequence)
         elif sequence.state is SequenceState.WAITING:
-            self._admission.has_waited(sequence, now)
+            self.admission.has_waited(sequence, now)
             self._waiting.remove(sequence)
         else:
             return
@@ -557,7 +553,7 @@ class RunningSequences:
         while memory.pages.num_free < needed:
             missing = needed - memory.pages.num_free
             for program in memory.pins.drop_for(missing):
-                self._admission.lose_place(program, is_kept=False)
+                self.admission.lose_place(program, is_kept=False)
             freed = memory.tree.evict(missing)
             memory.stats.evicted_pages += freed
             if freed >= missing:
@@ -594,4 +590,4 @@ class RunningSequences:
         number = self._programs.number_of(sequence)
         self._programs.preempt(number)
         if not self._programs.is_active(number):
-            self._admission.lose_place(number, is_kept=True)
+            self.admission.lose_place(number, is_kept=True)

@@ -148,8 +148,6 @@ def bans(pick: SampleRequest, size: int) -> list[int]:
 
 def allowed(score: ScoreRequest, size: int) -> Tokens:
     """The tokens of a vocabulary of `size` that its mask allows, in ascending order."""
-    mask = score.mask
-    assert mask is not None, "without a mask all are allowed"
-    if mask.ids is not None:
-        return mask.ids[mask.ids < size].astype(np.int64)
-    return np.flatnonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little", count=size))
+    assert score.mask is not None, "without a mask all are allowed"
+    tokens = score.mask.tokens
+    return tokens[tokens < size].astype(np.int64)

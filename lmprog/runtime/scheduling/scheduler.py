@@ -17,7 +17,7 @@ within a client those that run go before those that wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -113,7 +113,7 @@ class StepPlanner:
         resets = {sequence: sequence.num_resets for sequence in prefills}
         for sequence in prefills:
             client = sequence.group.client
-            if self._waiting.has_beside(client) or self._running.is_behind(sequence):
+            if self._waiting.has_beside(client) or self._running.admission.is_behind(sequence):
                 budget = self._admit(rows, budget, (step, now, sequence))
             if not budget or len(rows) == self._config.max_rows:
                 break
@@ -453,8 +453,8 @@ class Scheduler:
             change(sequence, self.clock())
 
     @property
-    def num_suspended(self) -> int:
-        return len(self._running.suspended)
+    def suspended(self) -> Collection[Sequence]:
+        return self._running.suspended
 
     def forget(self, node: Node, begin: int) -> None:
         """Frees what is cached for nobody else at `node`, back to position `begin`."""

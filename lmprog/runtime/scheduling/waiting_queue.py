@@ -131,12 +131,15 @@ _key_of = itemgetter(0)
 class OrderedSequences:
     """Sequences by key."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "most_priority")
 
     def __init__(self) -> None:
         self.entries: list[tuple[Key, Sequence]] = []
+        self.most_priority = -inf
+        """Of those that have been here."""
 
     def insert(self, key: Key, sequence: Sequence) -> None:
+        self.most_priority = max(self.most_priority, sequence.group.priority)
         insort(self.entries, (key, sequence), key=_key_of)
 
     def take_out(self, key: Key, sequence: Sequence) -> None:
