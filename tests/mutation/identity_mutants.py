@@ -26,8 +26,8 @@ IDENTITY_MUTANTS = [
         "programs wait for a model that nobody has",
         "fingerprint",
         "fleet/fleet_channel.py",
-        "                    self._router.strand(self._no_such_model())\n",
-        "                    pass\n",
+        "                self._router.strand(self._no_such_model())\n",
+        "                pass\n",
     ),
     Mutant(
         "a program goes on when its fleet has taken another model",

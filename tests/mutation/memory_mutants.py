@@ -331,7 +331,7 @@ MEMORY_MUTANTS = [
         "running prompts go before those of whoever was served less",
         "scheduling",
         _SCHEDULING + "scheduler.py",
-        "            if self._waiting.has_beside(client) or self._running.is_behind(sequence):\n",
+        "            if self._waiting.has_beside(client) or self._running.admission.is_behind(sequence):\n",
         "            if False:\n",
     ),
     Mutant(
