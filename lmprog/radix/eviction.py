@@ -252,7 +252,7 @@ class ReuseTimes:
     was left a short time ago says nothing of what happens later.
     """
 
-    __slots__ = ("_due", "_left", "_like", "_ratio", "_worth", "left", "reuses")
+    __slots__ = ("_due", "_left", "_like", "_ratio", "_worth", "left", "next_note", "reuses")
 
     def __init__(self, like: ReuseTimes | None = None, ratio: float = 1.0) -> None:
         """Until more is known they are used again `ratio` times as often as those of `like`."""
@@ -261,7 +261,9 @@ class ReuseTimes:
         self.left = 0.0
         """Pages whose use ended: since then the next one is waited for."""
         self._left = [(0.0, 0.0)]
-        """The same at some times."""
+        """The same at some times ..."""
+        self.next_note = 1.0
+        """... and when the next of them is."""
         self.reuses = [0.0] * NUM_AGES
         """Of these, by age, those that were used again."""
         self._worth: list[float] = []
@@ -269,7 +271,8 @@ class ReuseTimes:
 
     def note(self, now: float) -> None:
         """So many were left by now."""
-        if now >= self._left[-1][0] + 1.0:
+        if now >= self.next_note:
+            self.next_note = now + 1.0
             self._left.append((now, self.left))
             if len(self._left) > 2 * MOST_NOTED:
                 del self._left[1:MOST_NOTED:2]
@@ -391,12 +394,11 @@ class ExpectedReuse:
         turn, added = 1, node.end
         if past is not None and goes_on:
             turn, added = past.turn + 1, node.end - past.prompt_end
-            left_behind = [
-                one for one in last.children.values() if one.past and one.past.at == past.at
-            ]
-            for one in left_behind:
-                one.kind = _LEFT_BEHIND
-                times[_LEFT_BEHIND].left += len(one.pages)
+            for one in last.children.values():
+                if one.past and one.past.at == past.at:
+                    one.kind = _LEFT_BEHIND
+                    times[_LEFT_BEHIND].left += len(one.pages)
+                    left_behind.append(one)
         self._mean_added += MEAN_WEIGHT * (added - self._mean_added)
         kind = 2 * min(turn, MOST_TURN) - (added <= LITTLE * self._mean_added)
         own = Past(now, turn, prompt_end, 1, node.end)
@@ -440,8 +442,9 @@ class ExpectedReuse:
             if node.kind < _SHARED:
                 pool.left += num_pages
             node = parent
-        times[kind].note(now)
-        pool.note(now)
+        for some in (times[kind], pool):
+            if now >= some.next_note:
+                some.note(now)
         while room < 0:
             room += lru.popitem(last=False)[1]
         self._lru_room = room

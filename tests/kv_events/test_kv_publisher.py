@@ -173,6 +173,22 @@ def test_listeners_hear_what_is_published_and_those_who_come_too_late_for_a_repl
         events.close()
 
 
+def listening(context: zmq.Context[zmq.Socket[bytes]], port: int) -> zmq.Socket[bytes]:
+    """A router at that port, once whoever was there has let go of it, which ZeroMQ does later."""
+    while True:
+        router = context.socket(zmq.SUB)
+        router.setsockopt(zmq.SUBSCRIBE, b"pod")
+        try:
+            router.bind(f"tcp://127.0.0.1:{port}")
+        except zmq.ZMQError as error:
+            router.close(0)
+            if error.errno != zmq.EADDRINUSE:
+                raise
+            time.sleep(0.01)
+        else:
+            return router
+
+
 def test_a_router_that_listens_is_connected_to_also_when_it_comes_later_and_again() -> None:
     with zmq.Context() as context:
         probe = context.socket(zmq.SUB)
@@ -181,9 +197,7 @@ def test_a_router_that_listens_is_connected_to_also_when_it_comes_later_and_agai
         events = EventSocket(f"tcp://127.0.0.1:{port}", PLACE, "pod", connects=True)
         try:
             for _ in range(2):
-                router = context.socket(zmq.SUB)
-                router.setsockopt(zmq.SUBSCRIBE, b"pod")
-                router.bind(f"tcp://127.0.0.1:{port}")
+                router = listening(context, port)
                 sent: list[bytes] = []
                 while not router.poll(10):
                     sent.append(b"%d" % len(sent))

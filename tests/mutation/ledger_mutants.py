@@ -29,8 +29,8 @@ LEDGER_MUTANTS = [
         "a call that comes was served nothing, however long others were",
         "scheduling",
         _SCHEDULING + "active_programs.py",
-        "        self._programs[program] = _Turn(client, turns.time, turns.time)\n",
-        "        self._programs[program] = _Turn(client, 0.0, 0.0)\n",
+        "        self.programs[program] = _Turn(client, turns.time, turns.time)\n",
+        "        self.programs[program] = _Turn(client, 0.0, 0.0)\n",
     ),
     Mutant(
         "who comes later never has more behind it",

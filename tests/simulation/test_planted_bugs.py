@@ -21,7 +21,7 @@ from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequenc
 from lmprog.runtime.scheduling.drafting import Drafting
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.logits_requests import Progress
-from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.scheduling.page_tables import PageTables, StepCopies
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.recurrent import RecurrentStates
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
@@ -41,13 +41,13 @@ def a_shared_page_is_written(patch: Patch) -> None:
 
 
 def copies_are_forgotten(patch: Patch) -> None:
-    original = PageTables.finish
-    patch.setattr(PageTables, "finish", lambda self: ((), original(self)[1]))
+    original = StepCopies.finish
+    patch.setattr(StepCopies, "finish", lambda self: ((), original(self)[1]))
 
 
 def mirrors_are_forgotten(patch: Patch) -> None:
-    original = PageTables.finish
-    patch.setattr(PageTables, "finish", lambda self: (original(self)[0], ()))
+    original = StepCopies.finish
+    patch.setattr(StepCopies, "finish", lambda self: (original(self)[0], ()))
 
 
 def a_match_is_a_token_too_long(patch: Patch) -> None:

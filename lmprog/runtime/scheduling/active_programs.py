@@ -267,16 +267,16 @@ class CallTurns:
 
     def __init__(self) -> None:
         self._clients: dict[Client, _Turns] = {}
-        self._programs: dict[int, _Turn] = {}
+        self.programs: dict[int, _Turn] = {}
 
     def begin(self, program: int, client: Client) -> None:
         turns = self._clients.setdefault(client, _Turns())
         turns.num_programs += 1
-        self._programs[program] = _Turn(client, turns.time, turns.time)
+        self.programs[program] = _Turn(client, turns.time, turns.time)
 
     def end(self, program: int) -> None:
         """It has nothing open."""
-        client = self._programs.pop(program).client
+        client = self.programs.pop(program).client
         turns = self._clients[client]
         turns.num_programs -= 1
         if not turns.num_programs:
@@ -290,7 +290,7 @@ class CallTurns:
         tokens = sum([one.end - one.start for one in rows])
         rate = seconds / (row * len(rows) + token * tokens or 1.0)
         for one in rows:
-            turn = self._programs.get(one.sequence.group.program or 0)
+            turn = self.programs.get(one.sequence.group.program or 0)
             if turn is not None:  # it may have ended meanwhile
                 cost = (row + token * (one.end - one.start)) * rate
                 turn.served += cost
@@ -299,21 +299,18 @@ class CallTurns:
 
     def served(self, sequence: Sequence) -> float:
         """By what its program takes its turn, among those of its client."""
-        return self._programs[ActivePrograms.number_of(sequence)].served
-
-    def admit(self, sequence: Sequence, now: float) -> None:
-        self._programs[ActivePrograms.number_of(sequence)].admitted = now
+        return self.programs[ActivePrograms.number_of(sequence)].served
 
     def waited(self, sequence: Sequence) -> float:
         """Since when its program waits for this sequence: no other one was admitted since."""
-        turn = self._programs[ActivePrograms.number_of(sequence)]
+        turn = self.programs[ActivePrograms.number_of(sequence)]
         return max(sequence.queued_at, turn.admitted)
 
     def is_before(self, waiting: Sequence, other: Sequence) -> bool:
         """Whether a sequence that waits goes before one of a program of its client that has a place
         in memory: that has used its turn up, and more than the first one's.
         """
-        turn = self._programs[ActivePrograms.number_of(other)]
+        turn = self.programs[ActivePrograms.number_of(other)]
         used = turn.served - max(turn.begun, self.served(waiting))
         return used > QUANTUM and waiting.group.priority >= other.group.priority
 
@@ -385,8 +382,8 @@ class ActivePrograms:
 
     def admit(self, sequence: Sequence, now: float = 0.0) -> bool:
         """The sequence begins to run; True when its program was not active before."""
-        place = self._places[self.number_of(sequence)]
-        self.turns.admit(sequence, now)
+        place = self._places[sequence.group.program or 0]
+        self.turns.programs[place.number].admitted = now
         place.num_running += 1
         was_active, place.is_active = place.is_active, True
         self._active[place.number] = place
@@ -402,7 +399,7 @@ class ActivePrograms:
 
     def end(self, sequence: Sequence, was_running: bool, now: float) -> None:
         """A sequence of the program ended."""
-        place = self._places[self.number_of(sequence)]
+        place = self._places[sequence.group.program or 0]
         place.num_open -= 1
         place.num_running -= was_running
         if was_running:

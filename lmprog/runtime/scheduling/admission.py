@@ -146,7 +146,8 @@ class ProgramAdmission:
                 return None
             own = before if before is not None and client == before.group.client else None
             is_overdue = self._is_overdue(queue)
-            active = None if is_overdue else self._next_active(queue)
+            may_be_active = queue.active.entries and not is_overdue
+            active = self._next_active(queue) if may_be_active else None
             if active is not None or own is not None:
                 passing = self._passing_programs(queue, active, own) if place == 0 else None
                 if (
@@ -417,7 +418,7 @@ class ProgramAdmission:
         growth = self._growth.plus(programs.growth_of(sequence))
         kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
         missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
-        no_slots = self._missing_slots(sequence)
+        no_slots = 0 if memory.tables.states is None else self._missing_slots(sequence)
         if missing > 0.0 or no_slots > 0:
             is_overdue = means == "force"
             paused = programs.replaceable(len(running), now, force=is_overdue)
@@ -509,7 +510,7 @@ class RunningSequences:
     def queue(self, sequence: Sequence, now: float | None = None) -> None:
         """The sequence waits; without a time since the wait clock was read last."""
         sequence.waits_since = self._waiting.clock.read(now)
-        number = self._programs.number_of(sequence)
+        number = sequence.group.program or 0
         self._waiting.push(sequence, is_active=self._programs.is_active(number))
 
     def preempt(self, sequence: Sequence) -> None:

@@ -154,7 +154,7 @@ class PageTables:
         self._tier = tier
         self.states = states
         self.scored = ScoredPrompts()
-        self._copies = StepCopies(config.page_size)
+        self.copies = StepCopies(config.page_size)
         self._inserted: set[Sequence] = set()
         """Sequences whose rows of this step have been inserted into the tree."""
         self._followed: dict[Sequence, int] = {}
@@ -175,12 +175,8 @@ class PageTables:
         self._followed.clear()
         if self.states is not None:
             self.states.begin()
-        self._copies.begin()
+        self.copies.begin()
         self._inserted.clear()
-
-    def finish(self) -> tuple[tuple[Copy, ...], tuple[Mirror, ...]]:
-        """The copies and mirrors of the plan."""
-        return self._copies.finish()
 
     # --- one sequence -----------------------------------------------------------------------------
 
@@ -210,7 +206,7 @@ class PageTables:
     def _attach(self, sequence: Sequence) -> None:
         match = self.match(sequence)
         if self.states is not None:
-            match = self.states.usable(match, self._copies.writer(match))
+            match = self.states.usable(match, self.copies.writer(match))
         if match.length <= sequence.computed:
             return
         node = self._tree.lock(match.node, match.length)
@@ -434,7 +430,7 @@ class PageTables:
         assert source is not None
         assert taken is not None, "the scheduler frees pages first"
         sequence.pages.append(taken[0])
-        self._copies.share_slots(source, sequence.computed % self._page_size, taken[0])
+        self.copies.share_slots(source, sequence.computed % self._page_size, taken[0])
 
     def _take_tail(self, sequence: Sequence, end: int) -> bool:
         """Takes the partly filled page in which position `end` is back from the tree, if nobody
@@ -465,7 +461,7 @@ class PageTables:
         self._share_pages(sequence, keys, match)
         for index in range(start // self._page_size, len(sequence.pages)):
             page = sequence.pages[index]
-            self._copies.write(page, row_index, index * self._page_size, start)
+            self.copies.write(page, row_index, index * self._page_size, start)
         self._inserted.add(sequence)
 
     def _enter(self, sequence: Sequence) -> None:

@@ -481,9 +481,9 @@ class Scheduler:
             drafts = extend_rows(rows, budget)
             for index, drafted in drafts.items():
                 bill.charge(rows[index].sequence.group.client, 0, len(drafted.tokens))
-        recurrent = self.tables.states
-        states = None if recurrent is None else recurrent.finish(rows)
-        plan = Plan(tuple(rows), *self.tables.finish(), drafts, is_bounded, bill.parts(), states)
+        tables, parts = self.tables, bill.parts()
+        states = None if tables.states is None else tables.states.finish(rows)
+        plan = Plan(tuple(rows), *tables.copies.finish(), drafts, is_bounded, parts, states)
         self._count(plan)
         for planned in self.hooks.planned:
             planned(plan, budget)
