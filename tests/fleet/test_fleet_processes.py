@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -26,8 +26,12 @@ OPTIONS = {"dtype": "float32", "threads": 1, "kv_memory_mb": 32}
 
 
 @lmprog.function
-def story(s: lmprog.Branch, start: str, seed: int) -> list[str]:
-    """Samples, forks, a choice and a join, all with seeds."""
+def story(
+    s: lmprog.Branch, start: str, seed: int, between: Callable[[], object] = str
+) -> list[str]:
+    """Samples, forks, a choice and a join, all with seeds; `between` is called before the choice,
+    when the forks may be under way still.
+    """
     s += start
     s += lmprog.gen("first", max_tokens=24, temperature=1.0, seed=seed, ignore_eos=True)
     forks = s.fork(3)
@@ -36,6 +40,7 @@ def story(s: lmprog.Branch, start: str, seed: int) -> list[str]:
         fork += lmprog.gen(
             "more", max_tokens=24, temperature=1.0, seed=seed + index, ignore_eos=True
         )
+    between()
     s += forks[0]["more"] + forks[1]["more"]
     s += lmprog.select("end", [" this", " that", " those"])
     return [s["first"], *(fork["more"] for fork in forks), s["end"]]
@@ -70,27 +75,24 @@ def test_programs_on_a_fleet_are_those_of_one_runtime(fleet: Fleet) -> None:
 
 
 def test_a_killed_replica_loses_no_program(fleet: Fleet) -> None:
+    """It is killed when all are in their middle: each of its programs has to move."""
     starts = [{"start": f"Program {n} begins.", "seed": 100 * n} for n in range(8)]
     calm = story.run_batch(starts, backend=fleet, num_threads=8)
+
+    def kill() -> None:
+        loads = fleet.channel.loads
+        busiest = max(loads, key=lambda name: loads[name])
+        assert sum(loads.values()) == 8
+        os.kill(members_of(fleet).processes[busiest].pid, signal.SIGKILL)
+
     for _ in range(2):
         both_up(fleet)
         moved = fleet.channel.num_moved
-        done: list[list[list[str]]] = []
-        thread = threading.Thread(
-            target=lambda done=done: done.append(
-                [run.value for run in story.run_batch(starts, backend=fleet, num_threads=8)]
-            )
-        )
-        thread.start()
-        while sum(fleet.channel.loads.values()) < 4 and thread.is_alive():
-            time.sleep(0.001)
-        loads = fleet.channel.loads
-        busiest = max(loads, key=lambda name: loads[name])
-        os.kill(members_of(fleet).processes[busiest].pid, signal.SIGKILL)
-        thread.join(120)
-        assert done == [[run.value for run in calm]]
-        assert fleet.channel.num_moved >= moved
-    assert fleet.channel.num_moved > 0
+        middle = threading.Barrier(8, kill, 120)
+        held = [{**start, "between": middle.wait} for start in starts]
+        runs = story.run_batch(held, backend=fleet, num_threads=8)
+        assert [run.value for run in runs] == [run.value for run in calm]
+        assert fleet.channel.num_moved >= moved + 4
 
 
 def test_a_fleet_joins_runtimes_that_run_already() -> None:
