@@ -279,7 +279,7 @@ class Scheduler:
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
-        self.sessions = Sessions(self.pins, self.programs, self._found, self._lose_place)
+        self.sessions = Sessions(self.pins, self.programs, self._found)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)
@@ -434,9 +434,6 @@ class Scheduler:
 
     def _found(self, group: SequenceGroup) -> Match:
         return self.tables.match(group.sequences[0])
-
-    def _lose_place(self, program: int) -> None:
-        self._admission.lose_place(program, is_kept=True)
 
     def unpin(self, node: Node) -> None:
         """Undoes the pin of `end`."""
