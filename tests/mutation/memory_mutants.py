@@ -495,7 +495,7 @@ MEMORY_MUTANTS = [
     ),
     Mutant(
         "tokens of those who hardly come back count in full",
-        "sessions",
+        "scheduling",
         _SCHEDULING + "active_programs.py",
         " * place.size * place.returns(now - place.paused_at)\n",
         " * place.size\n",

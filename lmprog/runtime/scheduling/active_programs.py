@@ -221,10 +221,6 @@ class Growth(NamedTuple):
         )
 
 
-def _surely(seconds: float) -> float:
-    return 1.0
-
-
 @dataclass(eq=False, slots=True)
 class ProgramPlace:
     """One program. `size`: tokens that it has added to memory, its running sequences' left out."""
@@ -239,7 +235,7 @@ class ProgramPlace:
     """When its last open sequence ended."""
     pause: float | None = None
     """How long it is expected to pause then; None: as long as the mean."""
-    returns: Callable[[float], float] = _surely
+    returns: Callable[[float], float] = lambda _: 1.0
     """The chance that it comes back once it has paused for so many seconds."""
     is_active: bool = False
     is_kept: bool = False
@@ -434,9 +430,7 @@ class ActivePrograms:
             del self.paused[place.client]
 
     def expect(self, number: int, seconds: float, returns: Callable[[float], float]) -> None:
-        """The program is expected to pause so long, and to come back with that chance once it has
-        paused for some seconds.
-        """
+        """The program is expected to pause so long; `returns` as its place has it."""
         if number in self._places:
             self._places[number].pause, self._places[number].returns = seconds, returns
 
