@@ -16,18 +16,22 @@ class House:
     def __init__(self, root: Path, folders: str = "lmprog") -> None:
         self.root = root
         self._folders = folders.split()
+        self._imports: dict[Path, list[tuple[str, int]]] = {}
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        """To look at names only, or to choose by their text what is worth parsing."""
+        return [
+            path for folder in self._folders for path in sorted((self.root / folder).rglob("*.py"))
+        ]
 
     @cached_property
     def trees(self) -> dict[Path, ast.Module]:
-        return {
-            path: parsed(path)
-            for folder in self._folders
-            for path in sorted((self.root / folder).rglob("*.py"))
-        }
+        return {path: parsed(path) for path in self.paths}
 
     @cached_property
     def modules(self) -> set[str]:
-        return {self.module_of(path) for path in self.trees}
+        return {self.module_of(path) for path in self.paths}
 
     def module_of(self, path: Path) -> str:
         return ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
@@ -36,9 +40,13 @@ class House:
         """Every imported module with its line. `from lmprog import wire` is the module
         `lmprog.wire`.
         """
-        for node in ast.walk(self.trees[path]):
-            for name in self._named(node, path):
-                yield name, getattr(node, "lineno", 0)
+        if path not in self._imports:
+            self._imports[path] = [
+                (name, getattr(node, "lineno", 0))
+                for node in ast.walk(parsed(path))
+                for name in self._named(node, path)
+            ]
+        yield from self._imports[path]
 
     def _named(self, node: ast.AST, path: Path) -> list[str]:
         if isinstance(node, ast.Import):
@@ -58,6 +66,10 @@ class House:
                 else []
             )
         return []
+
+
+HOUSE = House(ROOT)
+"""The package: one for all tests of a process, since to parse it takes seconds."""
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.house import ROOT, House
+from tests.house import HOUSE, House
 
 
 def file_cycles(house: House) -> list[list[str]]:
@@ -16,7 +16,7 @@ def folder_cycles(house: House) -> list[list[str]]:
     """Folders whose files import one another in a circle; a folder within another is one of its
     own. A file of the package's own folder counts by itself.
     """
-    packages = {house.module_of(path) for path in house.trees if path.stem == "__init__"}
+    packages = {house.module_of(path) for path in house.paths if path.stem == "__init__"}
 
     def folder(module: str) -> str:
         is_folder = module in packages or module.count(".") < 2
@@ -33,7 +33,7 @@ def imports_of(house: House) -> dict[str, set[str]]:
     """By each module the modules that it imports."""
     return {
         house.module_of(path): {name for name, _ in house.imports(path) if name in house.modules}
-        for path in house.trees
+        for path in house.paths
     }
 
 
@@ -59,14 +59,14 @@ def circles(imports: dict[str, set[str]]) -> list[list[str]]:
 
 def test_no_file_imports_itself_through_others() -> None:
     """Also in functions and for type checking: whoever reads a file reads only what is below it."""
-    assert file_cycles(House(ROOT)) == []
+    assert file_cycles(HOUSE) == []
 
 
 def test_no_folder_imports_itself_through_others() -> None:
     """What folders share lies below them, and what chooses among them above. The package's own
     folder holds both, errors and what users import, so that its files count by themselves.
     """
-    assert folder_cycles(House(ROOT)) == []
+    assert folder_cycles(HOUSE) == []
 
 
 def test_a_planted_cycle_of_files_is_found(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.house import ROOT, House
+from tests.house import HOUSE, ROOT
 
 FILES = {"gen": 54, "select": 54, "json": 62, "chat": 69}
 """Of the package, that a call passes; the aim is 45, 45, 65 and 60."""
@@ -152,18 +152,18 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
     assert len(modules["all"]) <= RUNTIME_MODULES
 
 
-MOST_FILES = 459
-MOST_LINES = 108_318
+MOST_FILES = 458
+MOST_LINES = 108_303
 """Of the package; the aims are 420 and 84,000."""
 MOST_BESIDE = 44
 """Files that only one file of their own folder imports; the aim is 40."""
 
 
 def test_the_package_does_not_grow_by_files_that_belong_together() -> None:
-    house = House(ROOT)
-    paths = {house.module_of(path): path for path in house.trees}
+    house = HOUSE
+    paths = {house.module_of(path): path for path in house.paths}
     importers: dict[str, set[str]] = {}
-    for path in house.trees:
+    for path in house.paths:
         for name, _ in house.imports(path):
             if name in paths and name != house.module_of(path):
                 importers.setdefault(name, set()).add(house.module_of(path))

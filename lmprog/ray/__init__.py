@@ -8,7 +8,7 @@ Ray decides where replicas run, starts dead ones again, scales them, and hands o
 GPUs. Which replica a program goes to, its messages, and what happens when a replica dies are the
 fleet's: nothing of a program travels through Ray.
 
-`application` makes what Serve runs, `runtime_replica` is one of its actors, `directory` says where
+`application` makes what Serve runs and has the actor of a replica, `directory` says where
 replicas are reached, `ray_members` reads it for a fleet, `ray_cluster` starts and joins clusters,
 `serve_gateway` puts gateways behind Serve's own HTTP proxy.
 """

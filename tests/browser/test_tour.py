@@ -25,7 +25,7 @@ from tests.server.conftest import Served, start, stop
 if TYPE_CHECKING:
     from tests.browser.window import Window
 
-WATCHED = float(os.environ.get("LMPROG_TOUR_SECONDS", "6"))
+WATCHED = float(os.environ.get("LMPROG_TOUR_SECONDS", "3"))
 OPEN = "#open-rows > ol > li"
 PHONE = 1400
 """Pixels: playground and programs."""

@@ -59,7 +59,7 @@ CONSTRAINTS: list[wire.Constraint] = [
     wire.JsonSchema(json.dumps(SCHEMAS[3]), whitespace="flexible", any_order=True),
     *(wire.Choices(texts) for texts in CHOICES),
 ]
-NUM_ROUNDS = 50
+NUM_ROUNDS = 25
 """Two tokenizers, 26 constraints, 50 rounds: 2,600 generations."""
 
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.radix.simulated_sequences import Sequence, Sequences, ints
 
-EXAMPLES = int(os.environ.get("LMPROG_RADIX_EXAMPLES", "120"))  # of 50 steps, for each page size
-SEEDS = int(os.environ.get("LMPROG_RADIX_SEEDS", "110"))  # of 200 steps, for each page size
+EXAMPLES = int(os.environ.get("LMPROG_RADIX_EXAMPLES", "40"))  # of 50 steps, for each page size
+SEEDS = int(os.environ.get("LMPROG_RADIX_SEEDS", "40"))  # of 200 steps, for each page size
 
 numbers = st.integers(0, 2**16)
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(lambda tokens: ints(*tokens))

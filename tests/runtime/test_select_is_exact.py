@@ -178,7 +178,7 @@ def test_drawn_options_have_the_distribution_of_their_scores_at_that_temperature
     scores, _ = by_hand("token_length_normalized", given, alone)
     weights = [math.exp(score / 0.5) for score in scores]
     talk = Talk(judged.tokenizer, judged.engine, TorchSampler(), page_size=16, num_pages=256)
-    count = 400
+    count = 150
     drawn = Counter(
         chosen(judged, wire.Select(seed, seed, OPTIONS, temperature=0.5, seed=seed), talk).index
         for seed in range(1, count + 1)

@@ -22,7 +22,7 @@ from lmprog.simulation.fake_engine import FakeDevice, FakeEngine, LetterTokenize
 from lmprog.simulation.plain_sampler import PlainSampler
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 
-SEEDS = range(30)
+SEEDS = range(12)
 TURNS = 60
 PAGE_SIZE, NUM_PAGES = 4, 40
 Patch = pytest.MonkeyPatch

@@ -133,7 +133,7 @@ def test_what_users_write_never_becomes_a_special_token(checkpoint: Path, shape:
     assert honest
     dice = random.Random(shape)
     pieces = [*FORGED, *ORDINARY, *MARKS, "<|", "im_end|>", "end", "<s", ">", "|>", " "]
-    for _ in range(40):
+    for _ in range(20):
         contents = ["".join(dice.choices(pieces, k=dice.randrange(1, 5))) for _ in range(3)]
         tokens = tokens_of(tokenizer, SHAPES[shape], conversation(*contents))
         assert special_in(tokenizer, tokens) == honest, contents
