@@ -34,8 +34,8 @@ class Routes {
     }
 
     // Chooses the experts of `token` by its scores, which are one an expert, and one more where the shared ones have a
-    // gate. They are lost.
-    void choose(int token, float *scores, const lmprog_mixture &mixture) {
+    // gate. They are lost. `scales` are what shares of chosen experts are multiplied by, or NULL.
+    void choose(int token, float *scores, const lmprog_mixture &mixture, const float *scales) {
         int *experts = experts_.data() + static_cast<size_t>(token) * used_;
         float *shares = shares_.data() + static_cast<size_t>(token) * used_;
         float top = scores[0], total = 0;
@@ -56,6 +56,7 @@ class Routes {
             for (int i = 0; i < mixture.used; i++) total += scores[experts[i]];
         }
         for (int i = 0; i < mixture.used; i++) shares[i] = scores[experts[i]] / total;
+        for (int i = 0; scales != nullptr && i < mixture.used; i++) shares[i] *= scales[experts[i]];
         const float shared = mixture.shared_gated ? 1.0f / (1.0f + expf(-scores[mixture.experts])) : 1.0f;
         for (int i = 0; i < mixture.shared; i++) {
             experts[mixture.used + i] = mixture.experts + i;

@@ -128,7 +128,13 @@ LAYERED = {
         _LAYERED
         | {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
         | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
-        | {"hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": VOCABULARY},
+        | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY},
+    ),
+    "gemma4-mixture": Recipe(
+        "Gemma4Text",
+        _LAYERED
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2}
+        | {"moe_intermediate_size": 40},
     ),
 }
 """Models whose layers have heads of several sizes; some read the keys and values of others."""

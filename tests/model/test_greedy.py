@@ -22,7 +22,7 @@ def assert_equal(got: list[Greedy], judged: Judged) -> None:
 
 
 CASES = [f"{engine}:{name}" for name in NATIVE for engine in ("native", "torch")]
-CASES += [f"native:{name}" for name in FURTHER | MIXTURES]
+CASES += [f"native:{name}" for name in FURTHER | MIXTURES | LAYERED]
 CASES += [f"torch:{name}" for name in ("mixtral", "gpt-oss", *LAYERED)]
 
 

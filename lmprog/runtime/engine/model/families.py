@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.gemma4 import read_gemma4
 from lmprog.runtime.engine.model.mixture import (
     ExpertNames,
     Mixture,
@@ -40,7 +41,7 @@ def shardable_families() -> tuple[str, ...]:
 
 
 def is_native(model_type: str) -> bool:
-    return model_type in FAMILIES or model_type in _FURTHER | _MIXTURES | _HYBRIDS
+    return model_type in FAMILIES or model_type in _FURTHER | _MIXTURES | _HYBRIDS | _LAYERED
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -49,7 +50,7 @@ def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
     name = config["model_type"]
     if name in FAMILIES:
         return read_shape(config)
-    return (_FURTHER | _MIXTURES | _HYBRIDS)[name](dict(config))
+    return (_FURTHER | _MIXTURES | _HYBRIDS | _LAYERED)[name](dict(config))
 
 
 def _as_llama(config: Config, *own: str, **defaults: Any) -> ModelShape:
@@ -553,5 +554,9 @@ _HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
     "granitemoehybrid": _granite_hybrid,
     "bamba": _bamba,
 }
+_LAYERED: dict[str, Callable[[Config], ModelShape]] = {
+    **dict.fromkeys(("gemma4_text", "gemma4"), lambda config: read_gemma4(text_part(config))),
+}
+"""Whose layers have heads of several sizes."""
 _NATIVE_ALONE = frozenset({"gpt_oss"})
 """Whose sinks and biases of experts no other decoder of ours computes."""

@@ -18,12 +18,14 @@ class ExpertNames:
 
     block: str = "mlp"
     router: str = "gate"
+    router_block: str = ""
+    """What the router is in; "": the block."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
 
     def of_router(self, kind: str = "weight") -> str:
-        return f"{self.block}.{self.router}.{kind}"
+        return f"{self.router_block or self.block}.{self.router}.{kind}"
 
     def of_expert(self, expert: int, product: str, kind: str = "weight") -> str:
         """`product` is gate, up or down."""
@@ -62,10 +64,12 @@ class Mixture:
     biases: bool = False
     """Router and experts have biases."""
     names: ExpertNames = ExpertNames()
-    layout: Literal["single", "gpt_oss", "granite", "stacked"] = "single"
+    layout: Literal["single", "gpt_oss", "granite", "stacked", "bare"] = "single"
     """How a checkpoint keeps a layer's experts: one by one, or all in one weight. Stacked are those
     that some tools keep one by one."""
     shared: SharedExpert | None = None
+    is_beside: bool = False
+    """The layer has an ordinary feed-forward, too, and each of both its own norms (Gemma 4)."""
 
     @property
     def shared_parts(self) -> int:

@@ -32,7 +32,7 @@ from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint
 from lmprog.runtime.engine.model.mixture import ExpertNames
 from lmprog.runtime.engine.model.quantization import Quantization, read_quantization
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
-from lmprog.runtime.engine.model.weight_table import Part, expected, joined_parts
+from lmprog.runtime.engine.model.weight_table import Part, expected, joined_parts, not_read
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -69,9 +69,11 @@ def stored_weights(location: Path, shape: ModelShape) -> StoredWeights:
     derived = {} if how is None else dict(_quantized(checkpoint, how, shape))
     if shape.mixture is not None:
         derived |= single_experts(checkpoint, shape.mixture)
-    unused = frozenset(name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES))
+    scales = {name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES)}
+    unread = checkpoint.names & not_read(shape)
+    unused = frozenset(scales | unread)
     derived = _with_shared_experts(checkpoint, derived, unused, shape)
-    if how is None and not derived:
+    if how is None and not derived and not unread:
         return checkpoint
     return DerivedWeights(checkpoint, derived, unused)
 
