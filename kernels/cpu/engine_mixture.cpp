@@ -65,7 +65,8 @@ void Engine::route(const lmprog_layer &layer) {
             scores_.data, scores_.width);
     routes_.take(count_, mixture);
     by_row(count_, 8L * mixture.experts * mixture.used, [&](int first, int last, int) {
-        for (int r = first; r < last; r++) routes_.choose(r, scores_.row(r), mixture, layer.expert_scales);
+        for (int r = first; r < last; r++)
+            routes_.choose(r, scores_.row(r), mixture, layer.choice_bias, layer.expert_scales);
     });
     routes_.sort(count_, mixture.experts + mixture.shared, 1);
 }

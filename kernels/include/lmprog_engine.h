@@ -73,6 +73,7 @@ typedef struct {
      * experts, shared ones last, one after the other, each filled up to whole panels. NULL: none. */
     const void *router;       /* [experts][hidden], packed as F32 whatever the model's type; shared_gated: one row more */
     const float *router_bias; /* [experts] filled up to a multiple of 32, or NULL */
+    const float *choice_bias; /* [experts] added to what experts are chosen by, not to their shares; NULL: nothing is */
     /* A layer with both has its feed-forward here. The router and the experts have norms of their own in place of mlp_norm;
      * what each of both gives is normalized before it is added. A chosen expert's share is multiplied by its scale. */
     const void *dense_gate_up, *dense_down;
@@ -109,6 +110,7 @@ enum { LMPROG_SHORT_CONV = 1, LMPROG_DELTA_NET = 2, LMPROG_MAMBA2 = 3 };
 typedef struct {
     int32_t kind; /* 0: the model has no recurrent layers */
     int32_t taps, channels, heads, groups, key_dim, value_dim, num_slots;
+    float norm_eps, rate_scale; /* of state_norm; what rates of a delta net are multiplied by */
 } lmprog_recurrent;
 
 /* Each token goes through the `used` experts with the greatest scores of the router, the first of equal ones. Their
@@ -117,6 +119,8 @@ typedef struct {
  * of 1, or (`shared_gated`) of the sigmoid of the router's last score. */
 typedef struct {
     int32_t experts, used, inner, shared, normalized, shared_gated;
+    int32_t sigmoid;                 /* shares are of the sigmoid of each score, not of a softmax */
+    float share_floor, share_scale; /* added to the sum that shares are divided by; what each is multiplied by */
 } lmprog_mixture;
 
 typedef struct {

@@ -55,6 +55,8 @@ class Recipe:
             for name, number in model.named_buffers():
                 if name.endswith("layer_scalar"):  # all ones otherwise
                     number.mul_(torch.empty_like(number).uniform_(0.5, 1.5))
+                if name.endswith("expert_bias"):  # all zeros otherwise
+                    number.add_(torch.randn_like(number) * 0.2)
         model.save_pretrained(folder, **saving)
         return model
 

@@ -41,7 +41,7 @@ def checkpoint(judged: Judge) -> Judged:
     "name",
     [
         *("qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen3_next", "granitemoehybrid"),
-        *("gemma4-shared", "gemma4-mixture"),
+        *("gemma4-shared", "gemma4-mixture", "lfm2_moe"),
     ],
 )
 def test_company_and_chunks_and_threads_change_no_bit(judged: Judge, name: str, kind: str) -> None:

@@ -61,6 +61,14 @@ class Mixture:
     """Those that have a mixture; the others have an ordinary feed-forward."""
     normalized: bool = True
     """A token's shares sum to 1; otherwise they are of the softmax over all experts."""
+    sigmoid: bool = False
+    """Shares are of the sigmoid of each score, not of a softmax."""
+    share_floor: float = 0.0
+    """Added to the sum that shares are divided by."""
+    share_scale: float = 1.0
+    choice_bias: str | None = None
+    """The weight, by what follows `model.layers.0.`, that is added to what experts are chosen by;
+    None: nothing is."""
     biases: bool = False
     """Router and experts have biases."""
     names: ExpertNames = ExpertNames()

@@ -113,6 +113,8 @@ class ModelShape:
     names: WeightNames = WeightNames()
     recurrent: Recurrent | None = None
     """The layers that keep a state in place of keys and values."""
+    recurrent_norms: Norms | None = None
+    """Those of recurrent layers, where they are others (OLMo hybrid)."""
     gated_attention: bool = False
     """What a head's attention gives is multiplied with the sigmoid of a gate (Qwen 3.5)."""
     whole_heads: Heads | None = None
@@ -174,6 +176,10 @@ class ModelShape:
     def ropes(self) -> tuple[Rope, ...]:
         """All rotations that layers have."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def norms_of(self, layer: int) -> Norms:
+        own = None if self.recurrent_of(layer) is None else self.recurrent_norms
+        return own or self.norms
 
     def recurrent_of(self, layer: int) -> Recurrent | None:
         """What the layer is in place of attention; None: it is attention."""

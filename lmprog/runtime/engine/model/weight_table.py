@@ -118,6 +118,7 @@ def norm(shape: ModelShape) -> Vector:
 
 def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
     """The layer's products by their names."""
+    shape = replace(shape, norms=shape.norms_of(layer))
     prefix = f"model.layers.{layer}."
     mixture = shape.mixture_of(layer)
     ends = _feed_forward(shape, layer) if mixture is None else _experts(shape, mixture, layer)
@@ -131,6 +132,7 @@ def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
 
 def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
     """The layer's biases and norms by their names; what the model lacks is absent."""
+    shape = replace(shape, norms=shape.norms_of(layer))
     prefix = f"model.layers.{layer}."
     mixture = shape.mixture_of(layer)
     recurrent = shape.recurrent_of(layer)
@@ -149,6 +151,8 @@ def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
         if weight := getattr(shape.norms, place.name):
             name = f"{prefix}{weight}.weight"
             found[place.name] = _whole(name, shape.hidden, _plus(shape))
+    if mixture is not None and mixture.choice_bias is not None:
+        found["choice_bias"] = _whole(prefix + mixture.choice_bias, mixture.experts)
     if mixture is not None and mixture.is_beside:
         found |= dict(_vectors_beside(shape, mixture, prefix))
     if shape.per_layer is not None:
@@ -417,20 +421,28 @@ def _short_conv(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[st
 def _delta_net(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[str, Matrix]:
     hidden, heads, block = shape.hidden, recurrent.heads, f"{prefix}linear_attn."
     channels, values = recurrent.channels, recurrent.values
-    if recurrent.is_joined:
+    if recurrent.layout == "joined":
         parts, scores = _joined_delta_net(recurrent, block)
     else:
-        parts = (
-            Part(f"{block}in_proj_qkv.weight", 0, channels),
-            Part(f"{block}in_proj_z.weight", 0, values, channels),
-        )
-        scores = (
-            Part(f"{block}in_proj_b.weight", 0, heads),
-            Part(f"{block}in_proj_a.weight", 0, heads, heads),
-        )
-    out = Matrix(hidden, values, (Part(f"{block}out_proj.weight", 0, hidden),))
+        begin, end = ("", "_proj") if recurrent.layout == "single" else ("in_proj_", "")
+        named = {"qkv": channels, "z": values}
+        if recurrent.layout == "single":
+            named = {"q": recurrent.keys, "k": recurrent.keys, "v": values, "g": values}
+        parts = _one_by_one({f"{block}{begin}{name}{end}": size for name, size in named.items()})
+        scores = _one_by_one({f"{block}{begin}{name}{end}": heads for name in ("b", "a")})
+    name = "o_proj" if recurrent.layout == "single" else "out_proj"
+    out = Matrix(hidden, values, (Part(f"{block}{name}.weight", 0, hidden),))
     gates = Matrix(2 * heads, hidden, scores, "float32", norm=_placed("attention_norm", shape))
     return _halves(shape, Matrix(channels + values, hidden, parts), out) | {"gates": gates}
+
+
+def _one_by_one(weights: dict[str, int]) -> tuple[Part, ...]:
+    """Whole weights, one after the other; each with its rows."""
+    parts, at = [], 0
+    for name, rows in weights.items():
+        parts.append(Part(f"{name}.weight", 0, rows, at))
+        at += rows
+    return tuple(parts)
 
 
 def _joined_delta_net(
@@ -486,7 +498,8 @@ def _recurrent_vectors(recurrent: Recurrent, prefix: str) -> Iterator[tuple[str,
     if recurrent.kind == "mamba2":
         yield "skip", _whole(f"{block}D", recurrent.heads)
     size = recurrent.values if recurrent.kind == "mamba2" else recurrent.value_dim
-    yield "state_norm", _whole(f"{block}norm.weight", size)
+    name = "o_norm" if recurrent.layout == "single" else "norm"
+    yield "state_norm", _whole(f"{block}{name}.weight", size)
 
 
 def _expert_biases(

@@ -530,8 +530,11 @@ def _mixture(shape: ModelShape) -> interface.CMixture:
     if mixture is None:
         return interface.CMixture()
     sizes = mixture.experts, mixture.used, mixture.inner, mixture.shared_parts
+    named = ("normalized", "sigmoid", "share_floor", "share_scale")
     return interface.CMixture(
-        *sizes, normalized=mixture.normalized, shared_gated=mixture.is_shared_gated
+        *sizes,
+        shared_gated=mixture.is_shared_gated,
+        **{name: getattr(mixture, name) for name in named},
     )
 
 
@@ -557,10 +560,11 @@ def c_recurrent(shape: ModelShape, slots: StateSlots | None = None) -> interface
     recurrent = shape.recurrent
     if recurrent is None:
         return interface.CRecurrent()
-    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim")
+    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim", "rate_scale")
     return interface.CRecurrent(
         kind=interface.RECURRENT_KINDS[recurrent.kind],
         num_slots=0 if slots is None else slots.num_slots,
+        norm_eps=recurrent.norm_eps or shape.norm_eps,
         **{name: getattr(recurrent, name) for name in named},
     )
 

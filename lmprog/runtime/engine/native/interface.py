@@ -120,7 +120,7 @@ class CLayer(ctypes.Structure):
         ("attention", CAttentionLayer),
         ("shape", CAttentionShape),
         *(("inner", c_int32), ("reads", c_int32)),
-        *((name, c_void_p) for name in ("router", "router_bias", *DENSE_BESIDE)),
+        *((name, c_void_p) for name in ("router", "router_bias", "choice_bias", *DENSE_BESIDE)),
         ("rope", c_int32),
         *((name, c_void_p) for name in ("keys", "values", "states", "gates", *STATE_VECTORS)),
         *((name, c_void_p) for name in PER_LAYER),
@@ -134,7 +134,8 @@ class CRope(ctypes.Structure):
 class CMixture(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("experts", "used", "inner", "shared")),
-        *((name, c_int32) for name in ("normalized", "shared_gated")),
+        *((name, c_int32) for name in ("normalized", "shared_gated", "sigmoid")),
+        *((name, c_float) for name in ("share_floor", "share_scale")),
     )
 
 
@@ -145,6 +146,7 @@ class CRecurrent(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "taps", "channels", "heads", "groups", "key_dim")),
         *((name, c_int32) for name in ("value_dim", "num_slots")),
+        *((name, c_float) for name in ("norm_eps", "rate_scale")),
     )
 
 
