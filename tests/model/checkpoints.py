@@ -132,6 +132,11 @@ LAYERED = {
         | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
         | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY},
     ),
+    "gemma4-unified": Recipe(
+        "Gemma4UnifiedText",
+        {name: value for name, value in _LAYERED.items() if "per_layer" not in name}
+        | {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
     "gemma4-mixture": Recipe(
         "Gemma4Text",
         _LAYERED

@@ -41,7 +41,7 @@ _FORMS: Mapping[str, type[np.generic]] = {
 _ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _FORMS.items()}
 _OTHER_PARTS = (
     *("model.visual.", "mtp.", "model.vision_tower.", "model.audio_tower."),
-    *("model.embed_vision.", "model.embed_audio."),
+    *("model.embed_vision.", "model.embed_audio.", "model.vision_embedder."),
 )
 _TEXT_PART = re.compile(r"^(base_model\.model\.)?model\.language_model\.")  # an adapter's, too
 _LONGEST_HEADER = 100 << 20

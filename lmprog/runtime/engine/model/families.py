@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.model.gemma4 import read_gemma4
+from lmprog.runtime.engine.model.gemma4 import UNIFIED, read_gemma4
 from lmprog.runtime.engine.model.mixture import (
     ExpertNames,
     Mixture,
@@ -559,6 +559,10 @@ _HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
 }
 _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     **dict.fromkeys(("gemma4_text", "gemma4"), lambda config: read_gemma4(text_part(config))),
+    **dict.fromkeys(
+        ("gemma4_unified_text", "gemma4_unified"),
+        lambda config: read_gemma4(UNIFIED | text_part(config)),
+    ),
 }
 """Whose layers have heads of several sizes."""
 _NATIVE_ALONE = frozenset({"gpt_oss"})

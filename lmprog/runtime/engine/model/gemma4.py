@@ -34,6 +34,9 @@ _ROPES: Mapping[str, Config] = {
 }
 _DEFAULTS: Config = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 131_072}
 _DEFAULTS |= {"tie_word_embeddings": True}
+UNIFIED: Config = {"hidden_size_per_layer_input": 0, "sliding_window": 1024}
+UNIFIED |= {"max_position_embeddings": 262_144}
+"""What the text part of a unified Gemma 4 takes for granted."""
 _MULTIPLE = 16
 """Inputs per layer are computed so many at a time."""
 
