@@ -174,7 +174,7 @@ def adapters(
     assert isinstance(engine, NativeEngine)
     shape = dummy_shape(model)
     adapters = [random_adapter("x" * (n + 1), shape, rank) for n in range(16)]
-    engine.take_adapters(packed_adapters(adapters, shape.inner))
+    engine.take_adapters(packed_adapters(adapters, shape))
     print(
         f"{model}, {dtype}: {engine.num_weights / 1e6:.0f} million weights; "
         f"rank {rank}: {adapters[0].num_bytes / 1e6:.1f} MB an adapter"

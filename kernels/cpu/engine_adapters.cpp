@@ -101,7 +101,7 @@ void Engine::cut(const lmprog_low_rank &low, const lmprog_raised *raised, const 
 // What adapters add to gates and ups, which must be known before they become one.
 const Engine::Rows *Engine::adapted_gates(const lmprog_layer &layer) {
     if (adapted_.empty()) return nullptr;
-    gates_added_.take(adapted_.count(), 2 * up32(model_.inner));
+    gates_added_.take(adapted_.count(), 2 * up32(layer.inner));
     std::fill(gates_added_.data, gates_added_.data + adapted_.count() * gates_added_.width, 0.0f);
     adapt(layer, LMPROG_ADAPTED_GATE_UP, normed_, {gates_added_.data, gates_added_.width, true});
     return &gates_added_;

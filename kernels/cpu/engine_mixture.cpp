@@ -3,11 +3,42 @@
 
 namespace lmprog {
 
+// The ordinary feed-forward, and beside it the experts.
+void Engine::both(const lmprog_layer &layer) {
+    dense(layer, layer.dense_gate_up, layer.dense_down);
+    by_row(count_, 8L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            kernels_->norm(out_.row(r), layer.dense_post_norm, model_.norm_eps, model_.hidden, out_.row(r));
+            memcpy(beside_.row(r), out_.row(r), static_cast<size_t>(out_.width) * 4);
+            norm_row(x_.row(r), layer.router_norm, normed_.row(r));
+        }
+    });
+    route(layer);
+    by_row(count_, 4L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            norm_row(x_.row(r), layer.experts_norm, normed_.row(r));
+            prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
+        }
+    });
+    experts(layer);
+    by_row(count_, 4L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            kernels_->norm(out_.row(r), layer.experts_post_norm, model_.norm_eps, model_.hidden, out_.row(r));
+            kernels_->add(out_.row(r), beside_.row(r), 1.0f, out_.width);
+        }
+    });
+}
+
 void Engine::mixture(const lmprog_layer &layer) {
+    route(layer);
+    experts(layer);
+}
+
+// The products of the experts that rows are sent to, and their sum.
+void Engine::experts(const lmprog_layer &layer) {
     const lmprog_mixture &mixture = model_.mixture;
     const int inner_panels = static_cast<int>(up32(mixture.inner) / kPanel);
     const int hidden_panels = static_cast<int>(up32(model_.hidden) / kPanel);
-    route(layer);
     gather();
     gate_product({layer.gate_up, layer.gate_bias, layer.up_bias, mixture.inner}, routes_.groups(inner_panels),
                  expert_in_.inputs, expert_inner_);
@@ -34,7 +65,8 @@ void Engine::route(const lmprog_layer &layer) {
             scores_.data, scores_.width);
     routes_.take(count_, mixture);
     by_row(count_, 8L * mixture.experts * mixture.used, [&](int first, int last, int) {
-        for (int r = first; r < last; r++) routes_.choose(r, scores_.row(r), mixture);
+        for (int r = first; r < last; r++)
+            routes_.choose(r, scores_.row(r), mixture, layer.choice_bias, layer.expert_scales);
     });
     routes_.sort(count_, mixture.experts + mixture.shared, 1);
 }

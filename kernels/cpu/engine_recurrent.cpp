@@ -99,7 +99,7 @@ void Engine::prepare_head_row(const lmprog_layer &layer, long row) {
         const bool is_net = r.kind == LMPROG_DELTA_NET;
         const float score = (is_net ? decays : rates)[head] + layer.decay_bias[head];
         const float step = score > 20.0f ? score : log1pf(expf(score));
-        rates[head] = is_net ? 1.0f / (1.0f + expf(-rates[head])) : step;
+        rates[head] = is_net ? r.rate_scale / (1.0f + expf(-rates[head])) : step;
         decays[head] = expf(-expf(layer.decay_log[head]) * step);
     }
 }
@@ -130,7 +130,7 @@ void Engine::finish_head(const lmprog_layer &layer, int head, long row) {
     float *out = attended_.row(row) + values;
     const float *x = qkv_.row(row) + values;
     if (r.kind == LMPROG_DELTA_NET) {
-        kernels_->norm(out, layer.state_norm, model_.norm_eps, r.value_dim, out);
+        kernels_->norm(out, layer.state_norm, r.norm_eps, r.value_dim, out);
         kernels_->activate({LMPROG_SILU, 0, 0}, x + at.z, out, out, r.value_dim);
     } else {
         kernels_->add(out, x + at.v, layer.skip[head], r.value_dim);
@@ -143,7 +143,7 @@ void Engine::finish_mamba_row(const lmprog_layer &layer, long row) {
     float *out = attended_.row(row);
     kernels_->activate({LMPROG_SILU, 0, 0}, qkv_.row(row) + columns_of(r).z, out, out, size);
     for (long at = 0; at < size; at += each)
-        kernels_->norm(out + at, layer.state_norm + at, model_.norm_eps, each, out + at);
+        kernels_->norm(out + at, layer.state_norm + at, r.norm_eps, each, out + at);
 }
 
 }  // namespace lmprog

@@ -7,7 +7,6 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
       layers_(model.layers, model.layers + model.num_layers),
       ropes_(model.ropes, model.ropes + model.num_ropes),
       kernels_(kernels),
-      layout_(layout_of(model.attention)),
       activation_{model.activation, model.activation_slope, model.activation_limit},
       workers_(threads),
       attention_(attention, threads),
@@ -19,23 +18,27 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
       cosines_(ropes_.size()),
       sines_(ropes_.size()) {
     for (const lmprog_layer &layer : layers_) {
+        layouts_.push_back(layout_of(layer.shape));
+        if (!layer.reads) last_kept_ = &layer;
         const lmprog_mixture &mixture = model.mixture;
         const long met = mixture.used + mixture.shared;
-        const long inner = layer.router == nullptr ? model.inner : met * mixture.inner;
+        const long inner = layer.inner + (layer.router == nullptr ? 0 : met * mixture.inner);
         weights_ += model.hidden * (projected(layer) + mixed(layer) + 3 * inner);
     }
 }
 
 int Engine::projected(const lmprog_layer &layer) const {
     const lmprog_recurrent &r = model_.recurrent;
+    const Layout &l = layout(layer);
     if (layer.states == nullptr)
-        return ((1 + model_.gated_attention) * layout_.kv_heads * layout_.group + 2 * layout_.kv_heads) * layout_.head_dim;
+        return ((1 + model_.gated_attention) * l.kv_heads * l.group + (layer.reads ? 0 : 2 * l.kv_heads)) * l.head_dim;
     return r.kind == LMPROG_SHORT_CONV ? 3 * r.channels : r.channels + r.heads * r.value_dim;
 }
 
 int Engine::mixed(const lmprog_layer &layer) const {
     const lmprog_recurrent &r = model_.recurrent;
-    if (layer.states == nullptr) return layout_.kv_heads * layout_.group * layout_.head_dim;
+    const Layout &l = layout(layer);
+    if (layer.states == nullptr) return l.kv_heads * l.group * l.head_dim;
     return r.kind == LMPROG_SHORT_CONV ? r.channels : r.heads * r.value_dim;
 }
 
@@ -48,6 +51,7 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
     adapted_.take(step.adapters, count_);
     copy_slots_of(step);
     embed(step);
+    if (model_.per_layer > 0) embed_per_layer(step);
     turn(step);
     if (model_.recurrent.kind != 0) stretches_.take(step, model_.recurrent.num_slots);
     for (const lmprog_layer &layer : layers_) {
@@ -55,6 +59,7 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
             attend(layer, step);
         else
             recur(layer, step);
+        if (&layer == last_kept_ && step.num_logits == 0) return 0;  // nobody asks for what comes after
         if (&layer == &layers_.back()) keep_wanted(step);
         if (count_ == 0) return 0;
         const int inputs = mixed(layer);
@@ -98,10 +103,11 @@ bool Engine::valid_states(const lmprog_step &step) const {
 }
 
 void Engine::take_memory(int count) {
-    int most_projected = 0, most_mixed = 0;
+    int most_projected = 0, most_mixed = 0, most_inner = 0;
     for (const lmprog_layer &layer : layers_) {
         most_projected = std::max(most_projected, projected(layer));
         most_mixed = std::max(most_mixed, mixed(layer));
+        most_inner = std::max(most_inner, layer.inner);
     }
     x_.take(count, model_.hidden);
     normed_.take(count, model_.hidden);
@@ -109,11 +115,17 @@ void Engine::take_memory(int count) {
     qkv_.take(count, most_projected);
     attended_.take(count, most_mixed);
     if (model_.recurrent.heads > 0) gates_.take(count, 2L * model_.recurrent.heads);
-    inner_.take(count, model_.inner);
+    inner_.take(count, most_inner);
     open(hidden_in_, normed_, count, static_cast<int>(normed_.width));
     open(heads_in_, attended_, count, static_cast<int>(attended_.width));
     open(inner_in_, inner_, count, static_cast<int>(inner_.width));
+    if (model_.per_layer > 0) {
+        per_layer_.take(count, static_cast<long>(model_.num_layers) * model_.per_layer);
+        opened_.take(count, model_.per_layer);
+        open(opened_in_, opened_, count, static_cast<int>(opened_.width));
+    }
     if (model_.mixture.experts > 0) {
+        beside_.take(count, model_.hidden);
         const int sorted = count * (model_.mixture.used + model_.mixture.shared);
         scores_.take(count, model_.mixture.experts + 1);
         expert_inner_.take(sorted, model_.mixture.inner);
@@ -126,8 +138,8 @@ void Engine::copy_slots_of(const lmprog_step &step) {
     if (step.num_copies == 0) return;
     workers_.share(model_.num_layers, false, [&](int index, int) {
         const lmprog_layer &layer = layers_[index];
-        if (layer.states == nullptr)
-            lmprog_attention_copy(&model_.attention, layer.keys, layer.values, step.copies, step.num_copies);
+        if (layer.states == nullptr && !layer.reads)
+            lmprog_attention_copy(&layer.shape, layer.keys, layer.values, step.copies, step.num_copies);
     });
 }
 
@@ -147,14 +159,44 @@ void Engine::embed(const lmprog_step &step) {
     });
 }
 
+// Each layer's own input of each token.
+void Engine::embed_per_layer(const lmprog_step &step) {
+    const int size = model_.per_layer, all = model_.num_layers * size;
+    by_row(count_, model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            norm_row(x_.row(r), nullptr, normed_.row(r));
+            prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
+        }
+    });
+    product({model_.per_layer_projection, nullptr, all, model_.hidden, model_.weight_type}, whole(), hidden_in_.inputs,
+            per_layer_.data, per_layer_.width);
+    const float eps = model_.norm_eps * static_cast<float>(model_.hidden);  // as if divided by the root of hidden
+    const float root = sqrtf(static_cast<float>(size)), half = sqrtf(0.5f);
+    for (Scratch &scratch : scratch_) scratch.floats(all);
+    by_row(count_, 4L * all, [&](int first, int last, int worker) {
+        float *own = scratch_[worker].floats(0);
+        for (int r = first; r < last; r++) {
+            read_row(model_.per_layer_embedding, model_.per_layer_type, all, step.tokens[r], all, own);
+            for (int at = 0; at < all; at += size) {
+                float *x = per_layer_.row(r) + at;
+                kernels_->norm(x, model_.per_layer_norm, eps, size, x);
+                for (int i = 0; i < size; i++) x[i] = (x[i] + root * own[at + i]) * half;
+            }
+        }
+    });
+}
+
 // Cosines and sines of the step's positions, once for all layers.
 void Engine::turn(const lmprog_step &step) {
-    const long half = model_.rotary_dim / 2, each = count_ * half;
-    float *at = turns_.floats(2 * each * static_cast<long>(ropes_.size()));
+    long total = 0;
+    for (const lmprog_rope &rope : ropes_) total += static_cast<long>(count_) * rope.rotary_dim;
+    float *at = turns_.floats(total);
     for (size_t i = 0; i < ropes_.size(); i++) {
-        cosines_[i] = at + 2 * each * static_cast<long>(i);
-        sines_[i] = cosines_[i] + each;
         const lmprog_rope &rope = ropes_[i];
+        const long half = rope.rotary_dim / 2;
+        cosines_[i] = at;
+        sines_[i] = at + count_ * half;
+        at += 2 * count_ * half;
         by_row(count_, 64 * half, [&](int first, int last, int) {
             for (long r = first; r < last; r++)
                 for (long d = 0; d < half; d++) {
@@ -187,33 +229,42 @@ void Engine::attend(const lmprog_layer &layer, const lmprog_step &step) {
     write_and_attend(layer, step);
 }
 
-// Norms and rotation of one row's queries and keys.
+// Norms and rotation of one row's queries and keys; the norm of its values.
 void Engine::finish_row(const lmprog_layer &layer, long row) {
-    const int heads = layout_.kv_heads * layout_.group, dim = layout_.head_dim, half = model_.rotary_dim / 2;
+    const Layout &l = layout(layer);
+    const int heads = l.kv_heads * l.group, kv_heads = layer.reads ? 0 : l.kv_heads, dim = l.head_dim;
     float *q = qkv_.row(row), *k = q + static_cast<long>(heads) * dim;
     if (layer.q_norm != nullptr && model_.qk_norm_wide) {
         kernels_->norm(q, layer.q_norm, model_.norm_eps, static_cast<long>(heads) * dim, q);
-        kernels_->norm(k, layer.k_norm, model_.norm_eps, static_cast<long>(layout_.kv_heads) * dim, k);
+        kernels_->norm(k, layer.k_norm, model_.norm_eps, static_cast<long>(kv_heads) * dim, k);
     }
-    for (int h = 0; h < heads + layout_.kv_heads; h++) {
+    for (int h = 0; layer.v_norm != nullptr && h < kv_heads; h++) {
+        float *v = k + (static_cast<long>(kv_heads) + h) * dim;
+        kernels_->norm(v, layer.v_norm, model_.norm_eps, dim, v);
+    }
+    const long half = layer.rope < 0 ? 0 : ropes_[layer.rope].rotary_dim / 2;
+    for (int h = 0; h < heads + kv_heads; h++) {
         float *x = q + static_cast<long>(h) * dim;
         if (layer.q_norm != nullptr && !model_.qk_norm_wide)
             kernels_->norm(x, h < heads ? layer.q_norm : layer.k_norm, model_.norm_eps, dim, x);
-        if (layer.rope >= 0) kernels_->rotate(x, cosines_[layer.rope] + row * half, sines_[layer.rope] + row * half, half);
+        if (layer.rope < 0) continue;
+        const float *sines = sines_[layer.rope] + row * half;
+        kernels_->rotate(x, cosines_[layer.rope] + row * half, sines, static_cast<int>(half));
     }
 }
 
 void Engine::write_and_attend(const lmprog_layer &layer, const lmprog_step &step) {
-    const long heads = static_cast<long>(layout_.kv_heads) * layout_.group, dim = layout_.head_dim;
+    const Layout &l = layout(layer);
+    const long heads = static_cast<long>(l.kv_heads) * l.group, dim = l.head_dim;
     const lmprog_attention_array q = {qkv_.data, qkv_.width, LMPROG_F32};
     const lmprog_attention_array k = {qkv_.data + heads * dim, qkv_.width, LMPROG_F32};
-    const lmprog_attention_array v = {qkv_.data + (heads + layout_.kv_heads) * dim, qkv_.width, LMPROG_F32};
+    const lmprog_attention_array v = {qkv_.data + (heads + l.kv_heads) * dim, qkv_.width, LMPROG_F32};
     const lmprog_attention_array out = {attended_.data, attended_.width, LMPROG_F32};
-    write_layer(workers_, layout_, step.rows, layer.keys, layer.values, k, v, alone_);
-    if (step.num_logits == 0 && &layer == &layers_.back()) return;  // nobody asks for what comes after
-    const bool alone = alone_ || attention_products(layout_, layer.attention, step.rows) < kWorthWaking;
-    const Plan &plan = plan_of(layer.attention, step.rows, alone);
-    attention_.attend(workers_, plan, layout_, layer.attention, step.rows, layer.keys, layer.values, q, out, alone);
+    if (!layer.reads) write_layer(workers_, l, step.rows, layer.keys, layer.values, k, v, alone_);
+    if (step.num_logits == 0 && &layer == last_kept_) return;
+    const bool alone = alone_ || attention_products(l, layer.attention, step.rows) < kWorthWaking;
+    const Plan &plan = plan_of(layer, step.rows, alone);
+    attention_.attend(workers_, plan, l, layer.attention, step.rows, layer.keys, layer.values, q, out, alone);
     if (model_.gated_attention != 0) gate_attended(layer);
 }
 
@@ -225,12 +276,14 @@ void Engine::gate_attended(const lmprog_layer &layer) {
     });
 }
 
-const Plan &Engine::plan_of(const lmprog_attention_layer &layer, const lmprog_attention_batch &batch, bool alone) {
-    for (const auto &[window, plan] : plans_)
-        if (window == layer.window) return *plan;
-    plans_.emplace_back(layer.window,
-                        std::make_unique<Plan>(layout_, layer, batch, alone ? 1 : workers_.count()));
-    return *plans_.back().second;
+const Plan &Engine::plan_of(const lmprog_layer &layer, const lmprog_attention_batch &batch, bool alone) {
+    const Layout &l = layout(layer);
+    const int window = layer.attention.window;
+    for (const SharedPlan &one : plans_)
+        if (one.window == window && one.kv_heads == l.kv_heads && one.group == l.group) return *one.plan;
+    auto made = std::make_unique<Plan>(l, layer.attention, batch, alone ? 1 : workers_.count());
+    plans_.push_back({window, l.kv_heads, l.group, std::move(made)});
+    return *plans_.back().plan;
 }
 
 // After the last layer's attention each token is alone: only those whose logits are wanted go on.
@@ -240,6 +293,8 @@ void Engine::keep_wanted(const lmprog_step &step) {
         if (from == i) continue;
         memcpy(x_.row(i), x_.row(from), static_cast<size_t>(x_.width) * 4);
         memcpy(attended_.row(i), attended_.row(from), static_cast<size_t>(attended_.width) * 4);
+        if (model_.per_layer > 0)
+            memcpy(per_layer_.row(i), per_layer_.row(from), static_cast<size_t>(per_layer_.width) * 4);
     }
     count_ = step.num_logits;
     adapted_.keep(step.logit_tokens, count_);
@@ -254,22 +309,57 @@ void Engine::feed_forward(const lmprog_layer &layer) {
         }
     });
     if (layer.router == nullptr)
-        dense(layer);
-    else
+        dense(layer, layer.gate_up, layer.down);
+    else if (layer.dense_gate_up == nullptr)
         mixture(layer);
+    else
+        both(layer);
     by_row(count_, 2L * model_.hidden, [&](int first, int last, int) {
         for (int r = first; r < last; r++) add_row(r, layer.mlp_post_norm);
     });
+    finish_layer(layer);
 }
 
-void Engine::dense(const lmprog_layer &layer) {
-    gate_product({layer.gate_up, layer.gate_bias, layer.up_bias, model_.inner}, whole(), hidden_in_.inputs, inner_,
-                 adapted_gates(layer));
-    by_row(count_, model_.inner, [&](int first, int last, int) {
-        for (int r = first; r < last; r++) prepare(inner_in_, inner_, r, static_cast<int>(inner_.width));
+// Adds what comes of the layer's own input of each token, and scales the sum.
+void Engine::finish_layer(const lmprog_layer &layer) {
+    const long size = model_.per_layer, at = (&layer - layers_.data()) * size;
+    if (layer.per_layer_gate != nullptr) {
+        by_row(count_, model_.hidden, [&](int first, int last, int) {
+            for (int r = first; r < last; r++) {
+                norm_row(x_.row(r), nullptr, normed_.row(r));
+                prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
+            }
+        });
+        product({layer.per_layer_gate, nullptr, model_.per_layer, model_.hidden, model_.weight_type}, whole(),
+                hidden_in_.inputs, opened_.data, opened_.width);
+        by_row(count_, 8 * size, [&](int first, int last, int) {
+            for (int r = first; r < last; r++) {
+                kernels_->activate(activation_, opened_.row(r), per_layer_.row(r) + at, opened_.row(r), size);
+                prepare(opened_in_, opened_, r, static_cast<int>(opened_.width));
+            }
+        });
+        product({layer.per_layer_out, nullptr, model_.hidden, model_.per_layer, model_.weight_type}, whole(),
+                opened_in_.inputs, out_.data, out_.width);
+        by_row(count_, 2L * model_.hidden, [&](int first, int last, int) {
+            for (int r = first; r < last; r++) add_row(r, layer.per_layer_post_norm);
+        });
+    }
+    if (layer.scale == nullptr) return;
+    by_row(count_, model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++)
+            for (long i = 0; i < x_.width; i++) x_.row(r)[i] *= *layer.scale;
     });
-    product({layer.down, layer.down_bias, model_.hidden, model_.inner, model_.weight_type}, whole(), inner_in_.inputs,
-            out_.data, out_.width);
+}
+
+void Engine::dense(const lmprog_layer &layer, const void *gate_up, const void *down) {
+    const int inner = layer.inner;
+    gate_product({gate_up, layer.gate_bias, layer.up_bias, inner}, whole(), hidden_in_.inputs, inner_,
+                 adapted_gates(layer));
+    by_row(count_, inner, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) prepare(inner_in_, inner_, r, static_cast<int>(up32(inner)));
+    });
+    product({down, layer.down_bias, model_.hidden, inner, model_.weight_type}, whole(), inner_in_.inputs, out_.data,
+            out_.width);
     adapt(layer, LMPROG_ADAPTED_DOWN, inner_, {out_.data, out_.width, false});
 }
 

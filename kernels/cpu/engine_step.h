@@ -82,9 +82,11 @@ class Engine {
     // Numbers that a layer's first product gives, and that its second takes.
     int projected(const lmprog_layer &layer) const;
     int mixed(const lmprog_layer &layer) const;
+    const Layout &layout(const lmprog_layer &layer) const { return layouts_[&layer - layers_.data()]; }
     float *state(const lmprog_layer &layer, int slot) const { return layer.states + slot * state_floats_; }
     void take_memory(int count);
     void embed(const lmprog_step &step);
+    void embed_per_layer(const lmprog_step &step);
     void turn(const lmprog_step &step);
     void copy_slots_of(const lmprog_step &step);
     void attend(const lmprog_layer &layer, const lmprog_step &step);
@@ -100,12 +102,15 @@ class Engine {
     void finish_row(const lmprog_layer &layer, long row);
     void keep_wanted(const lmprog_step &step);
     void feed_forward(const lmprog_layer &layer);
-    void dense(const lmprog_layer &layer);
+    void dense(const lmprog_layer &layer, const void *gate_up, const void *down);
     void mixture(const lmprog_layer &layer);
+    void both(const lmprog_layer &layer);
+    void finish_layer(const lmprog_layer &layer);
     void route(const lmprog_layer &layer);
+    void experts(const lmprog_layer &layer);
     void gather();
     void head(float *logits, int64_t stride);
-    const Plan &plan_of(const lmprog_attention_layer &layer, const lmprog_attention_batch &batch, bool alone);
+    const Plan &plan_of(const lmprog_layer &layer, const lmprog_attention_batch &batch, bool alone);
 
     void open(Prepared &prepared, const Rows &rows, int count, int inputs);
     void prepare(Prepared &prepared, const Rows &rows, long row, int inputs) const;
@@ -149,7 +154,8 @@ class Engine {
     const std::vector<lmprog_layer> layers_;
     const std::vector<lmprog_rope> ropes_;
     const StepKernels *kernels_;
-    const Layout layout_;
+    std::vector<Layout> layouts_;              // of each layer
+    const lmprog_layer *last_kept_ = nullptr;  // what layers behind it compute, no later token sees
     const Activation activation_;
     Workers workers_;
     AttentionRun attention_;
@@ -161,6 +167,8 @@ class Engine {
 
     Rows x_, normed_, qkv_, attended_, out_, inner_;
     Prepared hidden_in_, heads_in_, inner_in_;
+    Rows per_layer_, opened_;  // each layer's inputs; what comes of one's gate
+    Prepared opened_in_;
     Groups whole_ = Groups(1);
     std::vector<Part> parts_;  // of the product at hand
 
@@ -172,7 +180,7 @@ class Engine {
 
     // Of layers with a mixture: rows sorted by expert, one for each token and expert it goes through.
     Routes routes_;
-    Rows scores_, expert_inner_, expert_out_;
+    Rows scores_, expert_inner_, expert_out_, beside_;
     Prepared expert_in_, expert_inner_in_;
 
     // Of steps with adapters.
@@ -183,7 +191,12 @@ class Engine {
     std::vector<ThinPart> thin_parts_;
     Scratch turns_;
     std::vector<float *> cosines_, sines_;  // of each rope: [tokens][rotary_dim / 2]
-    std::vector<std::pair<int, std::unique_ptr<Plan>>> plans_;  // of this step, by window
+
+    struct SharedPlan {
+        int window, kv_heads, group;
+        std::unique_ptr<Plan> plan;
+    };
+    std::vector<SharedPlan> plans_;  // of this step
 };
 
 }  // namespace lmprog

@@ -34,28 +34,32 @@ class Routes {
     }
 
     // Chooses the experts of `token` by its scores, which are one an expert, and one more where the shared ones have a
-    // gate. They are lost.
-    void choose(int token, float *scores, const lmprog_mixture &mixture) {
+    // gate. They are lost. `bias` is added to what experts are chosen by, shares of those chosen are multiplied by `scales`;
+    // each may be NULL.
+    void choose(int token, float *scores, const lmprog_mixture &mixture, const float *bias, const float *scales) {
         int *experts = experts_.data() + static_cast<size_t>(token) * used_;
         float *shares = shares_.data() + static_cast<size_t>(token) * used_;
         float top = scores[0], total = 0;
         for (int e = 1; e < mixture.experts; e++) top = std::max(top, scores[e]);
         for (int e = 0; e < mixture.experts; e++) {
-            scores[e] = expf(scores[e] - top);
+            scores[e] = mixture.sigmoid ? 1.0f / (1.0f + expf(-scores[e])) : expf(scores[e] - top);
             total += scores[e];
         }
+        const auto worth = [&](int e) { return bias == nullptr ? scores[e] : scores[e] + bias[e]; };
         for (int i = 0; i < mixture.used; i++) {  // the first of equal ones; NaN is chosen like any other
             int best = -1;
             for (int e = 0; e < mixture.experts; e++)
-                if (!std::count(experts, experts + i, e) && (best < 0 || scores[e] > scores[best])) best = e;
+                if (!std::count(experts, experts + i, e) && (best < 0 || worth(e) > worth(best))) best = e;
             experts[i] = best;
         }
         std::sort(experts, experts + mixture.used);
+        if (mixture.sigmoid) total = 1;
         if (mixture.normalized) {
-            total = 0;
+            total = mixture.share_floor;
             for (int i = 0; i < mixture.used; i++) total += scores[experts[i]];
         }
-        for (int i = 0; i < mixture.used; i++) shares[i] = scores[experts[i]] / total;
+        for (int i = 0; i < mixture.used; i++) shares[i] = scores[experts[i]] / total * mixture.share_scale;
+        for (int i = 0; scales != nullptr && i < mixture.used; i++) shares[i] *= scales[experts[i]];
         const float shared = mixture.shared_gated ? 1.0f / (1.0f + expf(-scores[mixture.experts])) : 1.0f;
         for (int i = 0; i < mixture.shared; i++) {
             experts[mixture.used + i] = mixture.experts + i;

@@ -64,11 +64,21 @@ typedef struct {
     const float *qkv_bias, *out_bias, *gate_bias, *up_bias, *down_bias;
     const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm; /* [hidden] */
     const float *q_norm, *k_norm; /* [head_dim]; [heads * head_dim] and [kv_heads * head_dim] where qk_norm_wide */
+    const float *v_norm;          /* [head_dim]: each value is normalized, too */
     lmprog_attention_layer attention;
+    lmprog_attention_shape shape; /* all layers have the same pages */
+    int32_t inner;                /* of the feed-forward */
+    int32_t reads; /* keys and values are an earlier layer's: qkv has queries only, and nothing is written */
     /* A layer with a router has a mixture in place of its feed-forward: gate_up, down and their biases are those of all
      * experts, shared ones last, one after the other, each filled up to whole panels. NULL: none. */
     const void *router;       /* [experts][hidden], packed as F32 whatever the model's type; shared_gated: one row more */
     const float *router_bias; /* [experts] filled up to a multiple of 32, or NULL */
+    const float *choice_bias; /* [experts] added to what experts are chosen by, not to their shares; NULL: nothing is */
+    /* A layer with both has its feed-forward here. The router and the experts have norms of their own in place of mlp_norm;
+     * what each of both gives is normalized before it is added. A chosen expert's share is multiplied by its scale. */
+    const void *dense_gate_up, *dense_down;
+    const float *router_norm, *experts_norm, *dense_post_norm, *experts_post_norm; /* [hidden] */
+    const float *expert_scales;                                                    /* [experts] */
     int32_t rope; /* which of the model's rotations; -1: none */
     void *keys, *values;
     /* A layer with states is recurrent: qkv is then what comes in, out what goes out (lmprog_recurrent), and there are no
@@ -79,6 +89,10 @@ typedef struct {
     const float *decay_log, *decay_bias; /* [heads] */
     const float *skip;                   /* [heads] of Mamba 2 */
     const float *state_norm;             /* [value_dim] of the delta net, [heads * value_dim] of Mamba 2 */
+    /* Of a model with inputs per layer: behind the feed-forward out(activated(gate(x)) * input), normalized, is added. */
+    const void *per_layer_gate, *per_layer_out; /* [per_layer][hidden], [hidden][per_layer] */
+    const float *per_layer_post_norm;           /* [hidden] */
+    const float *scale;                         /* one number: what the layer gives is multiplied by it; NULL: by 1 */
 } lmprog_layer;
 
 /* What a model's recurrent layers are. All begin with a causal convolution of each channel over its last `taps` tokens, at most 4.
@@ -96,6 +110,7 @@ enum { LMPROG_SHORT_CONV = 1, LMPROG_DELTA_NET = 2, LMPROG_MAMBA2 = 3 };
 typedef struct {
     int32_t kind; /* 0: the model has no recurrent layers */
     int32_t taps, channels, heads, groups, key_dim, value_dim, num_slots;
+    float norm_eps, rate_scale; /* of state_norm; what rates of a delta net are multiplied by */
 } lmprog_recurrent;
 
 /* Each token goes through the `used` experts with the greatest scores of the router, the first of equal ones. Their
@@ -104,29 +119,36 @@ typedef struct {
  * of 1, or (`shared_gated`) of the sigmoid of the router's last score. */
 typedef struct {
     int32_t experts, used, inner, shared, normalized, shared_gated;
+    int32_t sigmoid;                 /* shares are of the sigmoid of each score, not of a softmax */
+    float share_floor, share_scale; /* added to the sum that shares are divided by; what each is multiplied by */
 } lmprog_mixture;
 
 typedef struct {
     const float *frequencies; /* [rotary_dim / 2] radians per position */
     float amplitude;
+    int32_t rotary_dim; /* leading dimensions of a head that are rotated, in halves */
 } lmprog_rope;
 
 typedef struct {
-    int32_t vocab, hidden, inner, num_layers, num_ropes;
-    int32_t rotary_dim; /* leading dimensions of a head that are rotated, in halves */
+    int32_t vocab, hidden, num_layers, num_ropes;
     int32_t weight_type, activation, qk_norm_wide;
     int32_t gated_attention; /* behind the values qkv has a gate of each query head: attention times its sigmoid goes out */
     float activation_slope, activation_limit; /* of the clamped activation */
     lmprog_mixture mixture;                   /* of layers with a router */
     lmprog_recurrent recurrent;
     float norm_eps, embedding_scale, residual_scale, logit_scale, logit_softcap; /* softcap 0: none */
-    lmprog_attention_shape attention;
     const lmprog_layer *layers;
     const lmprog_rope *ropes;
     const void *head;      /* [vocab][hidden], packed */
     const void *embedding; /* [vocab][hidden] of embedding_type, rows one after the other; NULL: the packed head */
     int32_t embedding_type;
     const float *norm; /* [hidden] */
+    /* Each token's input of each layer, `per_layer` numbers, a multiple of 16: (norm(projection(embedding) / root of hidden)
+     * + root of per_layer * its own) / root of 2. 0: the model has none. */
+    int32_t per_layer, per_layer_type;
+    const void *per_layer_embedding;  /* [vocab][num_layers * per_layer] of per_layer_type, rows one after the other */
+    const void *per_layer_projection; /* [num_layers * per_layer][hidden], packed */
+    const float *per_layer_norm;      /* [per_layer] */
 } lmprog_model;
 
 /* What an adapter adds to a product: outputs first .. first + outputs gain `up` times the numbers rank_first .. of what

@@ -17,7 +17,7 @@ import transformers
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.engine import load_engine
 from tests.adapters.peft_files import Made, write_adapter, write_merged
-from tests.model.checkpoints import FOREIGN, FURTHER, NATIVE, VARIANTS, VOCABULARY, Recipe
+from tests.model.checkpoints import FOREIGN, FURTHER, LAYERED, NATIVE, VARIANTS, VOCABULARY, Recipe
 from tests.model.conftest import generated
 from tests.model.driver import AnyEngine, Driver
 
@@ -118,6 +118,8 @@ FAMILIES = {
     "gemma2": (FOREIGN["gemma2"], Made(strength=0.1, seed=9)),
     "olmo2": (FOREIGN["olmo2"], Made(seed=10)),
     "granite": (FURTHER["granite"], Made(seed=11)),
+    "gemma4": (LAYERED["gemma4"], Made(strength=0.1, seed=12)),
+    "gemma4-shared": (LAYERED["gemma4-shared"], Made(strength=0.1, seed=13)),
 }
 
 

@@ -36,6 +36,11 @@ NETS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 DENSE = RECURRENT["granitemoehybrid"].fields | {"num_local_experts": 0}
 FAMILIES = {
     "lfm2": (RECURRENT["lfm2"], (*ATTENTION, "in_proj", "out_proj", "w1", "w2", "w3")),
+    "lfm2_moe": (RECURRENT["lfm2_moe"], (*ATTENTION, "in_proj", "out_proj")),
+    "olmo_hybrid": (
+        RECURRENT["olmo_hybrid"],
+        (*ATTENTION, "g_proj", "b_proj", "a_proj", "o_proj", *MLP),
+    ),
     "qwen3_5_text": (RECURRENT["qwen3_5_text"], (*ATTENTION, "o_proj", *NETS, *MLP)),
     "qwen3_next": (
         RECURRENT["qwen3_next"],

@@ -15,11 +15,13 @@ from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import (
     AttentionShape,
+    LayerAttention,
     NativeAttention,
     ReferenceAttention,
     make_attention,
     page_bytes,
 )
+from lmprog.runtime.engine.attention.backend import HeadSizes
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C++ compiler")
 
@@ -221,6 +223,37 @@ def test_bytes_per_page_counts_the_padding() -> None:
     shape = shape_of(kv_heads=2, dim=9, v_dim=5, dtype=torch.bfloat16, num_layers=3)
     assert NativeAttention(shape, 2, 8).bytes_per_page == 3 * 8 * 2 * (10 + 16) * 2
     assert page_bytes("native", shape, 8) == NativeAttention(shape, 2, 8).bytes_per_page
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_layers_with_heads_of_their_own_share_pages_and_some_share_keys(
+    dtype: torch.dtype,
+) -> None:
+    own = HeadSizes(8, 1, 40, 24)
+    layers = (
+        LayerAttention(0.25, window=50),
+        LayerAttention(0.16, heads=own),
+        LayerAttention(0.25, window=20, source=0),
+        LayerAttention(0.16, heads=own, source=1),
+    )
+    shape = AttentionShape(layers, 4, 2, 16, 16, dtype)
+    whole = [AttentionShape((one,), *shape.heads_of(at), dtype) for at, one in enumerate(layers)]
+    native, judge = NativeAttention(shape, 60, 16), ReferenceAttention(shape, 60, 16)
+    assert native.bytes_per_page == sum(page_bytes("native", one, 16) for one in whole[:2])
+    assert judge.bytes_per_page == sum(page_bytes("reference", one, 16) for one in whole[:2])
+    given = torch.Generator().manual_seed(3)
+    for stretches in random_rows(np.random.default_rng(3), 60, 16, 3, 120):
+        batch = batch_of(stretches, 16)
+        native.plan(batch)
+        judge.plan(batch)
+        for layer, one in enumerate(whole):
+            qkv = inputs(given, one, batch.num_tokens)
+            if layers[layer].source is not None:
+                qkv = (qkv[0], qkv[1] * torch.nan, qkv[2] * torch.nan)  # are not looked at
+            tolerance = tolerance_of(dtype, native.path)
+            torch.testing.assert_close(
+                native.run(layer, *qkv), judge.run(layer, *qkv), rtol=tolerance, atol=tolerance
+            )
 
 
 def test_bytes_of_keys_and_values_have_a_scale_a_head_each() -> None:

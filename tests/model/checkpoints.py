@@ -52,6 +52,11 @@ class Recipe:
                 model.parameters()
             ):  # norms and biases are all ones and zeros otherwise, and hide mistakes
                 weight.add_(torch.randn_like(weight) * (0.1 if weight.dim() == 1 else 0.05))
+            for name, number in model.named_buffers():
+                if name.endswith("layer_scalar"):  # all ones otherwise
+                    number.mul_(torch.empty_like(number).uniform_(0.5, 1.5))
+                if name.endswith("expert_bias"):  # all zeros otherwise
+                    number.add_(torch.randn_like(number) * 0.2)
         model.save_pretrained(folder, **saving)
         return model
 
@@ -105,6 +110,41 @@ FURTHER = FOREIGN | {
     ),
 }
 """What the native engine decodes and the torch decoder leaves to transformers."""
+_LAYERED = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 37,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+}
+LAYERED = {
+    "gemma4": Recipe(
+        "Gemma4Text",
+        _LAYERED
+        | {"num_global_key_value_heads": 1, "attention_k_eq_v": True}
+        | {"final_logit_softcapping": 5.0},
+    ),
+    "gemma4-shared": Recipe(
+        "Gemma4Text",
+        _LAYERED
+        | {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+        | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+        | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY},
+    ),
+    "gemma4-unified": Recipe(
+        "Gemma4UnifiedText",
+        {name: value for name, value in _LAYERED.items() if "per_layer" not in name}
+        | {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
+    "gemma4-mixture": Recipe(
+        "Gemma4Text",
+        _LAYERED
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2}
+        | {"moe_intermediate_size": 40},
+    ),
+}
+"""Models whose layers have heads of several sizes; some read the keys and values of others."""
 MIXTURES = {
     "mixtral": Recipe(
         "Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 50}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmprog.native import compiler
-from tests.model.checkpoints import FOREIGN, FURTHER, MIXTURES, NATIVE, VARIANTS
+from tests.model.checkpoints import FOREIGN, FURTHER, LAYERED, MIXTURES, NATIVE, VARIANTS
 from tests.model.conftest import NUM_NEW, Judge, Judged
 from tests.model.driver import AnyEngine, Driver, Greedy
 
@@ -22,8 +22,8 @@ def assert_equal(got: list[Greedy], judged: Judged) -> None:
 
 
 CASES = [f"{engine}:{name}" for name in NATIVE for engine in ("native", "torch")]
-CASES += [f"native:{name}" for name in FURTHER | MIXTURES]
-CASES += [f"torch:{name}" for name in ("mixtral", "gpt-oss")]
+CASES += [f"native:{name}" for name in FURTHER | MIXTURES | LAYERED]
+CASES += [f"torch:{name}" for name in ("mixtral", "gpt-oss", *LAYERED)]
 
 
 @pytest.fixture(scope="module", params=[*CASES, *(f"torch:{name}" for name in FOREIGN)])
@@ -31,7 +31,7 @@ def case(request: pytest.FixtureRequest, judged: Judge) -> tuple[Judged, AnyEngi
     kind, _, name = request.param.partition(":")
     if kind == "native" and compiler() is None:
         pytest.skip("needs a C++ compiler")
-    made = judged(name, (NATIVE | FURTHER | MIXTURES)[name])
+    made = judged(name, (NATIVE | FURTHER | MIXTURES | LAYERED)[name])
     engine = made.engine(engine=kind)
     assert engine.name == kind
     return made, engine

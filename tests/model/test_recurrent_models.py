@@ -41,7 +41,7 @@ GREEDY = SamplingParams(temperature=0.0, logprobs=5)
 LENGTHS = (1, 2, 3, 64, 65, 200)
 NUM_NEW = 8
 NATIVE = [name for name in RECURRENT if is_native(name)]
-BY_TORCH = [name for name in RECURRENT if name not in NATIVE or name == "lfm2"]
+BY_TORCH = [name for name in RECURRENT if name not in NATIVE or name in ("lfm2", "lfm2_moe")]
 EITHER = [*((name, "native") for name in NATIVE), *((name, "torch") for name in BY_TORCH)]
 KINDS = [
     *(("lfm2", "native"), ("qwen3_next", "native"), ("granitemoehybrid", "native")),
@@ -158,6 +158,8 @@ VARIANTS = {
     "granitemoehybrid": {"num_local_experts": 0, "position_embedding_type": "rope"}
     | {"mamba_conv_bias": False, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
     "qwen3_next": {"decoder_sparse_step": 2, "rope_parameters": None},
+    "lfm2_moe": {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    "olmo_hybrid": {"linear_allow_neg_eigval": False, "rope_parameters": {"rope_theta": 5e5}},
     "qwen3_5_text": {"linear_key_head_dim": 26, "linear_value_head_dim": 112}
     | {"linear_num_key_heads": 4, "linear_conv_kernel_dim": 3},
 }
@@ -173,7 +175,7 @@ def test_what_a_config_says_otherwise_is_computed_natively_too(name: str, judged
     assert_as_transformers(made, [sequence])
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "granitemoehybrid"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "granitemoehybrid", "olmo_hybrid"])
 def test_the_cache_changes_no_bit_of_what_a_native_state_says(name: str, judged: Judge) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
     alone = logprobs(answers(rig_of(made), at_once=1))
@@ -354,7 +356,7 @@ def test_what_states_do_not_allow_is_refused(
 def test_a_family_that_is_not_native_has_what_torch_has(
     options: dict[str, Any], reason: str, judged: Judge
 ) -> None:
-    made = judged("olmo_hybrid-states", RECURRENT["olmo_hybrid"], judge=False)
+    made = judged("nemotron_h-states", RECURRENT["nemotron_h"], judge=False)
     with pytest.raises(InvalidParameter, match=reason):
         load_engine(RuntimeConfig(model=str(made.folder), **options))
 
@@ -362,8 +364,8 @@ def test_a_family_that_is_not_native_has_what_torch_has(
 @pytest.mark.parametrize(
     ("name", "quantize", "state", "says"),
     [
-        ("olmo_hybrid", None, "warn", "transformers, with recurrent layers (without adapters"),
-        ("olmo_hybrid", "int8", "fail", "int8 was asked for: "),
+        ("nemotron_h", None, "warn", "transformers, with recurrent layers (without adapters"),
+        ("nemotron_h", "int8", "fail", "int8 was asked for: "),
         ("lfm2", "int8", "ok", "native; "),
     ],
 )

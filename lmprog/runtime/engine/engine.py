@@ -250,7 +250,7 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
     if config.lora:
         from lmprog.runtime.engine.adapters.adapter_folder import load_adapters, packed_adapters
 
-        made.take_adapters(packed_adapters(load_adapters(config, shape), shape.inner))
+        made.take_adapters(packed_adapters(load_adapters(config, shape), shape))
     return made
 
 

@@ -200,11 +200,11 @@ def _places(shape: ModelShape, layer: int) -> dict[str, dict[str, tuple[_Place, 
     products = {name: products[name] for name in changed if name in products}
     rows = Counter[str]()
     for part in chain.from_iterable(matrix.parts for matrix in products.values()):
-        rows[part.name] += part.rows
+        rows[part.name] = max(rows[part.name], part.begin + part.rows)
     for name, matrix in products.items():
         modules: dict[str, tuple[_Place, ...]] = {}
         for part in _in_order(matrix.parts):
-            first = part.offset * shape.inner if name == "gate_up" else part.first
+            first = part.offset * shape.inner_of(layer) if name == "gate_up" else part.first
             module = part.name.removesuffix(".weight")
             place = _Place(first, part.begin, part.rows, rows[part.name], matrix.inputs)
             modules[module] = (*modules.get(module, ()), place)
@@ -375,30 +375,28 @@ def _wrong(given: str, allowed: str) -> InvalidParameter:
 _PANEL = 32
 
 
-def packed_adapters(adapters: Sequence[Adapter], inner: int) -> PackedAdapters:
-    """`inner` is the size of the feed-forward's gates, which are filled up to whole panels."""
+def packed_adapters(adapters: Sequence[Adapter], shape: ModelShape) -> PackedAdapters:
+    """Gates of feed-forwards are filled up to whole panels."""
     parts = [
-        layer.get(product)
+        (layer.get(product), shape.inner_of(index) if product == "gate_up" else 0)
         for adapter in adapters
-        for layer in adapter.layers
+        for index, layer in enumerate(adapter.layers)
         for product in PRODUCTS
     ]
-    sizes = [aligned(_bytes(matrix)) for part in parts if part for matrix in _matrices(part)]
+    sizes = [aligned(_bytes(matrix)) for part, _ in parts if part for matrix in _matrices(part)]
     region = Region(sum(sizes))
     low_ranks = (interface.CLowRank * len(parts))()
     held: list[object] = [region]
-    shift = up32(inner) - inner
-    for place, part in enumerate(parts):
+    for place, (part, inner) in enumerate(parts):
         if part is None:
             continue
-        is_gated = PRODUCTS[place % len(PRODUCTS)] == "gate_up"
         raised = (interface.CRaised * len(part.raised))(
             *(
                 interface.CRaised(
                     up=_packed(one.up, region),
                     outputs=one.up.shape[0],
                     rank=one.up.shape[1],
-                    first=one.first + (shift if is_gated and one.first >= inner else 0),
+                    first=one.first + (up32(inner) - inner if one.first >= inner else 0),
                     rank_first=one.rank_first,
                 )
                 for one in part.raised

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -103,17 +103,30 @@ def _scale(checkpoint: Checkpoint, name: str) -> float:
     return scale
 
 
+class HeadSizes(NamedTuple):
+    """Of one layer: query heads, heads of keys and values, and numbers of a key and of a value."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+
+
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
     """What differs between the layers of one model: `window` counts the positions a token may look
     back on, itself included (None: all); `softcap` bounds scores by `softcap * tanh(score /
     softcap)` (None: no bound); `sinks` are one more score of each head, which takes its share of
-    the softmax and has no value (None: there are none)."""
+    the softmax and has no value (None: there are none); `heads` are its own (None: those of the
+    shape); `source` is the earlier layer whose keys and values it reads, of as many and as large
+    heads (None: it has its own)."""
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: tuple[float, ...] | None = None
+    heads: HeadSizes | None = None
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +149,15 @@ class AttentionShape:
         """Of a key's and a value's numbers in memory."""
         return self.dtype if self.float8 is None else torch.float8_e4m3fn
 
+    def heads_of(self, layer: int) -> HeadSizes:
+        sizes = self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
+        return self.layers[layer].heads or HeadSizes(*sizes)
+
+    @property
+    def keeping(self) -> list[int]:
+        """The layers with keys and values of their own."""
+        return [at for at, layer in enumerate(self.layers) if layer.source is None]
+
 
 class AttentionBackend(Protocol):
     """One step: `plan` once, then `run` for every layer in order. Copies of the batch are done in
@@ -150,7 +172,7 @@ class AttentionBackend(Protocol):
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Writes `k` and `v` to their slots, mirrored ones too, then attends causally over the
-        pages of each row.
+        pages of each row. A layer with a source writes nothing.
 
         q [tokens, heads, dim]; k [tokens, kv_heads, dim]; v [tokens, kv_heads, v_dim] -> [tokens,
         heads, v_dim], in q's type. All keys and values of the step are written before any row

@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.native import library, may_await_threads
-from lmprog.runtime.engine.attention.backend import AttentionShape, KvPool, LayerAttention
+from lmprog.runtime.engine.attention.backend import (
+    AttentionShape,
+    HeadSizes,
+    KvPool,
+    LayerAttention,
+)
 from lmprog.runtime.engine.machine.resources import aligned
 from lmprog.runtime.engine.native.interface import (
     PATHS,
@@ -65,23 +70,27 @@ class NativeAttention:
         self.page_size = page_size
         self._library = _opened()
         self._share_prefixes = share_prefixes
-        self._shape = _c_shape(shape, page_size)
+        self._shapes = _c_shapes(shape, page_size)
         self._sinks = [_sinks(layer) for layer in shape.layers]
         self._layers = [
             _c_layer(layer, sinks) for layer, sinks in zip(shape.layers, self._sinks, strict=True)
         ]
         self._pid = os.getpid()
         self._handle = self._open(threads, path)
-        slots = num_pages * page_size
-        key_bytes = int(self._library.lmprog_attention_key_bytes(byref(self._shape), slots))
-        value_bytes = int(self._library.lmprog_attention_value_bytes(byref(self._shape), slots))
-        pool = KvPool((aligned(key_bytes) + aligned(value_bytes)) * len(shape.layers))
+        sizes = [_kv_bytes(self._shapes[layer], num_pages * page_size) for layer in shape.keeping]
+        pool = KvPool(sum(aligned(size) for both in sizes for size in both))
         self.memory = [
-            (pool.take((key_bytes,), torch.uint8), pool.take((value_bytes,), torch.uint8))
-            for _ in shape.layers
+            (pool.take((keys,), torch.uint8), pool.take((values,), torch.uint8))
+            for keys, values in sizes
         ]
+        """Keys and values of each layer that has its own."""
+        own = {
+            layer: (c_void_p(keys.data_ptr()), c_void_p(values.data_ptr()))
+            for layer, (keys, values) in zip(shape.keeping, self.memory, strict=True)
+        }
         self._pointers = [
-            (c_void_p(keys.data_ptr()), c_void_p(values.data_ptr())) for keys, values in self.memory
+            own[at if layer.source is None else layer.source]
+            for at, layer in enumerate(shape.layers)
         ]
         self._batch: CAttentionBatch | None = None
         self._held: tuple[object, ...] = ()  # arrays that the C batch points into
@@ -101,11 +110,9 @@ class NativeAttention:
     @staticmethod
     def page_bytes(shape: AttentionShape, page_size: int) -> int:
         """Memory of one page over all layers, known before a backend is made."""
-        opened, c_shape = _opened(), _c_shape(shape, page_size)
-        pages = 16  # whole blocks of slots for every page size
-        keys = int(opened.lmprog_attention_key_bytes(byref(c_shape), pages * page_size))
-        values = int(opened.lmprog_attention_value_bytes(byref(c_shape), pages * page_size))
-        return len(shape.layers) * (keys + values) // pages
+        shapes, pages = _c_shapes(shape, page_size), 16  # whole blocks of slots for every page size
+        each = (_kv_bytes(shapes[layer], pages * page_size) for layer in shape.keeping)
+        return sum(keys + values for keys, values in each) // pages
 
     @property
     def bytes_per_page(self) -> int:
@@ -123,9 +130,12 @@ class NativeAttention:
                 f"the batch has pages of {batch.page_size} slots, the memory of {self.page_size}"
             )
         if len(batch.copies):
-            for keys, values in self._pointers:
+            for layer in self.shape.keeping:
                 self._library.lmprog_attention_copy(
-                    byref(self._shape), keys, values, _pointer(batch.copies), len(batch.copies)
+                    byref(self._shapes[layer]),
+                    *self._pointers[layer],
+                    _pointer(batch.copies),
+                    len(batch.copies),
                 )
         self._batch = CAttentionBatch(
             num_rows=batch.num_rows,
@@ -150,10 +160,13 @@ class NativeAttention:
         batch = self._batch
         assert batch is not None, "plan() comes before run()"
         kept, (keys, values) = q.dtype, self._pointers[layer]
-        q, k, v = _readable(q), _readable(k), _readable(v.to(k.dtype))
-        out = torch.empty(q.shape[0], self.shape.num_heads, self.shape.v_head_dim, dtype=q.dtype)
-        opened, shape, at = self._library, byref(self._shape), byref(batch)
-        opened.lmprog_attention_write(self._handle, shape, at, keys, values, _array(k), _array(v))
+        opened, shape, at = self._library, byref(self._shapes[layer]), byref(batch)
+        q, sizes = _readable(q), self._shapes[layer]
+        out = torch.empty(q.shape[0], sizes.num_heads, sizes.v_head_dim, dtype=q.dtype)
+        if self.shape.layers[layer].source is None:
+            k, v = _readable(k), _readable(v.to(k.dtype))
+            kv = _array(k), _array(v)
+            opened.lmprog_attention_write(self._handle, shape, at, keys, values, *kv)
         opened.lmprog_attention_attend(
             self._handle,
             shape,
@@ -197,21 +210,30 @@ def _opened() -> ctypes.CDLL:
     return opened
 
 
-def _c_shape(shape: AttentionShape, page_size: int) -> CAttentionShape:
+def _kv_bytes(shape: CAttentionShape, slots: int) -> tuple[int, int]:
+    """Memory of a layer's keys, and of its values."""
+    opened = _opened()
+    keys, values = opened.lmprog_attention_key_bytes, opened.lmprog_attention_value_bytes
+    return int(keys(byref(shape), slots)), int(values(byref(shape), slots))
+
+
+def _c_shapes(shape: AttentionShape, page_size: int) -> list[CAttentionShape]:
+    """Of each layer; those of the same sizes have one."""
+    made: dict[HeadSizes, CAttentionShape] = {}
+    for layer in range(len(shape.layers)):
+        heads = shape.heads_of(layer)
+        made.setdefault(heads, _c_shape(shape, heads, page_size))
+    return [made[shape.heads_of(layer)] for layer in range(len(shape.layers))]
+
+
+def _c_shape(shape: AttentionShape, heads: HeadSizes, page_size: int) -> CAttentionShape:
     kept = torch.float32 if shape.dtype == torch.float16 else shape.dtype
     if kept not in _KEPT or shape.float8 is not None:
         raise NotSupported(
             "native attention keeps keys and values in float32, bfloat16 or int8, not in "
             f"{shape.kept}"
         )
-    return CAttentionShape(
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        v_head_dim=shape.v_head_dim,
-        page_size=page_size,
-        kv_type=_KEPT[kept],
-    )
+    return CAttentionShape(*heads, page_size=page_size, kv_type=_KEPT[kept])
 
 
 def _sinks(layer: LayerAttention) -> NDArray[np.float32] | None:

@@ -7,6 +7,8 @@ every layer. Runs on any device.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from lmprog.runtime.engine.attention.backend import (
@@ -33,22 +35,28 @@ class ReferenceAttention:
         self.page_size = page_size
         self._device = torch.device(device)
         self._batch: Batch | None = None
-        slots, heads = num_pages * page_size, shape.num_kv_heads
-        sizes = (slots, heads, shape.head_dim), (slots, heads, shape.v_head_dim)
-        kept = _kept(shape)
-        num_bytes = sum(aligned(slots * heads * dim * kept.itemsize) for *_, dim in sizes)
-        pool = KvPool(num_bytes * len(shape.layers), device)
-        self.keys = [torch.empty(0)] * len(shape.layers)
-        self.values = [torch.empty(0)] * len(shape.layers)
-        for layer in range(len(shape.layers)):
-            self.keys[layer] = pool.take(sizes[0], kept)
-            self.values[layer] = pool.take(sizes[1], kept)
+        slots, kept = num_pages * page_size, _kept(shape)
+        sizes = [
+            (slots, heads.num_kv_heads, dim)
+            for heads in map(shape.heads_of, shape.keeping)
+            for dim in (heads.head_dim, heads.v_head_dim)
+        ]
+        pool = KvPool(sum(aligned(math.prod(size) * kept.itemsize) for size in sizes), device)
+        self.memory = [pool.take(size, kept) for size in sizes]
+        """Keys, then values, of each layer that has its own."""
+        own = {layer: 2 * at for at, layer in enumerate(shape.keeping)}
+        places = [
+            own[at if one.source is None else one.source] for at, one in enumerate(shape.layers)
+        ]
+        self.keys = [self.memory[place] for place in places]
+        self.values = [self.memory[place + 1] for place in places]
 
     @staticmethod
     def page_bytes(shape: AttentionShape, page_size: int) -> int:
         """Memory of one page over all layers, known before a backend is made."""
-        dims = shape.head_dim + shape.v_head_dim
-        return len(shape.layers) * page_size * shape.num_kv_heads * dims * _kept(shape).itemsize
+        each = map(shape.heads_of, shape.keeping)
+        numbers = sum(one.num_kv_heads * (one.head_dim + one.v_head_dim) for one in each)
+        return numbers * page_size * _kept(shape).itemsize
 
     @property
     def bytes_per_page(self) -> int:
@@ -59,22 +67,17 @@ class ReferenceAttention:
         if len(batch.copies) == 0:
             return
         source, target = self._indices(batch.copies[:, 0]), self._indices(batch.copies[:, 1])
-        for memory in (*self.keys, *self.values):
+        for memory in self.memory:
             memory[target] = memory[source]  # indexing reads all sources into a new tensor first
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch = self._batch
         assert batch is not None, "plan() comes before run()"
         keys, values = self.keys[layer], self.values[layer]
-        tokens, slots = self._indices(batch.write_tokens), self._indices(batch.write_slots)
-        if self.shape.dtype == torch.int8:
-            k, v = in_bytes(k), in_bytes(v)
-        elif (scales := self.shape.float8) is not None:
-            k, v = in_float8(k, scales.keys[layer]), in_float8(v, scales.values[layer])
-        keys[slots] = k[tokens].to(keys.dtype)
-        values[slots] = v[tokens].to(values.dtype)
-
-        out = q.new_empty(q.shape[0], self.shape.num_heads, self.shape.v_head_dim)
+        if self.shape.layers[layer].source is None:
+            self._write(layer, k, v, batch)
+        heads = self.shape.heads_of(layer)
+        out = q.new_empty(q.shape[0], heads.num_heads, heads.v_head_dim)
         for row in range(batch.num_rows):
             first, last = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
             slots = self._slots_of(batch, row)
@@ -83,6 +86,16 @@ class ReferenceAttention:
                 q[first:last], keys[slots], values[slots], positions, self.shape.layers[layer]
             )
         return out
+
+    def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor, batch: Batch) -> None:
+        keys, values = self.keys[layer], self.values[layer]
+        tokens, slots = self._indices(batch.write_tokens), self._indices(batch.write_slots)
+        if self.shape.dtype == torch.int8:
+            k, v = in_bytes(k), in_bytes(v)
+        elif (scales := self.shape.float8) is not None:
+            k, v = in_float8(k, scales.keys[layer]), in_float8(v, scales.values[layer])
+        keys[slots] = k[tokens].to(keys.dtype)
+        values[slots] = v[tokens].to(values.dtype)
 
     def _slots_of(self, batch: Batch, row: int) -> torch.Tensor:
         """Where the row's positions 0 .. kv_len live. # [kv_len]"""

@@ -39,7 +39,10 @@ _FORMS: Mapping[str, type[np.generic]] = {
 }
 """The same with those that quantized weights are made of; floats of 8 bits are their bits too."""
 _ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _FORMS.items()}
-_OTHER_PARTS = ("model.visual.", "mtp.")
+_OTHER_PARTS = (
+    *("model.visual.", "mtp.", "model.vision_tower.", "model.audio_tower."),
+    *("model.embed_vision.", "model.embed_audio.", "model.vision_embedder."),
+)
 _TEXT_PART = re.compile(r"^(base_model\.model\.)?model\.language_model\.")  # an adapter's, too
 _LONGEST_HEADER = 100 << 20
 

@@ -274,6 +274,11 @@ _STACKED_PARTS = {
     "up": ("experts.gate_up_proj", 1, 2),
     "down": ("experts.down_proj", 0, 1),
 }
+_BARE_PARTS = {
+    "gate": ("gate_up_proj", 0, 2),
+    "up": ("gate_up_proj", 1, 2),
+    "down": ("down_proj", 0, 1),
+}
 """The weight that a product is a part of, which part of its rows, and of how many."""
 
 
@@ -348,4 +353,5 @@ _LAYOUTS: Mapping[str, Callable[[Checkpoint, ExpertNames], dict[str, Derived]]] 
     "gpt_oss": _gpt_oss,
     "granite": functools.partial(_parts_of_rows, _GRANITE_PARTS),
     "stacked": functools.partial(_parts_of_rows, _STACKED_PARTS),
+    "bare": functools.partial(_parts_of_rows, _BARE_PARTS),
 }

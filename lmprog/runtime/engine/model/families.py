@@ -8,12 +8,12 @@ read as a Llama's, which refuses what nobody knows by name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.gemma4 import UNIFIED, read_gemma4
 from lmprog.runtime.engine.model.mixture import (
     ExpertNames,
     Mixture,
@@ -21,7 +21,13 @@ from lmprog.runtime.engine.model.mixture import (
     read_mixture,
     size_of,
 )
-from lmprog.runtime.engine.model.recurrent import Recurrent, checked, layers_of
+from lmprog.runtime.engine.model.recurrent import (
+    Recurrent,
+    checked,
+    delta_net,
+    layers_of,
+    mamba2,
+)
 from lmprog.runtime.engine.model.rope import FeatureNotComputed, read_rope
 from lmprog.runtime.engine.model.shape import (
     FAMILIES,
@@ -40,7 +46,7 @@ def shardable_families() -> tuple[str, ...]:
 
 
 def is_native(model_type: str) -> bool:
-    return model_type in FAMILIES or model_type in _FURTHER | _MIXTURES | _HYBRIDS
+    return model_type in FAMILIES or model_type in _FURTHER | _MIXTURES | _HYBRIDS | _LAYERED
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -49,7 +55,7 @@ def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
     name = config["model_type"]
     if name in FAMILIES:
         return read_shape(config)
-    return (_FURTHER | _MIXTURES | _HYBRIDS)[name](dict(config))
+    return (_FURTHER | _MIXTURES | _HYBRIDS | _LAYERED)[name](dict(config))
 
 
 def _as_llama(config: Config, *own: str, **defaults: Any) -> ModelShape:
@@ -364,6 +370,54 @@ def _lfm2(config: Config) -> ModelShape:
     )
 
 
+def _lfm2_moe(config: Config) -> ModelShape:
+    rest = {name: value for name, value in config.items() if name not in _EXPERTS}
+    shape = _lfm2({"block_auto_adjust_ff_dim": False} | rest)
+    told: Config = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792}
+    layers = frozenset(range(config.get("num_dense_layers", 2), shape.num_layers))
+    mixture = read_mixture(
+        *(told | config, "moe_intermediate_size", layers),
+        normalized=bool(config.get("norm_topk_prob", True)),
+        sigmoid=True,
+        share_floor=1e-6,
+        share_scale=float(config.get("routed_scaling_factor", 1.0)),
+        choice_bias="feed_forward.expert_bias" if config.get("use_expert_bias", True) else None,
+        names=ExpertNames("feed_forward", gate="w1", up="w3", down="w2"),
+        layout="stacked",
+    )
+    return replace(shape, mixture=mixture)
+
+
+def _olmo_hybrid(config: Config) -> ModelShape:
+    config = {name: value for name, value in config.items() if value is not None}
+    ropes = config.get("rope_parameters") or {}
+    shape = _as_llama(config, "layer_types")
+    every = range(shape.num_layers)
+    kinds = config.get("layer_types") or [
+        "full_attention" if layer % 4 == 3 else "linear_attention" for layer in every
+    ]
+    heads = config.get("linear_num_key_heads", shape.num_heads)
+    key_dim = config.get("linear_key_head_dim", int(0.75 * shape.hidden / heads))
+    told = {"linear_num_key_heads": heads, "linear_num_value_heads": shape.num_heads}
+    told |= {"linear_key_head_dim": key_dim, "linear_value_head_dim": 2 * key_dim}
+    layers = layers_of(config, kinds, "linear_attention")
+    is_rotated = ropes.get("rope_theta", config.get("rope_theta")) is not None
+    return replace(
+        shape,
+        norms=Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+        recurrent_norms=Norms("attention_layer_norm", mlp_norm="feedforward_layer_norm"),
+        qk_norm=True,
+        qk_norm_wide=True,
+        unrotated=frozenset() if is_rotated else frozenset(every),
+        recurrent=replace(
+            delta_net(told | config, layers),
+            layout="single",
+            norm_eps=1e-5,
+            rate_scale=2.0 if config.get("linear_allow_neg_eigval", True) else 1.0,
+        ),
+    )
+
+
 def _qwen3_5(config: Config) -> ModelShape:
     """Also Qwen 3 Next. Of a checkpoint with a part for pictures the text part is meant."""
     config = text_part(config)
@@ -389,7 +443,7 @@ def _qwen3_5(config: Config) -> ModelShape:
         norms_add_one=True,
         gated_attention=True,
         rotary_dim=int(shape.head_dim * (partial or 0.25)),
-        recurrent=_delta_net(config, layers_of(config, kinds, "linear_attention")),
+        recurrent=delta_net(config, layers_of(config, kinds, "linear_attention")),
     )
 
 
@@ -429,7 +483,7 @@ def _granite_hybrid(config: Config) -> ModelShape:
         mixture=mixture,
         names=WeightNames("shared_mlp", down="output_linear", gate_up="input_linear"),
         unrotated=frozenset() if config.get("position_embedding_type") == "rope" else every,
-        recurrent=_mamba2(config, layers_of(config, kinds, "linear_attention")),
+        recurrent=mamba2(config, layers_of(config, kinds, "linear_attention")),
     )
 
 
@@ -446,59 +500,7 @@ def _bamba(config: Config) -> ModelShape:
         rotary_dim=shape.head_dim // 2,
         norms=Norms(mlp_norm="pre_ff_layernorm"),
         names=WeightNames("feed_forward", last_norm="model.final_layernorm"),
-        recurrent=_mamba2(config, layers),
-    )
-
-
-def _mamba2(config: Config, layers: frozenset[int]) -> Recurrent:
-    if config.get("mamba_proj_bias") or _is_limited(config.get("time_step_limit")):
-        raise FeatureNotComputed(
-            "a Mamba 2 with biases of its products or bounds of its steps is not supported by the "
-            "native decoder"
-        )
-    told = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256} | config
-    heads, groups, keys = (
-        size_of(told, f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state")
-    )
-    values = (config.get("mamba_expand") or 2) * size_of(config, "hidden_size")
-    return checked(
-        Recurrent(
-            *("mamba2", layers, size_of({"mamba_d_conv": 4} | config, "mamba_d_conv")),
-            channels=values + 2 * groups * keys,
-            heads=heads,
-            groups=groups,
-            key_dim=keys,
-            value_dim=values // heads,
-            conv_bias=bool(config.get("mamba_conv_bias", True)),
-        )
-    )
-
-
-def _is_limited(bounds: Any) -> bool:
-    """`time_step_limit`; transformers writes infinity as an object."""
-    if bounds is None:
-        return False
-    least, most = bounds
-    most = most.get("__float__") if isinstance(most, dict) else most
-    return bool(least) or most not in ("Infinity", math.inf)
-
-
-def _delta_net(config: Config, layers: frozenset[int]) -> Recurrent:
-    defaults = {"num_key_heads": 16, "num_value_heads": 32, "key_head_dim": 128}
-    defaults |= {"value_head_dim": 128, "conv_kernel_dim": 4}
-    told = {f"linear_{name}": size for name, size in defaults.items()} | config
-    sizes = {name: size_of(told, f"linear_{name}") for name in defaults}
-    keys = sizes["num_key_heads"] * sizes["key_head_dim"]
-    values = sizes["num_value_heads"] * sizes["value_head_dim"]
-    return checked(
-        Recurrent(
-            *("delta_net", layers, sizes["conv_kernel_dim"], 2 * keys + values),
-            heads=sizes["num_value_heads"],
-            groups=sizes["num_key_heads"],
-            key_dim=sizes["key_head_dim"],
-            value_dim=sizes["value_head_dim"],
-            is_joined=config["model_type"] == "qwen3_next",
-        )
+        recurrent=mamba2(config, layers),
     )
 
 
@@ -547,11 +549,21 @@ _MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
 }
 _HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
     "lfm2": _lfm2,
+    "lfm2_moe": _lfm2_moe,
+    "olmo_hybrid": _olmo_hybrid,
     "qwen3_5_text": _qwen3_5,
     "qwen3_5": _qwen3_5,
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "qwen3_5_moe"), _qwen3_5_mixture),
     "granitemoehybrid": _granite_hybrid,
     "bamba": _bamba,
 }
+_LAYERED: dict[str, Callable[[Config], ModelShape]] = {
+    **dict.fromkeys(("gemma4_text", "gemma4"), lambda config: read_gemma4(text_part(config))),
+    **dict.fromkeys(
+        ("gemma4_unified_text", "gemma4_unified"),
+        lambda config: read_gemma4(UNIFIED | text_part(config)),
+    ),
+}
+"""Whose layers have heads of several sizes."""
 _NATIVE_ALONE = frozenset({"gpt_oss"})
 """Whose sinks and biases of experts no other decoder of ours computes."""

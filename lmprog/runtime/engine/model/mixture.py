@@ -18,12 +18,14 @@ class ExpertNames:
 
     block: str = "mlp"
     router: str = "gate"
+    router_block: str = ""
+    """What the router is in; "": the block."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
 
     def of_router(self, kind: str = "weight") -> str:
-        return f"{self.block}.{self.router}.{kind}"
+        return f"{self.router_block or self.block}.{self.router}.{kind}"
 
     def of_expert(self, expert: int, product: str, kind: str = "weight") -> str:
         """`product` is gate, up or down."""
@@ -59,13 +61,23 @@ class Mixture:
     """Those that have a mixture; the others have an ordinary feed-forward."""
     normalized: bool = True
     """A token's shares sum to 1; otherwise they are of the softmax over all experts."""
+    sigmoid: bool = False
+    """Shares are of the sigmoid of each score, not of a softmax."""
+    share_floor: float = 0.0
+    """Added to the sum that shares are divided by."""
+    share_scale: float = 1.0
+    choice_bias: str | None = None
+    """The weight, by what follows `model.layers.0.`, that is added to what experts are chosen by;
+    None: nothing is."""
     biases: bool = False
     """Router and experts have biases."""
     names: ExpertNames = ExpertNames()
-    layout: Literal["single", "gpt_oss", "granite", "stacked"] = "single"
+    layout: Literal["single", "gpt_oss", "granite", "stacked", "bare"] = "single"
     """How a checkpoint keeps a layer's experts: one by one, or all in one weight. Stacked are those
     that some tools keep one by one."""
     shared: SharedExpert | None = None
+    is_beside: bool = False
+    """The layer has an ordinary feed-forward, too, and each of both its own norms (Gemma 4)."""
 
     @property
     def shared_parts(self) -> int:

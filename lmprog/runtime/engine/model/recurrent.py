@@ -5,11 +5,13 @@ Knows sizes and fields of config.json; reads no weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.mixture import size_of
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 
 MOST_TAPS = 4
@@ -33,8 +35,13 @@ class Recurrent:
     key_dim: int = 0
     value_dim: int = 0
     conv_bias: bool = False
-    is_joined: bool = False
-    """The checkpoint keeps what comes in as one weight, group by group (Qwen 3 Next)."""
+    layout: Literal["halves", "joined", "single"] = "halves"
+    """How a checkpoint keeps what comes into a delta net: as a weight of q, k, v and one of z; as
+    one weight, group by group (Qwen 3 Next); or each by itself (OLMo hybrid)."""
+    norm_eps: float | None = None
+    """Of the norm of what comes out; None: the model's."""
+    rate_scale: float = 1.0
+    """What rates of a delta net are multiplied by."""
 
     @property
     def keys(self) -> int:
@@ -72,3 +79,55 @@ def layers_of(config: Mapping[str, Any], kinds: Sequence[str], kind: str) -> fro
             f"layer_types must name {kind} or full_attention for each of {count} layers: {kinds}"
         )
     return frozenset(layer for layer, one in enumerate(kinds) if one == kind)
+
+
+def mamba2(config: dict[str, Any], layers: frozenset[int]) -> Recurrent:
+    if config.get("mamba_proj_bias") or _is_limited(config.get("time_step_limit")):
+        raise FeatureNotComputed(
+            "a Mamba 2 with biases of its products or bounds of its steps is not supported by the "
+            "native decoder"
+        )
+    told = {"mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256} | config
+    heads, groups, keys = (
+        size_of(told, f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state")
+    )
+    values = (config.get("mamba_expand") or 2) * size_of(config, "hidden_size")
+    return checked(
+        Recurrent(
+            *("mamba2", layers, size_of({"mamba_d_conv": 4} | config, "mamba_d_conv")),
+            channels=values + 2 * groups * keys,
+            heads=heads,
+            groups=groups,
+            key_dim=keys,
+            value_dim=values // heads,
+            conv_bias=bool(config.get("mamba_conv_bias", True)),
+        )
+    )
+
+
+def _is_limited(bounds: Any) -> bool:
+    """`time_step_limit`; transformers writes infinity as an object."""
+    if bounds is None:
+        return False
+    least, most = bounds
+    most = most.get("__float__") if isinstance(most, dict) else most
+    return bool(least) or most not in ("Infinity", math.inf)
+
+
+def delta_net(config: dict[str, Any], layers: frozenset[int]) -> Recurrent:
+    defaults = {"num_key_heads": 16, "num_value_heads": 32, "key_head_dim": 128}
+    defaults |= {"value_head_dim": 128, "conv_kernel_dim": 4}
+    told = {f"linear_{name}": size for name, size in defaults.items()} | config
+    sizes = {name: size_of(told, f"linear_{name}") for name in defaults}
+    keys = sizes["num_key_heads"] * sizes["key_head_dim"]
+    values = sizes["num_value_heads"] * sizes["value_head_dim"]
+    return checked(
+        Recurrent(
+            *("delta_net", layers, sizes["conv_kernel_dim"], 2 * keys + values),
+            heads=sizes["num_value_heads"],
+            groups=sizes["num_key_heads"],
+            key_dim=sizes["key_head_dim"],
+            value_dim=sizes["value_head_dim"],
+            layout="joined" if config["model_type"] == "qwen3_next" else "halves",
+        )
+    )

@@ -28,6 +28,7 @@ _FIELDS = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
     "divided": frozenset({"divisors"}),
+    "proportional": frozenset({"partial_rotary_factor", "factor"}),
     "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
     "llama3": frozenset(
         {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
@@ -69,6 +70,8 @@ class Rope:
     """yarn: cosine and sine are multiplied by this."""
     divisors: tuple[float, ...] = ()
     """divided: what the frequency of each pair is divided by (GGUF files say so of llama3)."""
+    part: float = 1.0
+    """proportional: of the pairs, those that are rotated; the frequencies are those of a whole."""
 
 
 def read_rope(config: Mapping[str, Any], context_len: int) -> Rope:
@@ -82,7 +85,9 @@ def read_rope(config: Mapping[str, Any], context_len: int) -> Rope:
     theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
     partial = scaling.pop("partial_rotary_factor", None)
     partial = config.get("partial_rotary_factor") if partial is None else partial
-    if partial not in (None, 1.0):
+    if kind == "proportional":
+        scaling["partial_rotary_factor"] = partial
+    elif partial not in (None, 1.0):
         raise FeatureNotComputed(
             f"partial_rotary_factor = {partial} is not supported: the native decoder rotates "
             "whole heads"
@@ -117,6 +122,10 @@ def _read_kind(kind: str, theta: float, scaling: dict[str, Any], original_len: i
             raise ModelError("the rope type 'divided' needs divisors that are positive numbers")
         return Rope(theta, kind, divisors=divisors)
     factor = scaling.get("factor")
+    if kind == "proportional":
+        part = scaling.get("partial_rotary_factor")
+        part = 1.0 if part is None else float(part)
+        return Rope(theta, kind, float(factor or 1.0), part=part)
     if factor is None:
         raise ModelError(f"the rope type {kind!r} needs a factor")
     factor = float(factor)
@@ -166,6 +175,9 @@ def frequencies(rope: Rope, head_dim: int) -> Floats:
     plain = (1.0 / np.float64(rope.theta) ** pairs.astype(np.float64)).astype(np.float32)
     if rope.kind == "linear":
         return plain / np.float32(rope.factor)
+    if rope.kind == "proportional":
+        still = np.arange(head_dim // 2) >= int(rope.part * head_dim // 2)
+        return np.where(still, np.float32(0), plain / np.float32(rope.factor)).astype(np.float32)
     if rope.kind == "divided":
         return plain * (1.0 / np.asarray(rope.divisors)).astype(np.float32)
     if rope.kind == "llama3":

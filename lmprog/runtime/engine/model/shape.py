@@ -51,6 +51,15 @@ class WeightNames:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Of a layer's attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes and variants of one decoder. `windows` has one entry a layer: positions looked back on,
     None for all.
@@ -104,8 +113,24 @@ class ModelShape:
     names: WeightNames = WeightNames()
     recurrent: Recurrent | None = None
     """The layers that keep a state in place of keys and values."""
+    recurrent_norms: Norms | None = None
+    """Those of recurrent layers, where they are others (OLMo hybrid)."""
     gated_attention: bool = False
     """What a head's attention gives is multiplied with the sigmoid of a gate (Qwen 3.5)."""
+    whole_heads: Heads | None = None
+    """Those of layers without a window, where they have their own (Gemma 4)."""
+    values_are_keys: bool = False
+    """Layers without a window have no product for values: they are what the keys' gives."""
+    value_norm: bool = False
+    """Values are normalized per head, by a norm without a weight."""
+    sources: tuple[int | None, ...] = ()
+    """For each layer the one whose keys and values it reads, None for its own; (): all have."""
+    reading_inner: int | None = None
+    """`inner` of layers that read another's keys and values, where it is another."""
+    per_layer: int | None = None
+    """Numbers that each token has for each layer besides its embedding (Gemma 3n and 4)."""
+    layer_scales: bool = False
+    """What a layer gives is multiplied by a number of its own."""
 
     @property
     def num_layers(self) -> int:
@@ -117,9 +142,44 @@ class ModelShape:
         return self.num_layers - (0 if self.recurrent is None else len(self.recurrent.layers))
 
     @property
+    def keeping(self) -> list[int]:
+        """Layers with keys and values of their own."""
+        return [
+            layer
+            for layer in range(self.num_layers)
+            if self.recurrent_of(layer) is None and self.source_of(layer) is None
+        ]
+
+    def heads_of(self, layer: int) -> Heads:
+        if self.whole_heads is not None and self.windows[layer] is None:
+            return self.whole_heads
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
+
+    def source_of(self, layer: int) -> int | None:
+        """The layer whose keys and values it reads; None: it has its own."""
+        return self.sources[layer] if self.sources else None
+
+    def inner_of(self, layer: int) -> int:
+        """Of its ordinary feed-forward; 0: it has none."""
+        mixture = self.mixture_of(layer)
+        if mixture is not None and not mixture.is_beside:
+            return 0
+        is_other = self.reading_inner is not None and self.source_of(layer) is not None
+        return self.reading_inner or self.inner if is_other else self.inner
+
+    def rotated(self, rope: int) -> int:
+        """Leading dimensions of a head that the rotation turns, by its place in `ropes`."""
+        whole = self.whole_heads if rope == 0 else None
+        return self.rotary_dim or (self.head_dim if whole is None else whole.head_dim)
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """All rotations that layers have."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def norms_of(self, layer: int) -> Norms:
+        own = None if self.recurrent_of(layer) is None else self.recurrent_norms
+        return own or self.norms
 
     def recurrent_of(self, layer: int) -> Recurrent | None:
         """What the layer is in place of attention; None: it is attention."""

@@ -32,7 +32,7 @@ from lmprog.runtime.engine.model.gguf_weights import GgufCheckpoint
 from lmprog.runtime.engine.model.mixture import ExpertNames
 from lmprog.runtime.engine.model.quantization import Quantization, read_quantization
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
-from lmprog.runtime.engine.model.weight_table import Part, expected, joined_parts
+from lmprog.runtime.engine.model.weight_table import Part, expected, joined_parts, not_read
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -67,13 +67,43 @@ def stored_weights(location: Path, shape: ModelShape) -> StoredWeights:
     checkpoint = Checkpoint(location)
     how = read_quantization(read_config(location))
     derived = {} if how is None else dict(_quantized(checkpoint, how, shape))
+    derived |= _olmo_weights(checkpoint, shape)
     if shape.mixture is not None:
         derived |= single_experts(checkpoint, shape.mixture)
-    unused = frozenset(name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES))
+    scales = {name for name in checkpoint.names if name.endswith(_ACTIVATION_SCALES)}
+    unread = checkpoint.names & not_read(shape)
+    unused = frozenset(scales | unread)
     derived = _with_shared_experts(checkpoint, derived, unused, shape)
-    if how is None and not derived:
+    if how is None and not derived and not unread:
         return checkpoint
     return DerivedWeights(checkpoint, derived, unused)
+
+
+def _olmo_weights(checkpoint: Checkpoint, shape: ModelShape) -> dict[str, Derived]:
+    """An OLMo hybrid's convolutions, which are three there. And norms behind attention, which
+    transformers saves under the name that norms of its recurrent layers have."""
+    own, found = shape.recurrent_norms, dict[str, Derived]()
+    for layer in range(0 if own is None else shape.num_layers):
+        prefix = f"model.layers.{layer}."
+        if shape.recurrent_of(layer) is not None:
+            name = f"{prefix}linear_attn.conv1d.weight"
+            stored = [f"{prefix}linear_attn.{one}_conv1d.weight" for one in "qkv"]
+        else:
+            name = f"{prefix}{shape.norms.attention_post_norm}.weight"
+            stored = [f"{prefix}{own and own.mlp_norm}.weight"]
+        if checkpoint.names.issuperset(stored):
+            found[name] = _one_after_the_other(checkpoint, tuple(stored))
+    return found
+
+
+def _one_after_the_other(checkpoint: Checkpoint, names: tuple[str, ...]) -> Derived:
+    def rows(first: int, end: int) -> NDArray[np.generic]:
+        whole: NDArray[np.generic] = np.concatenate([checkpoint.array(name) for name in names])
+        return whole[first:end]
+
+    sizes = [checkpoint.shape(name) for name in names]
+    size = (sum(one[0] for one in sizes), *sizes[0][1:])
+    return Derived(size, checkpoint.number_type(names[0]), rows, names)
 
 
 def _with_shared_experts(

@@ -97,11 +97,13 @@ class VectorPart:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """`size` numbers made of parts, `plus` added to each number of these; zeros elsewhere."""
+    """`size` numbers made of parts, each number of these plus `plus`, times `times`; zeros
+    elsewhere."""
 
     parts: tuple[VectorPart, ...]
     size: int
     plus: float = 0.0
+    times: float = 1.0
 
 
 def head(shape: ModelShape) -> Matrix:
@@ -116,22 +118,26 @@ def norm(shape: ModelShape) -> Vector:
 
 def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
     """The layer's products by their names."""
+    shape = replace(shape, norms=shape.norms_of(layer))
     prefix = f"model.layers.{layer}."
     mixture = shape.mixture_of(layer)
-    ends = _feed_forward(shape, prefix) if mixture is None else _experts(shape, mixture, prefix)
+    ends = _feed_forward(shape, layer) if mixture is None else _experts(shape, mixture, layer)
+    if shape.per_layer is not None:
+        ends |= _per_layer(shape, shape.per_layer, prefix)
     recurrent = shape.recurrent_of(layer)
     if recurrent is None:
-        return _attention(shape, prefix) | ends
+        return _attention(shape, layer) | ends
     return _RECURRENT[recurrent.kind](shape, recurrent, prefix) | ends
 
 
 def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
     """The layer's biases and norms by their names; what the model lacks is absent."""
+    shape = replace(shape, norms=shape.norms_of(layer))
     prefix = f"model.layers.{layer}."
     mixture = shape.mixture_of(layer)
     recurrent = shape.recurrent_of(layer)
     if recurrent is None:
-        found = dict(_attention_vectors(shape, f"{prefix}self_attn."))
+        found = dict(_attention_vectors(shape, layer))
     else:
         found = dict(_recurrent_vectors(recurrent, prefix))
     if mixture is not None and mixture.biases:
@@ -145,16 +151,56 @@ def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
         if weight := getattr(shape.norms, place.name):
             name = f"{prefix}{weight}.weight"
             found[place.name] = _whole(name, shape.hidden, _plus(shape))
+    if mixture is not None and mixture.choice_bias is not None:
+        found["choice_bias"] = _whole(prefix + mixture.choice_bias, mixture.experts)
+    if mixture is not None and mixture.is_beside:
+        found |= dict(_vectors_beside(shape, mixture, prefix))
+    if shape.per_layer is not None:
+        weight = f"{prefix}post_per_layer_input_norm.weight"
+        found["per_layer_post_norm"] = _whole(weight, shape.hidden)
+    if shape.layer_scales:
+        found["scale"] = _whole(f"{prefix}layer_scalar", 1)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerInputs:
+    """What a model's inputs per layer are made of."""
+
+    table: str
+    """The weight that has a token's own numbers, for one layer after the other."""
+    columns: int
+    projection: Matrix
+    norm: Vector
+
+
+def per_layer_inputs(shape: ModelShape) -> PerLayerInputs | None:
+    """None: the model has none."""
+    if shape.per_layer is None:
+        return None
+    columns = shape.num_layers * shape.per_layer
+    part = Part("model.per_layer_model_projection.weight", 0, columns)
+    norm = _whole("model.per_layer_projection_norm.weight", shape.per_layer)
+    projection = Matrix(columns, shape.hidden, (part,))
+    return PerLayerInputs("model.embed_tokens_per_layer.weight", columns, projection, norm)
 
 
 def expected(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Every weight that a checkpoint of this shape has, with its size."""
     found: dict[str, tuple[int, ...]] = {EMBEDDING: (shape.vocab_size, shape.hidden)}
+    if (further := per_layer_inputs(shape)) is not None:
+        found[further.table] = (shape.vocab_size, further.columns)
     for inputs, part in _parts(shape):
         before = found.get(part.name, (0, 0))[0]
         found[part.name] = (max(before, part.begin + part.rows), inputs)
     return found | {part.name: part.stored for part in _vector_parts(shape)}
+
+
+def not_read(shape: ModelShape) -> set[str]:
+    """Weights that a checkpoint may have though its layers read the keys and values of others."""
+    layers = [layer for layer in range(shape.num_layers) if shape.source_of(layer) is not None]
+    names = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return {f"model.layers.{at}.self_attn.{name}.weight" for at in layers for name in names}
 
 
 def splits(shape: ModelShape) -> dict[str, Split | None]:
@@ -184,26 +230,32 @@ def _parts(shape: ModelShape) -> Iterator[tuple[int, Part]]:
 def _of_layers(shape: ModelShape) -> Iterator[Matrix]:
     for layer in range(shape.num_layers):
         yield from products(shape, layer).values()
+    if (further := per_layer_inputs(shape)) is not None:
+        yield further.projection
 
 
 def _vector_parts(shape: ModelShape) -> Iterator[VectorPart]:
     yield from norm(shape).parts
+    if (further := per_layer_inputs(shape)) is not None:
+        yield from further.norm.parts
     for layer in range(shape.num_layers):
         for vector in vectors(shape, layer).values():
             yield from vector.parts
 
 
-def _attention(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
-    hidden, block = shape.hidden, f"{prefix}self_attn."
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+def _attention(shape: ModelShape, layer: int) -> dict[str, Matrix]:
+    hidden, block = shape.hidden, f"model.layers.{layer}.self_attn."
+    sizes = shape.heads_of(layer)
+    q, kv = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     if shape.gated_attention:
         return _gated_attention(shape, block, q, kv)
+    of_values = "k" if shape.values_are_keys and shape.windows[layer] is None else "v"
     parts, at = [], 0
     for name, rows, heads, split in (
-        ("q", q, shape.num_heads, Split("heads")),
-        ("k", kv, shape.num_kv_heads, Split("kv_heads")),
-        ("v", kv, 0, Split("kv_heads")),
-    ):
+        ("q", q, sizes.num_heads, Split("heads")),
+        ("k", kv, sizes.num_kv_heads, Split("kv_heads")),
+        (of_values, kv, 0, Split("kv_heads")),
+    )[: None if shape.source_of(layer) is None else 1]:
         own = f"{block}{name}_proj.weight"
         if shape.joined:
             joined = f"{block}qkv_proj.weight"
@@ -224,8 +276,9 @@ def _attention(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
     }
 
 
-def _feed_forward(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
-    hidden, inner, block = shape.hidden, shape.inner, f"{prefix}{shape.names.mlp}."
+def _feed_forward(shape: ModelShape, layer: int) -> dict[str, Matrix]:
+    hidden, inner = shape.hidden, shape.inner_of(layer)
+    block = f"model.layers.{layer}.{shape.names.mlp}."
     gates = []
     for offset, name in enumerate((shape.names.gate, shape.names.up)):
         own, split = f"{block}{name}.weight", Split("inner")
@@ -247,9 +300,20 @@ def _feed_forward(shape: ModelShape, prefix: str) -> dict[str, Matrix]:
     }
 
 
-def _experts(shape: ModelShape, mixture: Mixture, prefix: str) -> dict[str, Matrix]:
+def _per_layer(shape: ModelShape, size: int, prefix: str) -> dict[str, Matrix]:
+    gate = Part(f"{prefix}per_layer_input_gate.weight", 0, size)
+    out = Part(f"{prefix}per_layer_projection.weight", 0, shape.hidden)
+    return {
+        "per_layer_gate": Matrix(size, shape.hidden, (gate,)),
+        "per_layer_out": Matrix(shape.hidden, size, (out,), post_norm="per_layer_post_norm"),
+    }
+
+
+def _experts(shape: ModelShape, mixture: Mixture, layer: int) -> dict[str, Matrix]:
     """The router, and all experts one after the other, each filled up to whole panels: a gate and
     its partner for each, and what ends it. Parts of a shared expert come last."""
+    prefix = f"model.layers.{layer}."
+    beside = _feed_forward(shape, layer) if mixture.is_beside else {}
     names, norm = mixture.names, _placed("mlp_norm", shape)
     hidden, inner, count = shape.hidden, mixture.inner, mixture.computed_experts
     met = (mixture.used + mixture.shared_parts) / count
@@ -263,7 +327,7 @@ def _experts(shape: ModelShape, mixture: Mixture, prefix: str) -> dict[str, Matr
         name = prefix + names.of_expert(expert, "down")
         downs.append(Part(name, 0, hidden, expert * up32(hidden), split=columns))
     router = Part(prefix + names.of_router(), 0, mixture.router_outputs)
-    return {
+    return {f"dense_{name}": matrix for name, matrix in beside.items()} | {
         "router": Matrix(mixture.router_outputs, hidden, (router,), "float32", norm=norm),
         "gate_up": Matrix(2 * count * up32(inner), hidden, tuple(gates), met=met, norm=norm),
         "down": Matrix(
@@ -277,26 +341,43 @@ def _experts(shape: ModelShape, mixture: Mixture, prefix: str) -> dict[str, Matr
     }
 
 
-def _attention_vectors(shape: ModelShape, prefix: str) -> Iterator[tuple[str, Vector]]:
+def _vectors_beside(
+    shape: ModelShape, mixture: Mixture, prefix: str
+) -> Iterator[tuple[str, Vector]]:
+    """Norms of both halves of Gemma 4's layers with a mixture; the router's is divided by the root
+    of the size."""
+    for name, weight in (
+        ("experts_norm", "pre_feedforward_layernorm_2"),
+        ("dense_post_norm", "post_feedforward_layernorm_1"),
+        ("experts_post_norm", "post_feedforward_layernorm_2"),
+    ):
+        yield name, _whole(f"{prefix}{weight}.weight", shape.hidden)
+    scale = VectorPart(f"{prefix}router.scale", shape.hidden)
+    yield "router_norm", Vector((scale,), shape.hidden, times=shape.hidden**-0.5)
+    yield "expert_scales", _whole(f"{prefix}router.per_expert_scale", mixture.experts)
+
+
+def _attention_vectors(shape: ModelShape, layer: int) -> Iterator[tuple[str, Vector]]:
+    prefix, heads = f"model.layers.{layer}.self_attn.", shape.heads_of(layer)
     of_heads = {
-        "q": (shape.num_heads, shape.num_heads, Split("heads")),
-        "k": (shape.num_kv_heads, shape.num_kv_heads, Split("kv_heads")),
-        "v": (shape.num_kv_heads, 0, Split("kv_heads")),
+        "q": (heads.num_heads, heads.num_heads, Split("heads")),
+        "k": (heads.num_kv_heads, heads.num_kv_heads, Split("kv_heads")),
+        "v": (heads.num_kv_heads, 0, Split("kv_heads")),
     }
     if shape.qkv_bias:
         parts, at = [], 0
         for name, (count, rotated, split) in of_heads.items():
-            size = count * shape.head_dim
+            size = count * heads.head_dim
             parts.append(VectorPart(f"{prefix}{name}_proj.bias", size, at, rotated, split))
             at += size
         yield "qkv_bias", Vector(tuple(parts), at)
     if shape.out_bias:
         yield "out_bias", _whole(f"{prefix}o_proj.bias", shape.hidden)
     if shape.qk_norm:
-        for name in ("q", "k"):
+        for name in ("q", "k") if shape.source_of(layer) is None else ("q",):
             count, _, split = of_heads[name]
             own = count if shape.qk_norm_wide else 1
-            size = shape.head_dim * own
+            size = heads.head_dim * own
             shared = split if shape.qk_norm_wide else None
             weight = shape.names.q_norm if name == "q" else shape.names.k_norm
             part = VectorPart(f"{prefix}{weight}.weight", size, 0, own, shared)
@@ -340,20 +421,28 @@ def _short_conv(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[st
 def _delta_net(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[str, Matrix]:
     hidden, heads, block = shape.hidden, recurrent.heads, f"{prefix}linear_attn."
     channels, values = recurrent.channels, recurrent.values
-    if recurrent.is_joined:
+    if recurrent.layout == "joined":
         parts, scores = _joined_delta_net(recurrent, block)
     else:
-        parts = (
-            Part(f"{block}in_proj_qkv.weight", 0, channels),
-            Part(f"{block}in_proj_z.weight", 0, values, channels),
-        )
-        scores = (
-            Part(f"{block}in_proj_b.weight", 0, heads),
-            Part(f"{block}in_proj_a.weight", 0, heads, heads),
-        )
-    out = Matrix(hidden, values, (Part(f"{block}out_proj.weight", 0, hidden),))
+        begin, end = ("", "_proj") if recurrent.layout == "single" else ("in_proj_", "")
+        named = {"qkv": channels, "z": values}
+        if recurrent.layout == "single":
+            named = {"q": recurrent.keys, "k": recurrent.keys, "v": values, "g": values}
+        parts = _one_by_one({f"{block}{begin}{name}{end}": size for name, size in named.items()})
+        scores = _one_by_one({f"{block}{begin}{name}{end}": heads for name in ("b", "a")})
+    name = "o_proj" if recurrent.layout == "single" else "out_proj"
+    out = Matrix(hidden, values, (Part(f"{block}{name}.weight", 0, hidden),))
     gates = Matrix(2 * heads, hidden, scores, "float32", norm=_placed("attention_norm", shape))
     return _halves(shape, Matrix(channels + values, hidden, parts), out) | {"gates": gates}
+
+
+def _one_by_one(weights: dict[str, int]) -> tuple[Part, ...]:
+    """Whole weights, one after the other; each with its rows."""
+    parts, at = [], 0
+    for name, rows in weights.items():
+        parts.append(Part(f"{name}.weight", 0, rows, at))
+        at += rows
+    return tuple(parts)
 
 
 def _joined_delta_net(
@@ -409,7 +498,8 @@ def _recurrent_vectors(recurrent: Recurrent, prefix: str) -> Iterator[tuple[str,
     if recurrent.kind == "mamba2":
         yield "skip", _whole(f"{block}D", recurrent.heads)
     size = recurrent.values if recurrent.kind == "mamba2" else recurrent.value_dim
-    yield "state_norm", _whole(f"{block}norm.weight", size)
+    name = "o_norm" if recurrent.layout == "single" else "norm"
+    yield "state_norm", _whole(f"{block}{name}.weight", size)
 
 
 def _expert_biases(

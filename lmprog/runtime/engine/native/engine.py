@@ -424,23 +424,11 @@ class NativeEngine:
 
     @staticmethod
     def _rows(batch: Batch) -> CAttentionBatch:
-        row_starts, kv_lens, page_starts, pages, write_tokens, write_slots = _pointers(
-            batch.row_starts,
-            batch.kv_lens,
-            batch.page_starts,
-            batch.pages,
-            batch.write_tokens,
-            batch.write_slots,
-        )
+        arrays = batch.row_starts, batch.kv_lens, batch.page_starts, batch.pages
         return CAttentionBatch(
-            num_rows=len(batch.kv_lens),
-            num_writes=len(batch.write_tokens),
-            row_starts=row_starts,
-            kv_lens=kv_lens,
-            page_starts=page_starts,
-            pages=pages,
-            write_tokens=write_tokens,
-            write_slots=write_slots,
+            len(batch.kv_lens),
+            len(batch.write_tokens),
+            *_pointers(*arrays, batch.write_tokens, batch.write_slots),
         )
 
     def _opened(self, threads: int, path: str | None) -> c_void_p:
@@ -455,41 +443,52 @@ class NativeEngine:
         return c_void_p(handle)
 
     def _described(self, shape: ModelShape, packed: Packed) -> interface.CModel:
-        attention = c_attention(shape, self.memory.kv_dtype, self.memory.page_size)
         layers = (interface.CLayer * shape.num_layers)()
         slots = self.memory.num_pages * self.memory.page_size
-        sizes = [int(size(byref(attention), slots)) for size in _kv_sizes(self._library)]
+        attention = c_attention(shape, self.memory.kv_dtype, self.memory.page_size)
+        sizes = {
+            index: [int(size(byref(attention[index]), slots)) for size in _kv_sizes(self._library)]
+            for index in shape.keeping
+        }
         recurrent = c_recurrent(shape, self.memory.states)
         state_bytes = int(self._library.lmprog_engine_state_bytes(byref(recurrent)))
         state_bytes *= recurrent.num_slots + 1
         num_recurrent = shape.num_layers - shape.num_attending
-        self._pool = pool = Region(sum(map(aligned, sizes)) * shape.num_attending)
+        ones = np.ones(max(heads.head_dim for heads in map(shape.heads_of, range(len(layers)))))
+        ones = ones.astype(np.float32)
+        self._pool = pool = Region(sum(aligned(size) for both in sizes.values() for size in both))
         self._state_pool = Region(aligned(state_bytes) * num_recurrent)
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
+            layer.shape, layer.inner = attention[index], shape.inner_of(index)
             for name, part in parts.items():
                 setattr(layer.attention if name == "sinks" else layer, name, part.ctypes.data)
             if shape.recurrent_of(index) is not None:
                 layer.states = self._state_pool.take(state_bytes).ctypes.data
                 continue
-            taken = [pool.take(size) for size in sizes]
-            layer.keys, layer.values = (part.ctypes.data for part in taken)
-            self._kv_parts += taken
+            source = shape.source_of(index)
+            layer.reads = source is not None
+            if source is not None:
+                layer.keys, layer.values = layers[source].keys, layers[source].values
+            else:
+                taken = [pool.take(size) for size in sizes[index]]
+                layer.keys, layer.values = (part.ctypes.data for part in taken)
+                self._kv_parts += taken
+            if shape.value_norm:
+                layer.v_norm = ones.ctypes.data
             rope = shape.rope_of(index)
             layer.rope = -1 if rope is None else rope
-            layer.attention.scale = shape.attention_scale or shape.head_dim**-0.5
+            layer.attention.scale = shape.attention_scale or shape.heads_of(index).head_dim ** -0.5
             layer.attention.window = shape.windows[index] or 0
             layer.attention.softcap = shape.attention_softcap or 0.0
         ropes = (interface.CRope * len(shape.ropes))(
-            *(self._rope(rope, shape) for rope in shape.ropes)
+            *(self._rope(rope, shape.rotated(at)) for at, rope in enumerate(shape.ropes))
         )
-        self._held += [layers, ropes, packed]
-        return interface.CModel(
+        self._held += [layers, ropes, packed, ones]
+        described = interface.CModel(
             vocab=shape.vocab_size,
             hidden=shape.hidden,
-            inner=shape.inner,
             num_layers=shape.num_layers,
             num_ropes=len(shape.ropes),
-            rotary_dim=shape.rotary_dim or shape.head_dim,
             weight_type=interface.TYPES[packed.weight_type],
             activation=interface.ACTIVATIONS[shape.activation],
             qk_norm_wide=shape.qk_norm_wide,
@@ -503,7 +502,6 @@ class NativeEngine:
             residual_scale=shape.residual_scale,
             logit_scale=shape.logit_scale,
             logit_softcap=shape.logit_softcap or 0.0,
-            attention=attention,
             layers=layers,
             ropes=ropes,
             head=packed.head.ctypes.data,
@@ -513,11 +511,17 @@ class NativeEngine:
             else _EMBEDDING_TYPES[packed.embedding.dtype],
             norm=packed.norm.ctypes.data,
         )
+        if shape.per_layer is not None and (own := packed.per_layer) is not None:
+            described.per_layer = shape.per_layer
+            described.per_layer_type = _EMBEDDING_TYPES[own.embedding.dtype]
+            for name in ("embedding", "projection", "norm"):
+                setattr(described, f"per_layer_{name}", getattr(own, name).ctypes.data)
+        return described
 
-    def _rope(self, rope: Rope, shape: ModelShape) -> interface.CRope:
-        turns = np.ascontiguousarray(frequencies(rope, shape.rotary_dim or shape.head_dim))
+    def _rope(self, rope: Rope, rotated: int) -> interface.CRope:
+        turns = np.ascontiguousarray(frequencies(rope, rotated))
         self._held.append(turns)
-        return interface.CRope(turns.ctypes.data, rope.amplitude)
+        return interface.CRope(turns.ctypes.data, rope.amplitude, rotated)
 
 
 def _mixture(shape: ModelShape) -> interface.CMixture:
@@ -526,21 +530,24 @@ def _mixture(shape: ModelShape) -> interface.CMixture:
     if mixture is None:
         return interface.CMixture()
     sizes = mixture.experts, mixture.used, mixture.inner, mixture.shared_parts
+    named = ("normalized", "sigmoid", "share_floor", "share_scale")
     return interface.CMixture(
-        *sizes, normalized=mixture.normalized, shared_gated=mixture.is_shared_gated
+        *sizes,
+        shared_gated=mixture.is_shared_gated,
+        **{name: getattr(mixture, name) for name in named},
     )
 
 
 def page_bytes(shape: ModelShape, kv_dtype: str, page_size: int) -> int:
     """Memory of one page over all layers, known before an engine is made."""
-    attention, pages = (
-        c_attention(shape, kv_dtype, page_size),
-        16,
-    )  # whole blocks of slots for every page size
-    sizes = [
-        int(size(byref(attention), pages * page_size)) for size in _kv_sizes(interface.opened())
-    ]
-    return shape.num_attending * sum(sizes) // pages
+    attention = c_attention(shape, kv_dtype, page_size)
+    pages = 16  # whole blocks of slots for every page size
+    sizes = (
+        int(size(byref(attention[layer]), pages * page_size))
+        for layer in shape.keeping
+        for size in _kv_sizes(interface.opened())
+    )
+    return sum(sizes) // pages
 
 
 def state_bytes(shape: ModelShape) -> int:
@@ -553,10 +560,11 @@ def c_recurrent(shape: ModelShape, slots: StateSlots | None = None) -> interface
     recurrent = shape.recurrent
     if recurrent is None:
         return interface.CRecurrent()
-    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim")
+    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim", "rate_scale")
     return interface.CRecurrent(
         kind=interface.RECURRENT_KINDS[recurrent.kind],
         num_slots=0 if slots is None else slots.num_slots,
+        norm_eps=recurrent.norm_eps or shape.norm_eps,
         **{name: getattr(recurrent, name) for name in named},
     )
 
@@ -565,15 +573,19 @@ def _kv_sizes(library: ctypes.CDLL) -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr]
     return library.lmprog_attention_key_bytes, library.lmprog_attention_value_bytes
 
 
-def c_attention(shape: ModelShape, kv_dtype: str, page_size: int) -> CAttentionShape:
-    return CAttentionShape(
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        v_head_dim=shape.head_dim,
-        page_size=page_size,
-        kv_type=interface.TYPES[kv_dtype],
-    )
+def c_attention(shape: ModelShape, kv_dtype: str, page_size: int) -> list[CAttentionShape]:
+    """Of each layer."""
+    return [
+        CAttentionShape(
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            v_head_dim=heads.head_dim,
+            page_size=page_size,
+            kv_type=interface.TYPES[kv_dtype],
+        )
+        for heads in map(shape.heads_of, range(shape.num_layers))
+    ]
 
 
 def _pointers(*arrays: Ints) -> list[int]:

@@ -100,9 +100,17 @@ PRODUCTS = ("qkv", "out", "gate_up", "down")
 VECTORS = (
     *("qkv_bias", "out_bias", "gate_bias", "up_bias", "down_bias"),
     *("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"),
+    "v_norm",
 )
 STATE_VECTORS = ("conv", "conv_bias", "decay_log", "decay_bias", "skip", "state_norm")
 """Of recurrent layers."""
+DENSE_BESIDE = (
+    *("dense_gate_up", "dense_down", "router_norm", "experts_norm", "dense_post_norm"),
+    *("experts_post_norm", "expert_scales"),
+)
+"""Of layers that have a feed-forward and a mixture."""
+PER_LAYER = ("per_layer_gate", "per_layer_out", "per_layer_post_norm", "scale")
+"""Of models with inputs per layer, and scales of layers."""
 
 
 class CLayer(ctypes.Structure):
@@ -110,21 +118,24 @@ class CLayer(ctypes.Structure):
         *((name, c_void_p) for name in PRODUCTS),
         *((name, c_void_p) for name in VECTORS),
         ("attention", CAttentionLayer),
-        ("router", c_void_p),
-        ("router_bias", c_void_p),
+        ("shape", CAttentionShape),
+        *(("inner", c_int32), ("reads", c_int32)),
+        *((name, c_void_p) for name in ("router", "router_bias", "choice_bias", *DENSE_BESIDE)),
         ("rope", c_int32),
         *((name, c_void_p) for name in ("keys", "values", "states", "gates", *STATE_VECTORS)),
+        *((name, c_void_p) for name in PER_LAYER),
     )
 
 
 class CRope(ctypes.Structure):
-    _fields_ = (("frequencies", c_void_p), ("amplitude", c_float))
+    _fields_ = (("frequencies", c_void_p), ("amplitude", c_float), ("rotary_dim", c_int32))
 
 
 class CMixture(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("experts", "used", "inner", "shared")),
-        *((name, c_int32) for name in ("normalized", "shared_gated")),
+        *((name, c_int32) for name in ("normalized", "shared_gated", "sigmoid")),
+        *((name, c_float) for name in ("share_floor", "share_scale")),
     )
 
 
@@ -135,15 +146,13 @@ class CRecurrent(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "taps", "channels", "heads", "groups", "key_dim")),
         *((name, c_int32) for name in ("value_dim", "num_slots")),
+        *((name, c_float) for name in ("norm_eps", "rate_scale")),
     )
 
 
 class CModel(ctypes.Structure):
     _fields_ = (
-        *(
-            (name, c_int32)
-            for name in ("vocab", "hidden", "inner", "num_layers", "num_ropes", "rotary_dim")
-        ),
+        *((name, c_int32) for name in ("vocab", "hidden", "num_layers", "num_ropes")),
         *((name, c_int32) for name in ("weight_type", "activation", "qk_norm_wide")),
         ("gated_attention", c_int32),
         *((name, c_float) for name in ("activation_slope", "activation_limit")),
@@ -151,13 +160,14 @@ class CModel(ctypes.Structure):
         ("recurrent", CRecurrent),
         *((name, c_float) for name in ("norm_eps", "embedding_scale", "residual_scale")),
         *((name, c_float) for name in ("logit_scale", "logit_softcap")),
-        ("attention", CAttentionShape),
         ("layers", POINTER(CLayer)),
         ("ropes", POINTER(CRope)),
         ("head", c_void_p),
         ("embedding", c_void_p),
         ("embedding_type", c_int32),
         ("norm", c_void_p),
+        *((name, c_int32) for name in ("per_layer", "per_layer_type")),
+        *((f"per_layer_{name}", c_void_p) for name in ("embedding", "projection", "norm")),
     )
 
 

@@ -63,6 +63,15 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PackedInputs:
+    """A model's inputs per layer (`weight_table.PerLayerInputs`)."""
+
+    embedding: NDArray[Any]
+    projection: Bytes
+    norm: Bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
     """A model's packed weights. `layers` have a place for each product and vector of the C
     interface.
@@ -76,14 +85,15 @@ class Packed:
     """None: the head is the embedding."""
     num_weights: int
     """Those that a token is multiplied with on its way to logits."""
+    per_layer: PackedInputs | None = None
 
     @property
     def num_bytes(self) -> int:
-        kept = (
-            self.head.nbytes
-            + self.norm.nbytes
-            + (0 if self.embedding is None else self.embedding.nbytes)
-        )
+        parts: list[NDArray[Any]] = [self.head, self.norm]
+        parts += [] if self.embedding is None else [self.embedding]
+        if (own := self.per_layer) is not None:
+            parts += [own.embedding, own.projection, own.norm]
+        kept = sum(part.nbytes for part in parts)
         return kept + sum(part.nbytes for layer in self.layers for part in layer.values())
 
 
@@ -102,8 +112,10 @@ class PackedLayout:
         self._products = [weight_table.products(shape, layer) for layer in layers]
         self._vectors = [weight_table.vectors(shape, layer) for layer in layers]
         self._head, self._norm = weight_table.head(shape), weight_table.norm(shape)
+        self._per_layer = weight_table.per_layer_inputs(shape)
         self._matrices = [
             self._head,
+            *([] if self._per_layer is None else [self._per_layer.projection]),
             *(matrix for layer in self._products for matrix in layer.values()),
         ]
 
@@ -111,6 +123,9 @@ class PackedLayout:
     def num_bytes(self) -> int:
         vectors = [self._norm, *(one for layer in self._vectors for one in layer.values())]
         total = sum(aligned(self._matrix_bytes(matrix)) for matrix in self._matrices)
+        if self._per_layer is not None:
+            vectors.append(self._per_layer.norm)
+            total += aligned(self._per_layer_bytes)
         total += sum(aligned(_vector_bytes(vector)) for vector in vectors)
         return total + aligned(self._embedding_bytes)
 
@@ -128,6 +143,12 @@ class PackedLayout:
         if not self.shape.tied_head:
             size = (self.shape.vocab_size, self.shape.hidden)
             embedding = region.take(self._embedding_bytes).view(self.embedding_type).reshape(size)
+        inputs = None
+        if (own := self._per_layer) is not None:
+            table = region.take(self._per_layer_bytes).view(self.embedding_type)
+            projection = region.take(self._matrix_bytes(own.projection))
+            norm = region.take(_vector_bytes(own.norm))
+            inputs = PackedInputs(table.reshape(-1, own.columns), projection, norm)
         weights = (part.rows * one.inputs * one.met for one in self._matrices for part in one.parts)
         return Packed(
             weight_type=self.weight_type,
@@ -136,6 +157,7 @@ class PackedLayout:
             norm=region.take(_vector_bytes(self._norm)),
             embedding=embedding,
             num_weights=round(sum(weights)),
+            per_layer=inputs,
         )
 
     def fill(self, packed: Packed, source: Source, threads: int) -> None:
@@ -149,7 +171,16 @@ class PackedLayout:
             self._pack(self._head, packed.head, source, pool)
             _copy_vector(self._norm, packed.norm, source)
             if packed.embedding is not None:
-                self._copy_embedding(packed.embedding, source, pool)
+                _copy_table(EMBEDDING, packed.embedding, source, pool)
+            if (own := self._per_layer) is not None and packed.per_layer is not None:
+                _copy_table(own.table, packed.per_layer.embedding, source, pool)
+                self._pack(own.projection, packed.per_layer.projection, source, pool)
+                _copy_vector(own.norm, packed.per_layer.norm, source)
+
+    @property
+    def _per_layer_bytes(self) -> int:
+        columns = 0 if self._per_layer is None else self._per_layer.columns
+        return self.shape.vocab_size * columns * self.embedding_type.itemsize
 
     @property
     def _embedding_bytes(self) -> int:
@@ -190,13 +221,19 @@ class PackedLayout:
                 pool, part.rows, matrix.inputs, functools.partial(packed, part), part.first
             )
 
-    def _copy_embedding(self, kept: NDArray[Any], source: Source, pool: ThreadPoolExecutor) -> None:
-        def copied(first: int, end: int) -> None:
-            array = source.rows(EMBEDDING, first, end)
-            kept[first:end] = array if array.dtype == kept.dtype else narrowed(array)
-            source.release(EMBEDDING, first, end)
 
-        _in_stretches(pool, kept.shape[0], kept.shape[1], copied)
+def _copy_table(name: str, kept: NDArray[Any], source: Source, pool: ThreadPoolExecutor) -> None:
+    """Rows of an embedding, in their own type or in the smaller one of `kept`."""
+
+    def copied(first: int, end: int) -> None:
+        array = source.rows(name, first, end)
+        if array.dtype != kept.dtype:
+            array = widened(array)
+            array = narrowed(array) if kept.dtype == np.uint16 else array.astype(kept.dtype)
+        kept[first:end] = array
+        source.release(name, first, end)
+
+    _in_stretches(pool, kept.shape[0], kept.shape[1], copied)
 
 
 def packed_layout(shape: ModelShape, source: Source, weight_type: str) -> PackedLayout:
@@ -226,7 +263,7 @@ def _in_stretches(
 def _copy_vector(vector: weight_table.Vector, place: Bytes, source: Source) -> None:
     numbers = place.view(np.float32)
     for part in vector.parts:
-        array = widened(source.array(part.name)) + np.float32(vector.plus)
+        array = (widened(source.array(part.name)) + np.float32(vector.plus)) * vector.times
         if part.taps:
             array = array[:, 0].T.ravel()
         numbers[part.first : part.first + part.size] = array

@@ -19,7 +19,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,12 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from lmprog.errors import ModelError
-from lmprog.runtime.engine.attention.backend import AttentionBackend, AttentionShape, LayerAttention
+from lmprog.runtime.engine.attention.backend import (
+    AttentionBackend,
+    AttentionShape,
+    HeadSizes,
+    LayerAttention,
+)
 from lmprog.runtime.engine.attention.reference import ReferenceAttention
 from lmprog.runtime.engine.torch_engine.recurrent_layers import NOTHING, RecurrentLayers
 from lmprog.runtime.scheduling.batch import Batch, RowStates
@@ -117,18 +122,12 @@ class Fallback:
         return layers, {number: place for place, number in enumerate(probe.numbers)}
 
     def attention_shape(self, kv_dtype: torch.dtype) -> AttentionShape:
-        first = self._layers[0]
-        return AttentionShape(
-            layers=tuple(
-                LayerAttention(layer.scale, layer.window, layer.softcap, layer.sinks)
-                for layer in self._layers
-            ),
-            num_heads=first.num_heads,
-            num_kv_heads=first.num_kv_heads,
-            head_dim=first.head_dim,
-            v_head_dim=first.v_head_dim,
-            dtype=kv_dtype,
+        first = self._layers[0].heads
+        layers = tuple(
+            layer.attention if layer.heads != first else replace(layer.attention, heads=None)
+            for layer in self._layers
         )
+        return AttentionShape(layers, *first, dtype=kv_dtype)
 
     def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
         """Logits of the tokens that `batch` wants. # [L, vocab] float32"""
@@ -326,18 +325,10 @@ _KINDS = frozenset({"full_attention", "sliding_attention", "attention", "hybrid"
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: tuple[float, ...] | None
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    v_head_dim: int
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        return self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim
+    attention: LayerAttention
+    heads: HeadSizes
+    keys: Tensor
+    """The same memory where layers share keys and values."""
 
 
 class Probe:
@@ -361,18 +352,24 @@ class Probe:
         scale, window, softcap = (
             options.get(name) for name in ("scaling", "sliding_window", "softcap")
         )
-        probed = ProbedLayer(
+        heads = HeadSizes(q.shape[1], k.shape[1], q.shape[2], v.shape[2])
+        attention = LayerAttention(
             scale=float(q.shape[2] ** -0.5 if scale is None else scale),
             window=None if window is None else int(window),
             softcap=None if softcap is None else float(softcap),
             sinks=None if options.get("s_aux") is None else tuple(options["s_aux"].tolist()),
-            num_heads=q.shape[1],
-            num_kv_heads=k.shape[1],
-            head_dim=q.shape[2],
-            v_head_dim=v.shape[2],
+            heads=heads,
+            source=self._source_of(k),
         )
-        self._seen.append((layer, probed))
+        self._seen.append((layer, ProbedLayer(attention, heads, k)))
         return v.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+
+    def _source_of(self, keys: Tensor) -> int | None:
+        """The first of the layers so far that has the same keys, by its place among them."""
+        for place, (_, layer) in enumerate(self._seen):
+            if layer.keys.data_ptr() == keys.data_ptr():
+                return place
+        return None
 
     def layers(self, folder: Path, config: Any, others: bool = False) -> tuple[ProbedLayer, ...]:
         """All layers that attend, in order. Raises ModelError where the pass was not one attention
@@ -390,11 +387,6 @@ class Probe:
                 "run on pages"
             )
         layers = tuple(layer for _, layer in self._seen)
-        if len({layer.sizes for layer in layers}) != 1:
-            raise ModelError(
-                f"{folder} ({config.model_type}) has layers with different heads, which is "
-                "not supported"
-            )
         _refuse_hidden_windows(folder, config, layers, numbers)
         return layers
 
@@ -427,7 +419,7 @@ def _refuse_hidden_windows(
         raise ModelError(
             f"{folder} ({config.model_type}) attends in chunks, which is not supported"
         )
-    windowed = [layer.window is not None for layer in layers]
+    windowed = [layer.attention.window is not None for layer in layers]
     declared = [kind == "sliding_attention" for kind in kinds]
     unsaid = (
         declared != windowed
