@@ -9,6 +9,7 @@
 #include <new>
 
 #include "lmprog_groups.h"
+#include "lmprog_prefixes.h"
 #include "lmprog_strings.h"
 
 #define LMPROG_EXPORT extern "C" __attribute__((visibility("default")))
@@ -20,10 +21,11 @@ using lmprog::InStrings;
 using lmprog::Steps;
 
 struct lmprog_automaton {
-    lmprog_automaton(const lmprog_net& net, const lmprog_vocabulary& of) : inner(net), groups(inner, of), strings(inner, of), vocabulary(of) {}
+    lmprog_automaton(const lmprog_net& net, const lmprog_vocabulary& of) : inner(net), groups(inner, of), strings(inner, of), prefixes(inner), vocabulary(of) {}
     Automaton inner;
     Groups groups;
     InStrings strings;
+    lmprog::Prefixes prefixes;
     const lmprog_vocabulary& vocabulary;
     std::vector<const uint32_t*> rows;  // by depth of the walk
     std::vector<uint32_t> here, next;   // of an exploration: the states after so many characters
@@ -452,6 +454,12 @@ LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, i
             most >= lmprog::kUnreachable) {
             *result = {0, 0, in.like, 0};
             return int64_t{0};
+        }
+        if (!is_wide && most >= lmprog::kUnreachable) {
+            if (const uint32_t like = automaton->prefixes.of(state); like != state) {
+                *result = {0, 0, like, 0};
+                return int64_t{0};
+            }
         }
         if (is_wide) {
             fill_in_string(*automaton, state, in, out);

@@ -20,7 +20,7 @@ namespace lmprog {
 class Automaton {
   public:
     explicit Automaton(const lmprog_net& net) : net_(net) {
-        frames_.push_back({-1, 0, 0, 0, 0});
+        frames_.push_back({-1, 0, 0, 0, 0, 0});
         closures_.emplace_back();
         dead_.assign(256, 0);
         states_.push_back({0, 0, false});
@@ -93,6 +93,14 @@ class Automaton {
     uint32_t reading_on(int32_t leaf_state, uint32_t frame) {
         const Edge there{0, 0, leaf_state, frame};
         return target(&there, 1);
+    }
+
+    // The state of some positions of a state, of which none covers another.
+    uint32_t state_of(const std::vector<Position>& positions, bool is_final) {
+        target_.positions.clear();
+        target_.final = is_final;
+        for (const Position& at : positions) target_.positions.push_back(position(at.leaf_state, at.frame));
+        return intern(target_, true);
     }
 
     const Frame& frame_of(uint32_t frame) const { return frames_[frame]; }
@@ -366,7 +374,8 @@ class Automaton {
             cost = times(net_.node_cost[args[0]], first);
         const auto made = static_cast<uint32_t>(frames_.size());
         grow_check();
-        frames_.push_back({node, first, second, rest, std::min(cost + frames_[rest].cost, kUnreachable)});
+        const uint32_t num_counts = frames_[rest].num_counts + (net_.kind[node] == kRepeat);
+        frames_.push_back({node, first, second, rest, std::min(cost + frames_[rest].cost, kUnreachable), num_counts});
         closures_.emplace_back();
         frame_index_.add(hash, made);
         return made;
@@ -383,6 +392,18 @@ class Automaton {
         positions_.push_back({leaf_state, frame});
         position_index_.add(hash, made);
         return made;
+    }
+
+    // The position with the counters of several.
+    uint32_t joined(int32_t leaf_state, const LargestPositions::Joined& one) {
+        const Frame last = frames_[one.frame];
+        uint32_t made = frame(last.node, one.first, one.second, last.rest);
+        for (size_t i = one.above.size(); i-- > 0;) {
+            const Frame f = frames_[one.above[i]];
+            made = frame(f.node, f.first, f.second, made);
+        }
+        largest();  // frames may have moved
+        return position(leaf_state, made);
     }
 
     // `is_reduced`: no position covers another.
@@ -407,7 +428,10 @@ class Automaton {
             recent->final = set.final;
             recent->state = 0;
         }
-        if (!is_reduced && ids.size() > 1) largest().keep(ids);
+        if (!is_reduced && ids.size() > 1) {
+            largest().join(ids, [this](int32_t leaf_state, const LargestPositions::Joined& one) { return joined(leaf_state, one); });
+            if (ids.size() > 1) largest().keep(ids);
+        }
         const uint32_t found = interned(set);
         if (recent) recent->state = found;
         return found;
