@@ -123,15 +123,31 @@ class Automaton {
 
     // Between calls only: pointers to rows die here, and the work of one call begins. False where the memory is full:
     // its owner has to `collect` before the call.
-    bool begin_call() {
-        work_ = {};
+    bool begin_call(int64_t most_work = kMaxWork) {
+        work_ = {0, most_work};
         states_before_ = num_states();
         held_before_ = num_held();
+        if (is_paused_) return true;  // another call still has pointers to rows, and goes on
         if (blocks_.num_bytes() > net_.max_row_bytes) {
             blocks_.clear();
             std::fill(rows_.begin() + 1, rows_.end(), nullptr);
         }
         return states_before_ < state_room_ && held_before_ < held_room_;
+    }
+
+    int64_t work() const { return work_.taken; }
+    void take_work(int64_t steps) { work_.take(steps); }
+
+    // In the midst of a call, others are made meanwhile.
+    template <class Body> void pause(Body others) {
+        const Work work = work_;
+        const int64_t states = states_before_, held = held_before_;
+        is_paused_ = true;
+        others();
+        is_paused_ = false;
+        work_ = work;
+        states_before_ = states;
+        held_before_ = held;
     }
 
     // A fresh automaton of the same net with some of the states. `to[i]` becomes the new number of `from[i]`: of the
@@ -516,6 +532,7 @@ class Automaton {
     std::vector<uint32_t> chain_;
     size_t closed_ = 0;  // members of closures_
     Work work_;
+    bool is_paused_ = false;
     int64_t states_before_ = 0, held_before_ = 0;  // when the call began
     int64_t state_room_ = net_.max_states, held_room_ = net_.max_positions;  // beyond which states are collected
 };

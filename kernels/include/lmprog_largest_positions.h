@@ -24,9 +24,9 @@ struct Grown : std::length_error {
 
 // The steps of one call.
 struct Work {
-    int64_t taken = 0;
+    int64_t taken = 0, most = kMaxWork;
     void take(int64_t steps = 1) {
-        if ((taken += steps) > kMaxWork) throw Grown();
+        if ((taken += steps) > most) throw Grown();
     }
 };
 
