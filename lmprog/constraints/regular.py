@@ -114,12 +114,12 @@ class RegularConstraint:
         return row if budget is None or budget > state.worst else self._narrow(state, budget)
 
     def is_ready(self, state: State, budget: int | None = None) -> bool:
-        if state.row is None:
-            if self.work is not None and not self._is_made(state, None, self.work):
-                return False
+        work = self.work
+        if state.row is None and work is not None and not self._is_made(state, None, work):
+            return False
         if budget is None or budget > state.worst or (state, budget) in self._narrowed:
             return True
-        return self.work is None or self._is_made(state, budget, self.work)
+        return work is None or self._is_made(state, budget, work)
 
     def _is_made(self, state: State, budget: int | None, work: MaskWork) -> bool:
         """Makes the mask of `state` if that is little work, else has it made."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lmprog
 from lmprog import wire
@@ -47,8 +47,9 @@ class Writer:
         forcing: bool = True,
         engine: Any = None,
         constraints: CallConstraints | None = None,
+        speculation: Literal["off", "auto", "always"] = "auto",
     ) -> None:
-        config = SchedulerConfig(page_size=16, num_pages=1024)
+        config = SchedulerConfig(page_size=16, num_pages=1024, speculation=speculation)
         self.now = 0.0
         self.tokenizer = tokenizer
         self.channel = SimChannel()

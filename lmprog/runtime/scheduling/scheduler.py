@@ -208,7 +208,7 @@ class StepPlanner:
         return min(budget, max(self._config.page_size, left)), is_bounded
 
     def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:
-        """Plans the sequence's next tokens, at most `budget`; how many. 0: no memory or mask yet."""
+        """Plans its next tokens, at most `budget`; returns how many. 0: no memory or mask yet."""
         tables = self._tables
         if sequence.remaining > 1:
             tables.attach(sequence)  # others may have computed more of it since
