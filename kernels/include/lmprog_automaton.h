@@ -54,6 +54,11 @@ class Automaton {
 
     uint32_t after(uint32_t state, uint8_t byte) {
         if (rows_[state]) return rows_[state][byte];
+        if (states_[state].length > kManyPositions && !of_state_[state].num_asked) {  // the other bytes are hardly wanted
+            uint32_t found = 0;
+            each_move(state, byte, byte, [&](int, int, uint32_t to) { found = to; });
+            return found;
+        }
         const Moves moves = moves_of(state);
         if (rows_[state]) return rows_[state][byte];
         for (uint32_t i = moves.begin; i < moves.begin + moves.count; i++)
@@ -186,7 +191,7 @@ class Automaton {
 
     static constexpr uint32_t kNotMoved = ~uint32_t{0};
     static constexpr int kNarrow = 8, kOften = 3;
-    static constexpr size_t kFew = 8, kRecent = 512;
+    static constexpr size_t kFew = 8, kManyPositions = 16, kRecent = 512;
     static constexpr int64_t kKept = 32;      // a part of the positions
     static constexpr int64_t kOfAnEdge = 16;  // steps that its part of a state takes
 
