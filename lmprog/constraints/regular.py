@@ -20,7 +20,7 @@ from lmprog.constraints.net import UNREACHABLE
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import LmprogError
 
-_MAX_FORCED = 4096
+_MAX_FORCED = 512
 _MAX_ADVANCES = 1 << 13
 """Tokens whose next state is kept; about 500 bytes each, with the state."""
 _FEW_STATES = 1 << 12
