@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
@@ -49,6 +48,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
     StepResults,
 )
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.runtime.text.tokenizer import ByteTokenizer, PieceTokenizer, load_tokenizer
 from lmprog.simulation.world import SimChannel
 
@@ -315,11 +315,16 @@ STEP_PATTERNS = r"""
     .*a.{300}b .{1,100000} (\w+\s?){1,200} ((a{1,30}){1,30}){1,30} (.*a.{24}){3} (\w{1,100}){1,100}
     (.|.?|..){1,1000}x (\d+,?)*(\w+;?)*[^z]{100,5000} (a|aa){1,1000}(b|bb){1,1000} a{1000000000}
 """
-DEEP = "(" * 99 + "a" + ")*" * 99
+
+
+def numbered(pattern: str, number: int) -> wire.Constraint:
+    return wire.Regex(f"{pattern}z{{0,{number}}}")
+
+
 STEP_BOMBS: dict[str, Callable[[int], wire.Constraint]] = {
     **{
-        pattern: lambda number, pattern=pattern: wire.Regex(f"{pattern}z{{0,{number}}}")
-        for pattern in (*STEP_PATTERNS.split(), DEEP)
+        pattern: partial(numbered, pattern)
+        for pattern in (*STEP_PATTERNS.split(), "(" * 99 + "a" + ")*" * 99)
     },
     "20,000 letters": lambda number: wire.Regex(f"({LETTERS}){{{number},}}"),
     "100,000 choices": lambda number: slowest(number)["65,536 choices"],
@@ -345,16 +350,13 @@ class ManyTokens(ByteTokenizer):
 
 
 class Timed:
-    """A model that computes nothing and samples any allowed token, often one that `texts` is made of. What
-    it takes is not the loop's.
-    """
+    """A model that computes nothing and samples any allowed token, often a hot one."""
 
     def __init__(self, hot: Sequence[int]) -> None:
         self.seconds = 0.0
         self._hot = hot
 
-    def forward(self, batch: Batch) -> None:
-        """There are no logits."""
+    def forward(self, batch: Batch) -> None: ...
 
     def sample(
         self, _: None, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
@@ -384,10 +386,9 @@ class StepBench:
         self.constraints.vocabulary.prepare()
         config = SchedulerConfig(num_pages=200_000)
         scheduler = Scheduler(config, 16_000, clock=time.monotonic)
-        welcome = wire.Welcome(
-            wire.PROTOCOL_VERSION, "none", 16_000, tokenizer.vocab_size, 16, 1, 1
-        )
-        served = ServedModel(tokenizer, lambda: None, welcome)
+        size = tokenizer.vocab_size
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "none", 16_000, size, 16, 1, 1)
+        served = ServedModel(tokenizer, partial(ChatTemplate, ""), welcome)
         made = Interpreter(scheduler, served, self.constraints, time.monotonic, random.Random(1))
         self.loop = Loop(self.channel, made, scheduler, self.model, self.model, time.monotonic)
         self.ended: dict[int | None, wire.Reply] = {}
@@ -423,14 +424,12 @@ class StepBench:
         return time.perf_counter() - began
 
 
-def steps(*, seconds: float = 3.0, vocabulary: Path = TEKKEN) -> None:
+def steps(*, seconds: float = 3.0) -> None:
     """A loop around a model that computes nothing, with 131,000 tokens. For each bomb, 32 rows of it and
-    4 rows without constraints run for so long. Reported are the processor time of the loop's thread in
-    the longest turn, but for the model's; in how many of the turns the bystanders had text, and the
-    bomb's rows; the seconds until a refusal; and how long a small pattern of somebody else's took.
+    4 rows without constraints run for so long. Reported are the loop's processor time in the longest turn,
+    without the model's; the texts of others and of its rows; and how long a small pattern of others took.
     """
-    all_of = vocabulary_of_tokenizer(vocabulary)
-    tokenizer = ManyTokens(all_of.tokens)
+    tokenizer = ManyTokens(vocabulary_of_tokenizer(TEKKEN).tokens)
     letters = set(b"ab, catdogbir0123xyz")
     pieces = map(tokenizer.token_bytes, range(tokenizer.vocab_size))
     hot = [at for at, piece in enumerate(pieces) if piece and set(piece) <= letters]

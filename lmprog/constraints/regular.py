@@ -15,7 +15,14 @@ from typing import TypeVar
 from weakref import ref
 
 from lmprog.constraints.automaton import DEAD, Automaton, MemoryFull, RawMask
-from lmprog.constraints.constraint import CompileLimits, Constraint, MaskRow, MaskWork, State
+from lmprog.constraints.constraint import (
+    CompileLimits,
+    Constraint,
+    LateMasks,
+    MaskRow,
+    MaskWork,
+    State,
+)
 from lmprog.constraints.net import UNREACHABLE
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import LmprogError
@@ -329,7 +336,7 @@ class ContinuedConstraint:
     """Another constraint from a later state on. Its states are the other's."""
 
     def __init__(self, whole: Constraint, start: State) -> None:
-        self.whole = whole
+        self._late = whole if isinstance(whole, LateMasks) else None
         self.start = start
         self.left_out = whole.left_out
         self.engine = whole.engine
@@ -340,3 +347,15 @@ class ContinuedConstraint:
         self.is_done = whole.is_done
         self.distance = whole.distance
         self.advance_bytes = whole.advance_bytes
+
+    @property
+    def work(self) -> MaskWork | None:
+        return None if self._late is None else self._late.work
+
+    @work.setter
+    def work(self, work: MaskWork | None) -> None:
+        if self._late is not None:
+            self._late.work = work
+
+    def is_ready(self, state: State, budget: int | None = None) -> bool:
+        return self._late is None or self._late.is_ready(state, budget)

@@ -17,6 +17,8 @@ from lmprog.constraints.net import UNREACHABLE
 from lmprog.errors import GrammarError
 from lmprog.runtime.programs.call_constraints import CallConstraints, vocabulary_of
 from lmprog.runtime.programs.compile_pool import CompilePool, MaskThread
+from lmprog.simulation.fake_engine import FakeDevice, FakeEngine
+from lmprog.simulation.plain_sampler import PlainSampler
 from tests.constrained.writer import ME, Writer, byte_tokenizer, nano_tokenizer
 
 WORDS = wire.Regex("([a-z]{2,7} ){3,9}[a-z]{1,200}")
@@ -55,10 +57,14 @@ class Held(MaskThread):
         return True
 
 
-def writer(masks: MaskThread, speculation: Literal["off", "always"] = "off") -> Writer:
+def writer(masks: MaskThread, speculation: Literal["off", "always", "ahead"] = "off") -> Writer:
     constraints = CallConstraints(byte_tokenizer(), workers=AtOnce())
     constraints.masks = masks
-    return Writer(byte_tokenizer(), constraints=constraints, speculation=speculation)
+    if speculation != "ahead":
+        return Writer(byte_tokenizer(), constraints=constraints, speculation=speculation)
+    engine = FakeEngine(1024, 16, byte_tokenizer().vocab_size)
+    device = FakeDevice(engine.forward, PlainSampler(), random.Random(1))
+    return Writer(byte_tokenizer(), True, device, constraints, speculation="off", sampler=device)
 
 
 class Calls:
@@ -107,10 +113,10 @@ def test_a_row_waits_for_its_mask_and_others_go_on() -> None:
     assert len(calls.text(1)) > 5
 
 
-@pytest.mark.parametrize("speculation", ["off", "always"])
+@pytest.mark.parametrize("speculation", ["off", "always", "ahead"])
 @pytest.mark.parametrize("seed", range(3))
 def test_texts_are_the_same_however_late_masks_are(
-    seed: int, speculation: Literal["off", "always"]
+    seed: int, speculation: Literal["off", "always", "ahead"]
 ) -> None:
     def texts(masks: MaskThread, ready: Callable[[], None]) -> list[str]:
         calls = Calls(writer(masks, speculation))

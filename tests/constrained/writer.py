@@ -48,6 +48,7 @@ class Writer:
         engine: Any = None,
         constraints: CallConstraints | None = None,
         speculation: Literal["off", "auto", "always"] = "auto",
+        sampler: Any = None,
     ) -> None:
         config = SchedulerConfig(page_size=16, num_pages=1024, speculation=speculation)
         self.now = 0.0
@@ -64,7 +65,12 @@ class Writer:
             self.scheduler, model, self.constraints, self._clock, random.Random(1)
         )
         self.loop = Loop(
-            self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self._clock
+            self.channel,
+            self.interpreter,
+            self.scheduler,
+            self.engine,
+            sampler or PlainSampler(),
+            self._clock,
         )
         self._numbers = 0
 

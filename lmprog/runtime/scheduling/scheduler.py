@@ -104,8 +104,7 @@ class StepPlanner:
         """The rows of a step that begins now."""
         rows: list[Row] = []
         self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
-        # Decodes first: they are short and somebody waits for each token. Then prefills, each
-        # client's in the order of admission.
+        # Decodes first, as somebody waits for each token; then prefills in the order of admission.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
         if len(prefills) > 1:
