@@ -2,6 +2,7 @@
 
 python -m benchmarks.constrained programs [--model nano]    without, with masks, and with jump-forward
 python -m benchmarks.constrained bombs [--processor]        do hard patterns of strangers slow others down?
+python -m benchmarks.constrained steps                      the longest step with 32 rows of each of 20 bombs
 python -m benchmarks.constrained endurance                  thousands of generations through one constraint
 """
 
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from statistics import median
 from typing import Annotated, Any
 
@@ -33,7 +35,21 @@ from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, RequestRejected
 from lmprog.runtime.assembly import assemble
-from lmprog.runtime.text.tokenizer import load_tokenizer
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.programs.call_builder import ServedModel
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.compile_pool import CompilePool
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.sampling_requests import (
+    SampleRequest,
+    SampleResult,
+    ScoreRequest,
+    StepResults,
+)
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.tokenizer import ByteTokenizer, PieceTokenizer, load_tokenizer
 from lmprog.simulation.world import SimChannel
 
 # -- whole programs
@@ -291,6 +307,168 @@ def bombs(
         print(f"{name}: {answer} in {seconds:.2f} s of processor time", flush=True)
 
 
+# -- the longest step
+
+NUM_ROWS, NUM_BYSTANDERS = 32, 4
+STEP_PATTERNS = r"""
+    (?s)(.{0,100}(cat|dog|bird)){5,10}.{0,100} .*(a|b).{300} (.*,){40}x [ab]*a[ab]{1500} (a?){5000}a{5000}
+    .*a.{300}b .{1,100000} (\w+\s?){1,200} ((a{1,30}){1,30}){1,30} (.*a.{24}){3} (\w{1,100}){1,100}
+    (.|.?|..){1,1000}x (\d+,?)*(\w+;?)*[^z]{100,5000} (a|aa){1,1000}(b|bb){1,1000} a{1000000000}
+"""
+
+
+def numbered(pattern: str, number: int) -> wire.Constraint:
+    return wire.Regex(f"{pattern}z{{0,{number}}}")
+
+
+STEP_BOMBS: dict[str, Callable[[int], wire.Constraint]] = {
+    **{
+        pattern: partial(numbered, pattern)
+        for pattern in (*STEP_PATTERNS.split(), "(" * 99 + "a" + ")*" * 99)
+    },
+    "20,000 letters": lambda number: wire.Regex(f"({LETTERS}){{{number},}}"),
+    "100,000 choices": lambda number: slowest(number)["65,536 choices"],
+    "512 optional properties": lambda number: wire.JsonSchema(
+        json.dumps({"properties": {f"p{i}_{number}": {"type": "string"} for i in range(512)}})
+    ),
+    "3,500 rules": lambda number: wire.Grammar(
+        "root ::= a0\n"
+        + "\n".join(f'a{i} ::= "x{number}" a{i + 1} | "y"' for i in range(3499))
+        + '\na3499 ::= "z"\n'
+    ),
+}
+
+
+class ManyTokens(ByteTokenizer):
+    """Encodes byte by byte, and has all tokens of another vocabulary beside."""
+
+    def __init__(self, tokens: Sequence[bytes | None]) -> None:
+        super().__init__()
+        special = {self._ids[name]: name for name in self.SPECIAL}
+        pieces = [bytes([byte]) for byte in range(256)]
+        PieceTokenizer.__init__(self, [*pieces, *(None for _ in special), *tokens], special)
+
+
+class Timed:
+    """A model that computes nothing and samples any allowed token, often a hot one."""
+
+    def __init__(self, hot: Sequence[int]) -> None:
+        self.seconds = 0.0
+        self._hot = hot
+
+    def forward(self, batch: Batch) -> None: ...
+
+    def sample(
+        self, _: None, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> StepResults:
+        began = time.thread_time()
+        found = tuple([SampleResult(self._token(one), 0.0) for one in picks])
+        self.seconds += time.thread_time() - began
+        return StepResults(found, ())
+
+    def _token(self, pick: SampleRequest) -> int:
+        rng = random.Random(f"{pick.seed} {pick.step}")
+        if pick.mask is None:
+            return 97
+        if pick.seed % 2:
+            for token in rng.sample(self._hot, 24):
+                if pick.mask.allows(token):
+                    return token
+        return int(rng.choice(pick.mask.tokens))
+
+
+class StepBench:
+    """Calls on one loop around such a model."""
+
+    def __init__(self, tokenizer: ManyTokens, hot: Sequence[int]) -> None:
+        self.channel, self.model = SimChannel(), Timed(hot)
+        self.constraints = CallConstraints(tokenizer, workers=CompilePool())
+        self.constraints.vocabulary.prepare()
+        config = SchedulerConfig(num_pages=200_000)
+        scheduler = Scheduler(config, 16_000, clock=time.monotonic)
+        size = tokenizer.vocab_size
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "none", 16_000, size, 16, 1, 1)
+        served = ServedModel(tokenizer, partial(ChatTemplate, ""), welcome)
+        made = Interpreter(scheduler, served, self.constraints, time.monotonic, random.Random(1))
+        self.loop = Loop(self.channel, made, scheduler, self.model, self.model, time.monotonic)
+        self.ended: dict[int | None, wire.Reply] = {}
+        self.texts: dict[int | None, int] = {}
+        self.took: list[float] = []  # milliseconds of the processor, by step
+        self._numbers = count(1)
+
+    def ask(self, constraint: wire.Constraint | None, most: int, client: bytes = ME) -> int:
+        number = next(self._numbers)
+        sampling = wire.SamplingParams(seed=number, max_tokens=most, ignore_eos=True)
+        piece = (wire.TextPiece(f"Text {number}: "),)
+        gen = wire.Generate(number, number, sampling, constraint, True)
+        ops = (wire.Open(number), wire.Append(number, piece), gen)
+        self.channel.inbox += [(client, op) for op in ops]
+        return number
+
+    def turn(self) -> None:
+        began, model = time.thread_time(), self.model.seconds
+        self.loop.step()
+        self.took.append(1e3 * (time.thread_time() - began - (self.model.seconds - model)))
+        for _, reply in self.channel.sent:
+            if isinstance(reply, wire.Delta):
+                self.texts[reply.call] = self.texts.get(reply.call, 0) + 1
+            elif isinstance(reply, wire.CallDone | wire.Failed):
+                self.ended[reply.call] = reply
+        self.channel.sent = []
+
+    def compiled_in(self, constraint: wire.Constraint, client: bytes = ME) -> float:
+        """Seconds until a bystander's call has ended."""
+        began, call = time.perf_counter(), self.ask(constraint, 12, client)
+        while call not in self.ended:
+            self.turn()
+        return time.perf_counter() - began
+
+
+def steps(*, seconds: float = 3.0) -> None:
+    """A loop around a model that computes nothing, with 131,000 tokens. For each bomb, 32 rows of it and
+    4 rows without constraints run for so long. Reported are the loop's processor time in the longest turn,
+    without the model's; the texts of others and of its rows; and how long a small pattern of others took.
+    """
+    tokenizer = ManyTokens(vocabulary_of_tokenizer(TEKKEN).tokens)
+    letters = set(b"ab, catdogbir0123xyz")
+    pieces = map(tokenizer.token_bytes, range(tokenizer.vocab_size))
+    hot = [at for at, piece in enumerate(pieces) if piece and set(piece) <= letters]
+    bench = StepBench(tokenizer, hot)
+    alone = [bench.compiled_in(wire.Regex(f"warm[a-z]{{3,{9 + i}}}")) for i in range(40)][20:]
+    gc.collect()
+    gc.freeze()
+    bench.took = []
+    print(f"a small pattern alone: {1e3 * median(alone):.1f} ms")
+    worst_of_all = 0.0
+    for index, (name, bomb) in enumerate(STEP_BOMBS.items()):
+        spec, began = bomb(index + 3), time.perf_counter()
+        rows = [bench.ask(spec, 12_000) for _ in range(NUM_ROWS)]
+        others = [bench.ask(None, 12_000) for _ in range(NUM_BYSTANDERS)]
+        beside = 1e3 * bench.compiled_in(wire.Regex(f"b{index}[a-z]{{3,9}}"), b"other")
+        until = time.perf_counter() + seconds
+        refused: tuple[float, str] | None = None
+        while time.perf_counter() < until:
+            bench.turn()
+            reply = bench.ended.get(rows[0])
+            if refused is None and isinstance(reply, wire.Failed):
+                refused = time.perf_counter() - began, reply.message
+        took, bench.took = bench.took, []
+        num_failed = sum(isinstance(bench.ended.get(one), wire.Failed) for one in rows)
+        worst_of_all = max(worst_of_all, *took)
+        print(
+            f"{name[:46]}: longest step {max(took):.1f} ms, mean {sum(took) / len(took):.2f}; "
+            f"texts of others {min(bench.texts.get(one, 0) for one in others)}, of its rows "
+            f"{min(bench.texts.get(one, 0) for one in rows)}..{max(bench.texts.get(one, 0) for one in rows)} "
+            f"in {len(took)} turns; a small pattern {beside:.1f} ms; {num_failed} failed",
+            "" if refused is None else f"({refused[0]:.2f} s: {refused[1][:60]})",
+            flush=True,
+        )
+        bench.channel.inbox += [(ME, wire.Close(call)) for call in (*rows, *others)]
+        for _ in range(20):
+            bench.turn()
+    print(f"longest step of all: {worst_of_all:.1f} ms")
+
+
 # -- one constraint, used again and again
 
 EDGE, LATE = 100, 1000
@@ -419,4 +597,4 @@ def endurance(*, generations: int = 10_000) -> None:
             )
 
 
-COMMANDS = runner.commands(programs, bombs, endurance)
+COMMANDS = runner.commands(programs, bombs, steps, endurance)

@@ -9,7 +9,9 @@
 #include <new>
 
 #include "lmprog_groups.h"
+#include "lmprog_prefixes.h"
 #include "lmprog_strings.h"
+#include "lmprog_turns.h"
 
 #define LMPROG_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -20,12 +22,20 @@ using lmprog::InStrings;
 using lmprog::Steps;
 
 struct lmprog_automaton {
-    lmprog_automaton(const lmprog_net& net, const lmprog_vocabulary& of) : inner(net), groups(inner, of), strings(inner, of), vocabulary(of) {}
+    lmprog_automaton(const lmprog_net& net, const lmprog_vocabulary& of) : inner(net), groups(inner, of), strings(inner, of), prefixes(inner), vocabulary(of) {}
     Automaton inner;
     Groups groups;
     InStrings strings;
+    lmprog::Prefixes prefixes;
     const lmprog_vocabulary& vocabulary;
+    mutable lmprog::Turns turns;
+    bool is_apart = false;              // the mask that is being made
     std::vector<const uint32_t*> rows;  // by depth of the walk
+
+    // Between two steps of a mask.
+    void let_others() {
+        if (is_apart && turns.others_wait()) inner.pause([this] { turns.let_others(); });
+    }
     std::vector<uint32_t> here, next;   // of an exploration: the states after so many characters
 };
 
@@ -135,9 +145,10 @@ void walk_below(lmprog_automaton& a, const lmprog_bucket& bucket, int64_t root, 
     const uint32_t** const rows = a.rows.data();
     uint32_t* const bits = out.bits;
     const int64_t most = out.most;
-    int64_t count = out.count, worst = out.worst;
+    int64_t count = out.count, worst = out.worst, visited = 0;
     while (at < end) {
         const lmprog_trie_node node = *at;
+        visited++;
         const uint32_t next = rows[node.depth - 1u][node.byte];
         if (!next) {
             at += node.sub;
@@ -154,11 +165,15 @@ void walk_below(lmprog_automaton& a, const lmprog_bucket& bucket, int64_t root, 
                 }
             }
         }
-        if (node.sub > 1) rows[node.depth] = a.inner.row(next, scratch_rows[node.depth]);
+        if (node.sub > 1) {
+            rows[node.depth] = a.inner.row(next, scratch_rows[node.depth]);
+            a.let_others();
+        }
         at++;
     }
     out.count = count;
     out.worst = worst;
+    a.inner.take_work(visited);
 }
 
 // Where the tokens of a bucket begin: a state, and the bytes that it takes.
@@ -248,7 +263,10 @@ template <class Body> void each_node(const Leaving& in, uint32_t state, Body bod
             n += node.sub;
             continue;
         }
-        if (node.sub > 1) a.rows[node.depth] = a.inner.row(next, scratch_rows[node.depth]);
+        if (node.sub > 1) {
+            a.rows[node.depth] = a.inner.row(next, scratch_rows[node.depth]);
+            a.let_others();
+        }
         n++;
     }
 }
@@ -342,8 +360,8 @@ template <class Body> int64_t guarded(Body body) {
 }
 
 // The same for a call that may make states.
-template <class Body> int64_t growing(lmprog_automaton* automaton, Body body) {
-    if (!automaton->inner.begin_call()) return LMPROG_MASKS_FULL;
+template <class Body> int64_t growing(lmprog_automaton* automaton, Body body, int64_t most_work = lmprog::kMaxWork) {
+    if (!automaton->inner.begin_call(most_work)) return LMPROG_MASKS_FULL;
     return guarded(body);
 }
 
@@ -375,6 +393,7 @@ LMPROG_EXPORT int64_t lmprog_automaton_start(lmprog_automaton* automaton) { retu
 
 LMPROG_EXPORT int64_t lmprog_automaton_run(lmprog_automaton* automaton, uint32_t state, const uint8_t* bytes,
                                            int64_t length) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return growing(automaton, [&] {
         for (int64_t i = 0; i < length && state; i++) state = automaton->inner.after(state, bytes[i]);
         return int64_t{state};
@@ -382,6 +401,7 @@ LMPROG_EXPORT int64_t lmprog_automaton_run(lmprog_automaton* automaton, uint32_t
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t state, uint32_t* next256) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return growing(automaton, [&] {
         std::memcpy(next256, automaton->inner.row(state, scratch_roots[0]), 1024);
         return int64_t{0};
@@ -390,6 +410,7 @@ LMPROG_EXPORT int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t
 
 LMPROG_EXPORT int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint32_t state, uint8_t* bytes,
                                               int64_t max_length) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return growing(automaton, [&] {
         Automaton& inner = automaton->inner;
         int64_t length = 0;
@@ -406,21 +427,25 @@ LMPROG_EXPORT int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint3
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_cost(const lmprog_automaton* automaton, uint32_t state) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return automaton->inner.cost(state);
 }
 
 LMPROG_EXPORT int32_t lmprog_automaton_stands_at(const lmprog_automaton* automaton, uint32_t state, int32_t leaf_state) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     bool found = false;
     automaton->inner.each_position(state, [&](const lmprog::Position& at) { found = found || at.leaf_state == leaf_state; });
     return found;
 }
 
 LMPROG_EXPORT int32_t lmprog_automaton_final(const lmprog_automaton* automaton, uint32_t state) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return automaton->inner.is_final(state);
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_collect(lmprog_automaton* automaton, const uint32_t* states, int64_t count,
                                                int64_t needed, uint32_t* moved) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return guarded([&] {
         automaton->inner = Automaton::collected(automaton->inner, states, count, needed, moved);
         automaton->groups.forget_states();
@@ -430,28 +455,40 @@ LMPROG_EXPORT int64_t lmprog_automaton_collect(lmprog_automaton* automaton, cons
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_states(const lmprog_automaton* automaton) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return automaton->inner.num_states();
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_positions(const lmprog_automaton* automaton, uint32_t state) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return static_cast<int64_t>(automaton->inner.num_positions(state));
 }
 
 LMPROG_EXPORT int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton) {
+    const lmprog::Turns::Turn turn(automaton->turns);
     return automaton->inner.num_bytes() + automaton->groups.num_bytes() + automaton->strings.num_bytes();
 }
 
 LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, int32_t* ids,
-                                  int64_t max_ids, lmprog_mask_result* result) {
-    return growing(automaton, [&] {
+                                  int64_t max_ids, int64_t most_work, int32_t is_apart,
+                                  lmprog_mask_result* result) {
+    const lmprog::Turns::Turn turn(automaton->turns);
+    automaton->is_apart = is_apart;
+    const int64_t done = growing(automaton, [&] {
         const InString in = automaton->strings.of(state);  // by value: more states are looked at
         const lmprog_string_tokens& tokens = *automaton->vocabulary.strings[in.way];
         const bool is_wide = in.kind != InString::kNo && num_inside(tokens, in) > max_ids && in.cost + tokens.dearest <= most;
         Mask out{nullptr, ids, max_ids, most, 0, 0, kMaxSteps};
         if (is_wide && in.kind == InString::kWholly && in.like != state && in.fits(tokens.longest) &&
             most >= lmprog::kUnreachable) {
-            *result = {0, 0, in.like, 0};
+            *result = {0, 0, in.like, 0, 0};
             return int64_t{0};
+        }
+        if (!is_wide && most >= lmprog::kUnreachable) {
+            if (const uint32_t like = automaton->prefixes.of(state); like != state) {
+                *result = {0, 0, like, 0, 0};
+                return int64_t{0};
+            }
         }
         if (is_wide) {
             fill_in_string(*automaton, state, in, out);
@@ -466,9 +503,11 @@ LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, i
                 scratch.forget(ids, out.count);
             }
         }
-        *result = {out.count, out.worst, 0, out.count > max_ids ? digest(scratch.bits) : 0};
+        *result = {out.count, out.worst, 0, out.count > max_ids ? digest(scratch.bits) : 0, 0};
         return int64_t{0};
-    });
+    }, most_work ? most_work : lmprog::kMaxWork);
+    result->work = automaton->inner.work();
+    return done == LMPROG_MASKS_LIMIT && most_work ? LMPROG_MASKS_LATER : done;
 }
 
 LMPROG_EXPORT void lmprog_mask_bits(uint32_t* bits) {

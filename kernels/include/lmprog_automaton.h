@@ -20,7 +20,7 @@ namespace lmprog {
 class Automaton {
   public:
     explicit Automaton(const lmprog_net& net) : net_(net) {
-        frames_.push_back({-1, 0, 0, 0, 0});
+        frames_.push_back({-1, 0, 0, 0, 0, 0});
         closures_.emplace_back();
         dead_.assign(256, 0);
         states_.push_back({0, 0, false});
@@ -54,6 +54,11 @@ class Automaton {
 
     uint32_t after(uint32_t state, uint8_t byte) {
         if (rows_[state]) return rows_[state][byte];
+        if (states_[state].length > kManyPositions && !of_state_[state].num_asked) {  // the other bytes are hardly wanted
+            uint32_t found = 0;
+            each_move(state, byte, byte, [&](int, int, uint32_t to) { found = to; });
+            return found;
+        }
         const Moves moves = moves_of(state);
         if (rows_[state]) return rows_[state][byte];
         for (uint32_t i = moves.begin; i < moves.begin + moves.count; i++)
@@ -95,6 +100,14 @@ class Automaton {
         return target(&there, 1);
     }
 
+    // The state of some positions of a state, of which none covers another.
+    uint32_t state_of(const std::vector<Position>& positions, bool is_final) {
+        target_.positions.clear();
+        target_.final = is_final;
+        for (const Position& at : positions) target_.positions.push_back(position(at.leaf_state, at.frame));
+        return intern(target_, true);
+    }
+
     const Frame& frame_of(uint32_t frame) const { return frames_[frame]; }
     size_t num_positions(uint32_t state) const { return states_[state].length; }
 
@@ -115,15 +128,31 @@ class Automaton {
 
     // Between calls only: pointers to rows die here, and the work of one call begins. False where the memory is full:
     // its owner has to `collect` before the call.
-    bool begin_call() {
-        work_ = {};
+    bool begin_call(int64_t most_work = kMaxWork) {
+        work_ = {0, most_work};
         states_before_ = num_states();
         held_before_ = num_held();
+        if (is_paused_) return true;  // another call still has pointers to rows, and goes on
         if (blocks_.num_bytes() > net_.max_row_bytes) {
             blocks_.clear();
             std::fill(rows_.begin() + 1, rows_.end(), nullptr);
         }
         return states_before_ < state_room_ && held_before_ < held_room_;
+    }
+
+    int64_t work() const { return work_.taken; }
+    void take_work(int64_t steps) { work_.take(steps); }
+
+    // In the midst of a call, others are made meanwhile.
+    template <class Body> void pause(Body others) {
+        const Work work = work_;
+        const int64_t states = states_before_, held = held_before_;
+        is_paused_ = true;
+        others();
+        is_paused_ = false;
+        work_ = work;
+        states_before_ = states;
+        held_before_ = held;
     }
 
     // A fresh automaton of the same net with some of the states. `to[i]` becomes the new number of `from[i]`: of the
@@ -162,7 +191,7 @@ class Automaton {
 
     static constexpr uint32_t kNotMoved = ~uint32_t{0};
     static constexpr int kNarrow = 8, kOften = 3;
-    static constexpr size_t kFew = 8, kRecent = 512;
+    static constexpr size_t kFew = 8, kManyPositions = 16, kRecent = 512;
     static constexpr int64_t kKept = 32;      // a part of the positions
     static constexpr int64_t kOfAnEdge = 16;  // steps that its part of a state takes
 
@@ -366,7 +395,8 @@ class Automaton {
             cost = times(net_.node_cost[args[0]], first);
         const auto made = static_cast<uint32_t>(frames_.size());
         grow_check();
-        frames_.push_back({node, first, second, rest, std::min(cost + frames_[rest].cost, kUnreachable)});
+        const uint32_t num_counts = frames_[rest].num_counts + (net_.kind[node] == kRepeat);
+        frames_.push_back({node, first, second, rest, std::min(cost + frames_[rest].cost, kUnreachable), num_counts});
         closures_.emplace_back();
         frame_index_.add(hash, made);
         return made;
@@ -383,6 +413,18 @@ class Automaton {
         positions_.push_back({leaf_state, frame});
         position_index_.add(hash, made);
         return made;
+    }
+
+    // The position with the counters of several.
+    uint32_t joined(int32_t leaf_state, const LargestPositions::Joined& one) {
+        const Frame last = frames_[one.frame];
+        uint32_t made = frame(last.node, one.first, one.second, last.rest);
+        for (size_t i = one.above.size(); i-- > 0;) {
+            const Frame f = frames_[one.above[i]];
+            made = frame(f.node, f.first, f.second, made);
+        }
+        largest();  // frames may have moved
+        return position(leaf_state, made);
     }
 
     // `is_reduced`: no position covers another.
@@ -407,7 +449,10 @@ class Automaton {
             recent->final = set.final;
             recent->state = 0;
         }
-        if (!is_reduced && ids.size() > 1) largest().keep(ids);
+        if (!is_reduced && ids.size() > 1) {
+            largest().join(ids, [this](int32_t leaf_state, const LargestPositions::Joined& one) { return joined(leaf_state, one); });
+            if (ids.size() > 1) largest().keep(ids);
+        }
         const uint32_t found = interned(set);
         if (recent) recent->state = found;
         return found;
@@ -492,6 +537,7 @@ class Automaton {
     std::vector<uint32_t> chain_;
     size_t closed_ = 0;  // members of closures_
     Work work_;
+    bool is_paused_ = false;
     int64_t states_before_ = 0, held_before_ = 0;  // when the call began
     int64_t state_room_ = net_.max_states, held_room_ = net_.max_positions;  // beyond which states are collected
 };

@@ -53,6 +53,7 @@ struct Frame {
     int32_t node, first, second;
     uint32_t rest;
     int64_t cost;
+    uint32_t num_counts;  // repetitions in the chain
 };
 
 struct Position {

@@ -24,9 +24,9 @@ struct Grown : std::length_error {
 
 // The steps of one call.
 struct Work {
-    int64_t taken = 0;
+    int64_t taken = 0, most = kMaxWork;
     void take(int64_t steps = 1) {
-        if ((taken += steps) > kMaxWork) throw Grown();
+        if ((taken += steps) > most) throw Grown();
     }
 };
 
@@ -38,6 +38,28 @@ class LargestPositions {
         frames_ = &frames;
         positions_ = &positions;
         work_ = &work;
+    }
+
+    // Counters of one repetition that several positions have, which are the same in all else: they are one interval.
+    struct Joined {
+        uint32_t frame;                // one with the repetition
+        int32_t first, second;         // the interval
+        std::vector<uint32_t> above;   // frames in front of it
+    };
+
+    // Makes one of positions that differ in one counter alone, where what that allows is one interval: what fewest..most
+    // more rounds allow is what each number of rounds between them allows. made(leaf state, joined) is the position.
+    template <class Made> void join(std::vector<uint32_t>& ids, Made made) {
+        size_t num_counted = 0;
+        for (const uint32_t id : ids) num_counted += frame_of(id).num_counts > 0;
+        if (num_counted < 2) return;
+        sort(ids);
+        ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+        for (uint32_t depth = 0; depth < kJoinedDepths; depth++) {
+            collect_intervals(ids, depth);
+            if (intervals_.size() < 2) return;
+            if (join_intervals(ids, made)) sort(ids);
+        }
     }
 
     // Drops the positions whose counters allow nothing that another's do not allow too; sorts by leaf state and id.
@@ -63,6 +85,73 @@ class LargestPositions {
     }
 
   private:
+    // A position's counter behind `depth` others, and what it has beside it.
+    struct Interval {
+        uint64_t beside;
+        int64_t first, most;
+        size_t at;  // among the ids
+        uint32_t frame;
+    };
+
+    void collect_intervals(const std::vector<uint32_t>& ids, uint32_t depth) {
+        intervals_.clear();
+        for (size_t at = 0; at < ids.size(); at++) {
+            if (frame_of(ids[at]).num_counts <= depth) continue;
+            const Position& p = (*positions_)[ids[at]];
+            uint64_t beside = mix(6, static_cast<uint32_t>(p.leaf_state));
+            uint32_t frame = p.frame;
+            for (uint32_t left = depth;; frame = (*frames_)[frame].rest) {
+                const Frame& f = (*frames_)[frame];
+                work_->take();
+                beside = mix(beside, static_cast<uint32_t>(f.node));
+                if (net_->kind[f.node] == kRepeat && left-- == 0) break;
+                beside = mix(mix(beside, static_cast<uint32_t>(f.first)), static_cast<uint32_t>(f.second));
+            }
+            const Frame& f = (*frames_)[frame];
+            intervals_.push_back({mix(beside, f.rest), f.first, most_rounds(f), at, frame});
+        }
+        std::sort(intervals_.begin(), intervals_.end(), [](const Interval& a, const Interval& b) {
+            if (a.beside != b.beside) return a.beside < b.beside;
+            return a.first != b.first ? a.first < b.first : a.most > b.most;
+        });
+    }
+
+    // Whether two positions differ in the counters of these frames alone, which are as deep in their chains.
+    bool alike(uint32_t a, uint32_t b, const Interval& x, const Interval& y) const {
+        if ((*positions_)[a].leaf_state != (*positions_)[b].leaf_state) return false;
+        uint32_t left = (*positions_)[a].frame, right = (*positions_)[b].frame;
+        for (; left != x.frame && right != y.frame; left = (*frames_)[left].rest, right = (*frames_)[right].rest) {
+            const Frame &f = (*frames_)[left], &g = (*frames_)[right];
+            if (f.node != g.node || f.first != g.first || f.second != g.second) return false;
+        }
+        const Frame &f = (*frames_)[x.frame], &g = (*frames_)[y.frame];
+        return left == x.frame && right == y.frame && f.node == g.node && f.rest == g.rest;
+    }
+
+    template <class Made> bool join_intervals(std::vector<uint32_t>& ids, Made made) {
+        bool any = false;
+        for (size_t i = 0; i < intervals_.size();) {
+            const Interval one = intervals_[i];
+            int64_t most = one.most;
+            const size_t begin = i++;
+            while (i < intervals_.size() && intervals_[i].beside == one.beside && intervals_[i].first <= most + 1 &&
+                   alike(ids[one.at], ids[intervals_[i].at], one, intervals_[i]))
+                most = std::max(most, intervals_[i++].most);
+            if (i == begin + 1) continue;
+            any = true;
+            if (most != one.most) {
+                const int32_t leaf_state = (*positions_)[ids[one.at]].leaf_state;
+                joined_ = {one.frame, static_cast<int32_t>(one.first), most >= kUnreachable ? kNoLimit : static_cast<int32_t>(most), {}};
+                for (uint32_t f = (*positions_)[ids[one.at]].frame; f != one.frame; f = (*frames_)[f].rest) joined_.above.push_back(f);
+                ids[one.at] = made(leaf_state, joined_);
+            }
+            for (size_t k = begin + 1; k < i; k++) ids[intervals_[k].at] = kCovered;
+        }
+        if (any) ids.erase(std::remove(ids.begin(), ids.end(), kCovered), ids.end());
+        return any;
+    }
+
+    static constexpr uint32_t kJoinedDepths = 4;
     static constexpr size_t kFew = 8;
     static constexpr uint32_t kCovered = ~uint32_t{0};
 
@@ -181,6 +270,8 @@ class LargestPositions {
     const std::vector<Frame>* frames_ = nullptr;
     const std::vector<Position>* positions_ = nullptr;
     Work* work_ = nullptr;
+    std::vector<Interval> intervals_;
+    Joined joined_{};
     std::vector<Run> runs_;
     std::vector<uint32_t> heads_;
 };

@@ -4,7 +4,7 @@
  * handed out as they are met; 0 is the dead state. Functions that can grow the automaton return LMPROG_MASKS_FULL
  * where it already holds max_states or max_positions: `collect` forgets states, then the call can be made again. They
  * return LMPROG_MASKS_LIMIT where one call would add as much again; the automaton then stays usable, but not for that
- * state. An automaton has one owner: no two calls on it at the same time.
+ * state. Calls on one automaton wait for one another, but for `collect`: nothing else may be under way then.
  */
 #ifndef LMPROG_MASKS_H
 #define LMPROG_MASKS_H
@@ -16,6 +16,7 @@ extern "C" {
 
 #define LMPROG_MASKS_LIMIT (-1)
 #define LMPROG_MASKS_FULL (-2)
+#define LMPROG_MASKS_LATER (-3)
 #define LMPROG_NUM_GROUPS 8
 
 /* A trimmed net (see `Net` in lmprog/constraints/net.py for the meaning of every array). */
@@ -91,6 +92,7 @@ typedef struct {
     int64_t worst; /* at least the highest cost of a state that an allowed token leads to */
     int64_t like;  /* not 0: no mask was made, it is the same as that of this state, which is not like another */
     int64_t digest; /* of the bits, where there are more than `max_ids` tokens: equal for equal masks */
+    int64_t work;   /* that it took, in steps of some five nanoseconds; also where no mask was made */
 } lmprog_mask_result;
 
 /* `any` is the automaton of all contents of strings, or of one of their characters. `strings` of the vocabulary are not
@@ -123,11 +125,13 @@ int64_t lmprog_automaton_collect(lmprog_automaton* automaton, const uint32_t* st
                                  uint32_t* moved);
 int64_t lmprog_automaton_bytes(const lmprog_automaton* automaton); /* an estimate */
 
-/* Makes the mask of `state`, unless it is like that of another and `most` bars nothing; only tokens whose next state costs at most `most` are allowed. Where these are at most
- * `max_ids`, they go to `ids` in ascending order; where they are more, `lmprog_mask_bits` has them. Returns 0, or
- * LMPROG_MASKS_LIMIT. */
+/* Makes the mask of `state`, unless it is like that of another and `most` bars nothing; only tokens whose next state
+ * costs at most `most` are allowed. Where these are at most `max_ids`, they go to `ids` in ascending order; where they
+ * are more, `lmprog_mask_bits` has them. Returns 0, or LMPROG_MASKS_LIMIT, or LMPROG_MASKS_LATER where it takes more
+ * than `most_work` (0: as much as a call may). With `is_apart`, other calls on the automaton are let in meanwhile, but
+ * for those of masks. */
 int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, int64_t most, int32_t* ids, int64_t max_ids,
-                    lmprog_mask_result* result);
+                    int64_t most_work, int32_t is_apart, lmprog_mask_result* result);
 
 /* The bits of the last mask that this thread made, if it had more than `max_ids` tokens: `num_words` of them. */
 void lmprog_mask_bits(uint32_t* bits);

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, too_large
 from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
@@ -27,8 +28,8 @@ from lmprog.constraints.net import UNREACHABLE, Leaf, Net
 from lmprog.constraints.vocabulary import NUM_GROUPS, Vocabulary, group_bytes
 
 DEAD = 0
-_FULL = -2
-"""The memory holds as many states as it may (LMPROG_MASKS_FULL)."""
+_FULL, _LATER = -2, -3
+"""The memory holds as many states as it may; a mask takes more work than it may (LMPROG_MASKS)."""
 
 
 class MemoryFull(Exception):
@@ -91,7 +92,7 @@ class _CLeaf(ctypes.Structure):
 
 
 class _CResult(ctypes.Structure):
-    _fields_ = [(name, LONG) for name in ("count", "worst", "like", "digest")]
+    _fields_ = [(name, LONG) for name in ("count", "worst", "like", "digest", "work")]
 
 
 class _Tokens:
@@ -208,9 +209,7 @@ class Automaton:
             raise too_large(limits)
         weakref.finalize(self, core.lmprog_automaton_free, self._handle)
         self._result = _CResult()
-        self._result_at = ctypes.addressof(self._result)
         self._ids = np.zeros(NARROW, np.int32)
-        self._ids_at = self._ids.ctypes.data
         self.start: int = core.lmprog_automaton_start(self._handle)
 
     def _failure(self, code: int) -> Exception:
@@ -283,15 +282,36 @@ class Automaton:
         """The tokens after which at most `most` more suffice, and end-of-sequence in accepting
         states.
         """
-        done = self._mask(self._handle, state, most, self._ids_at, NARROW, self._result_at)
+        made, _ = self._made((state, most), 0, False, self._result, self._ids)
+        assert made is not None, "only where work is bounded there is none"
+        return made
+
+    def mask_within(self, state: int, most: int, work: int) -> tuple[RawMask | None, int]:
+        """The same, and the work that it took; None where it takes more than `work`."""
+        return self._made((state, most), max(1, work), False, self._result, self._ids)
+
+    def mask_apart(self, state: int, most: int) -> RawMask:
+        """The same in a thread of its own: other calls are let in meanwhile, but for masks and
+        `collect`.
+        """
+        made, _ = self._made((state, most), 0, True, _CResult(), np.zeros(NARROW, np.int32))
+        assert made is not None, "only where work is bounded there is none"
+        return made
+
+    def _made(
+        self, of: tuple[int, int], work: int, apart: bool, result: _CResult, ids: NDArray[np.int32]
+    ) -> tuple[RawMask | None, int]:
+        at, ids_at = ctypes.addressof(result), ids.ctypes.data
+        done = self._mask(self._handle, *of, ids_at, NARROW, work, apart, at)
+        if done == _LATER:
+            return None, result.work
         if done < 0:
             raise self._failure(done)
-        result = self._result
         if result.like:
-            return RawMask(None, 0, result.like)
+            return RawMask(None, 0, result.like), result.work
         count: int = result.count
         if count <= NARROW:
-            row = self._vocabulary.narrow_row(ctypes.string_at(self._ids_at, 4 * count))
+            row = self._vocabulary.narrow_row(ctypes.string_at(ids_at, 4 * count))
         else:
             row = self._vocabulary.wide_row(count, result.digest)
-        return RawMask(row, result.worst)
+        return RawMask(row, result.worst), result.work

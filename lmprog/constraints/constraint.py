@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +130,7 @@ NO_STATE = State(0)
 class Constraint(Protocol):
     """Logically immutable and shared; states are created lazily.
 
-    Not thread-safe while masks are computed: one owner, the runtime's loop. Any method may raise
+    Not thread-safe: one owner, the runtime's loop. Any method may raise
     `GrammarError` when a single step exceeds the limits; only the call that owns the guide fails.
     """
 
@@ -184,6 +184,31 @@ class Constraint(Protocol):
 
     def advance_bytes(self, state: State, text: bytes) -> State | None:
         """The state after these bytes, or None if they are not allowed."""
+        ...
+
+
+class MaskWork(Protocol):
+    """Where masks are made that take too long for a step of the runtime."""
+
+    left: int
+    """The work that masks may still take in this step, in steps of some five nanoseconds."""
+
+    def begin(self, job: Callable[[], None]) -> bool:
+        """Runs a job in another thread. False: too many wait there already."""
+        ...
+
+
+@runtime_checkable
+class LateMasks(Protocol):
+    """A constraint whose masks may be late. The texts are the same, however late they are."""
+
+    work: MaskWork | None
+    """None: `mask` makes them all, and all are ready."""
+
+    def is_ready(self, state: State, budget: int | None = None) -> bool:
+        """Whether `mask` has the mask at hand, perhaps because it was made now. Else it is being
+        made in another thread, or waits for that: ask again in the next step.
+        """
         ...
 
 

@@ -90,6 +90,7 @@ class _Doubts:
         self._forced = forced
         self._encode = encode
         self._standing = standing
+        self._end = self._after(forced)
 
     def encodings(self) -> Iterator[list[int]]:
         """Encodings of texts that start with the forced bytes, or part of them, up to
@@ -97,8 +98,9 @@ class _Doubts:
         """
         left = 2 * _MAX_TRIED
         for begin in range(max(0, len(self._forced) - self._vocabulary.longest), len(self._forced)):
-            candidates = self._candidates(begin)
-            if candidates is None or len(candidates) > min(left, _MAX_TRIED):
+            most = min(left, _MAX_TRIED)
+            candidates = self._candidates(begin, most)
+            if candidates is None or len(candidates) > most:
                 yield self._up_to(begin)  # too many candidates: be conservative
                 continue
             left -= len(candidates)
@@ -107,11 +109,10 @@ class _Doubts:
                 if found is not None:
                     yield found
 
-    def _candidates(self, begin: int) -> list[bytes] | None:
-        """The candidates that start at `begin`, or None if there are too many."""
+    def _candidates(self, begin: int, most: int) -> list[bytes] | None:
+        """The candidates that start at `begin`; perhaps None if there are more than `most`."""
         suffix, ordered = self._forced[begin:], self._vocabulary.ordered
         first = bisect_left(ordered, suffix)
-        end = self._after(self._forced)
         found: list[bytes] = []
         for i in range(first, min(len(ordered), first + _MAX_CANDIDATES)):
             token = ordered[i]
@@ -119,9 +120,11 @@ class _Doubts:
                 return found
             if (
                 len(token) > len(suffix)
-                and self._constraint.advance_bytes(end, token[len(suffix) :]) is not None
+                and self._constraint.advance_bytes(self._end, token[len(suffix) :]) is not None
             ):
                 found.append(token)
+                if len(found) > most:
+                    return None
         if first + _MAX_CANDIDATES >= len(ordered):
             return found
         row = self._constraint.mask(self._after(self._forced[:begin]))

@@ -44,7 +44,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "automaton_positions": (LONG, [POINTER, _STATE]),
     "automaton_bytes": (LONG, [POINTER]),
     "automaton_collect": (LONG, [POINTER, POINTER, LONG, LONG, POINTER]),
-    "mask": (LONG, [POINTER, _STATE, LONG, POINTER, LONG, POINTER]),
+    "mask": (LONG, [POINTER, _STATE, LONG, POINTER, LONG, LONG, INT, POINTER]),
     "mask_bits": (None, [POINTER]),
     "mask_is": (INT, [POINTER]),
     "string_tokens_new": (POINTER, [POINTER, POINTER]),

@@ -10,20 +10,54 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from threading import Event
 from typing import TypeVar
 from weakref import ref
 
-from lmprog.constraints.automaton import DEAD, Automaton, MemoryFull
-from lmprog.constraints.constraint import CompileLimits, Constraint, MaskRow, State
+from lmprog.constraints.automaton import DEAD, Automaton, MemoryFull, RawMask
+from lmprog.constraints.constraint import (
+    CompileLimits,
+    Constraint,
+    LateMasks,
+    MaskRow,
+    MaskWork,
+    State,
+)
+from lmprog.constraints.net import UNREACHABLE
 from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.errors import LmprogError
 
-_MAX_FORCED = 4096
+_MAX_FORCED = 512
 _MAX_ADVANCES = 1 << 13
 """Tokens whose next state is kept; about 500 bytes each, with the state."""
 _FEW_STATES = 1 << 12
 """From so many on, the weak references to states that are gone are looked for and dropped."""
 
 _Found = TypeVar("_Found")
+
+
+class _MaskApart:
+    """A mask that another thread makes."""
+
+    def __init__(self, engine: Automaton, state: State, budget: int | None) -> None:
+        self.state = state  # held, so that its number stays what it is
+        self.budget = budget
+        self.made: RawMask | LmprogError | MemoryFull | None = None
+        self.is_over = Event()
+        self._engine = engine
+        self._of = state.number, _most(budget)
+
+    def __call__(self) -> None:
+        try:
+            self.made = self._engine.mask_apart(*self._of)
+        except (LmprogError, MemoryFull) as error:
+            self.made = error
+        finally:
+            self.is_over.set()
+
+
+def _most(budget: int | None) -> int:
+    return UNREACHABLE if budget is None else budget - 1
 
 
 class RegularConstraint:
@@ -49,6 +83,11 @@ class RegularConstraint:
         self._advances: dict[int, State] = {}
         """The next states, by state number and token as one integer."""
         self._max_masks = max(16, limits.max_mask_bytes // (4 * vocabulary.num_words + 256))
+        self.work: MaskWork | None = None
+        self._apart: _MaskApart | None = None
+        """One at a time; until it is taken, nothing else makes masks or forgets states."""
+        self._failed: dict[tuple[State, int | None], LmprogError] = {}
+        """Masks that were too large for another thread, until somebody asks for them."""
         self.num_collections = 0
         """How often states were forgotten."""
         self._start = self._state(engine.start)
@@ -77,39 +116,107 @@ class RegularConstraint:
         row = state.row
         if row is None:
             row = self._made(state)
-            self._with_mask[state] = None
-            if len(self._with_mask) + len(self._narrowed) > self._max_masks:
-                self._drop_mask()
         else:
             self._with_mask.move_to_end(state)
         return row if budget is None or budget > state.worst else self._narrow(state, budget)
 
+    def is_ready(self, state: State, budget: int | None = None) -> bool:
+        work = self.work
+        if state.row is None and work is not None and not self._is_made(state, None, work):
+            return False
+        if budget is None or budget > state.worst or (state, budget) in self._narrowed:
+            return True
+        return work is None or self._is_made(state, budget, work)
+
+    def _is_made(self, state: State, budget: int | None, work: MaskWork) -> bool:
+        """Makes the mask of `state` if that is little work, else has it made."""
+        if self._apart is not None:
+            if not self._apart.is_over.is_set():
+                return False
+            self._take(work)
+            return self.is_ready(state, budget)
+        if (state, budget) in self._failed:
+            return True  # whoever asks for it is told
+        if work.left > 0:
+            try:
+                made, used = self._engine.mask_within(state.number, _most(budget), work.left)
+            except MemoryFull:
+                self._collect()
+                made, used = None, 0
+            work.left -= used
+            if made is not None:
+                if made.like and not self.is_ready(self._state(made.like)):
+                    return False
+                self._keep(state, budget, made)
+                return True
+        self._begin(state, budget, work)
+        return False
+
+    def _take(self, work: MaskWork | None = None) -> None:
+        """What was made in another thread, once that is over. With `work`, the mask that it is
+        like is made next.
+        """
+        apart = self._apart
+        if apart is None:
+            return
+        apart.is_over.wait()
+        self._apart, made = None, apart.made
+        if isinstance(made, LmprogError):
+            self._failed[apart.state, apart.budget] = made
+        elif isinstance(made, RawMask):
+            twin = self._state(made.like) if made.like else None
+            if twin is None or twin.row is not None:
+                self._keep(apart.state, apart.budget, made)
+            elif work is not None:
+                self._begin(twin, None, work)
+
+    def _begin(self, state: State, budget: int | None, work: MaskWork) -> None:
+        apart = _MaskApart(self._engine, state, budget)
+        if work.begin(apart):
+            self._apart = apart
+
+    def _raise_failed(self, state: State, budget: int | None) -> None:
+        error = self._failed.pop((state, budget), None) if self._failed else None
+        if error is not None:
+            raise error
+
+    def _keep(self, state: State, budget: int | None, made: RawMask) -> MaskRow:
+        row, worst = made.row, made.worst
+        if made.like:
+            twin = self._state(made.like)
+            row, worst = self.mask(twin), twin.worst
+        assert row is not None, "a mask that is not like another was made"
+        if budget is None:
+            state.row, state.worst = row, worst
+            self._with_mask[state] = None
+        else:
+            self._narrowed[state, budget] = row
+        if len(self._with_mask) + len(self._narrowed) > self._max_masks:
+            self._drop_mask()
+        return row
+
     def _made(self, state: State) -> MaskRow:
+        self._take()
+        if state.row is not None:
+            return state.row
+        self._raise_failed(state, None)
         try:
             made = self._engine.raw_mask(state.number)
         except MemoryFull:
             self._collect()
             made = self._engine.raw_mask(state.number)
-        if made.like:
-            twin = self._state(made.like)
-            row, state.worst = self.mask(twin), twin.worst
-        else:
-            assert made.row is not None, "a mask that is not like another was made"
-            row, state.worst = made.row, made.worst
-        state.row = row
-        return row
+        return self._keep(state, None, made)
 
     def _narrow(self, state: State, budget: int) -> MaskRow:
         found = self._narrowed.get((state, budget))
         if found is not None:
             self._narrowed.move_to_end((state, budget))
             return found
-        row = self._call(lambda: self._engine.raw_mask(state.number, budget - 1)).row
-        assert row is not None, "a mask within a budget is never like another"
-        self._narrowed[state, budget] = row
-        if len(self._with_mask) + len(self._narrowed) > self._max_masks:
-            self._drop_mask()
-        return row
+        self._take()
+        self._raise_failed(state, budget)
+        return self._keep(
+            state, budget, self._call(lambda: self._engine.raw_mask(state.number, budget - 1))
+        )
 
     def _drop_mask(self) -> None:
         """Evicts the least recently used mask, of the kind with more of them."""
@@ -203,6 +310,7 @@ class RegularConstraint:
 
     def _collect(self) -> None:
         """Discards unreferenced states, except for those of the most recently used masks."""
+        self._take()
         self.num_collections += 1
         self._advances.clear()
         self._narrowed.clear()
@@ -228,7 +336,7 @@ class ContinuedConstraint:
     """Another constraint from a later state on. Its states are the other's."""
 
     def __init__(self, whole: Constraint, start: State) -> None:
-        self._whole = whole
+        self._late = whole if isinstance(whole, LateMasks) else None
         self.start = start
         self.left_out = whole.left_out
         self.engine = whole.engine
@@ -239,3 +347,15 @@ class ContinuedConstraint:
         self.is_done = whole.is_done
         self.distance = whole.distance
         self.advance_bytes = whole.advance_bytes
+
+    @property
+    def work(self) -> MaskWork | None:
+        return None if self._late is None else self._late.work
+
+    @work.setter
+    def work(self, work: MaskWork | None) -> None:
+        if self._late is not None:
+            self._late.work = work
+
+    def is_ready(self, state: State, budget: int | None = None) -> bool:
+        return self._late is None or self._late.is_ready(state, budget)

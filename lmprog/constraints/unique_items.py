@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.constraints.constraint import MaskRow, State
+from lmprog.constraints.constraint import MaskRow, MaskWork, State
 from lmprog.constraints.net import UNREACHABLE, UniqueArray
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.seam import Pieces, without
@@ -178,6 +178,20 @@ class UniqueItemsConstraint:
         if not is_tight:
             state.row, state.plain_row = row, plain
         return row
+
+    @property
+    def work(self) -> MaskWork | None:
+        return self._base.work
+
+    @work.setter
+    def work(self, work: MaskWork | None) -> None:
+        self._base.work = work
+
+    def is_ready(self, state: State, budget: int | None = None) -> bool:
+        if not isinstance(state, RememberingState):
+            return self._base.is_ready(state, budget)
+        left = None if budget is None else budget - state.memory.spare
+        return self._base.is_ready(state.base, left)
 
     def _entering(self, state: State, budget: int | None) -> MaskRow:
         """Outside of such arrays, where a token may begin one."""

@@ -107,6 +107,14 @@ class _Next(NamedTuple):
     pick: int
 
 
+def may_sample(row: Row) -> bool:
+    """Whether the row ends before what is sampled, or its mask is at hand. Else it is computed
+    again once it is.
+    """
+    task = row.sequence.task
+    return task.is_plain or row.end < len(row.sequence.tokens) or task.is_ready()
+
+
 class AheadPlanner:
     """Plans at most `MOST_IN_TURN` steps ahead."""
 
@@ -303,6 +311,7 @@ class StepsAhead:
     def _go_on(self, rows: CurrentRows, logits: Any) -> list[Progress]:
         """What is sampled next is asked for, now that all tokens before it are known."""
         current, logit_of = rows.current(), None
+        current = [row for row in current if may_sample(rows.plan.rows[row])]
         if not current:
             return []
         if len(current) < len(rows.plan.rows):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lmprog
 from lmprog import wire
@@ -47,8 +47,10 @@ class Writer:
         forcing: bool = True,
         engine: Any = None,
         constraints: CallConstraints | None = None,
+        speculation: Literal["off", "auto", "always"] = "auto",
+        sampler: Any = None,
     ) -> None:
-        config = SchedulerConfig(page_size=16, num_pages=1024)
+        config = SchedulerConfig(page_size=16, num_pages=1024, speculation=speculation)
         self.now = 0.0
         self.tokenizer = tokenizer
         self.channel = SimChannel()
@@ -63,7 +65,12 @@ class Writer:
             self.scheduler, model, self.constraints, self._clock, random.Random(1)
         )
         self.loop = Loop(
-            self.channel, self.interpreter, self.scheduler, self.engine, PlainSampler(), self._clock
+            self.channel,
+            self.interpreter,
+            self.scheduler,
+            self.engine,
+            sampler or PlainSampler(),
+            self._clock,
         )
         self._numbers = 0
 

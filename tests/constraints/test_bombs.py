@@ -11,8 +11,9 @@ import pytest
 import lmprog
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
+from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import GrammarError, RequestRejected
+from lmprog.errors import RequestRejected
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["".join((a, b, c)) for a in LETTERS for b in LETTERS for c in LETTERS][:13_000]
@@ -92,10 +93,69 @@ def test_rounds_that_may_end_anywhere_are_followed_to_their_end(real: Vocabulary
     walk("(.*,){40}x", "ab, cd," * 8, real)
 
 
-def test_counts_that_overlap_too_much_are_refused_before_the_first_token(real: Vocabulary) -> None:
-    with pytest.raises(GrammarError, match="rounds of this constraint's repetitions at once"):
-        compile_constraint(wire.Regex(".*(a|b).{300}"), real)
-    compile_constraint(wire.Regex(".*(a|b).{0,300}"), real)  # the longest covers the others
+COUNTED = {
+    "(?s)(.{0,100}(cat|dog|bird)){5,10}.{0,100}": " cat, dogs and birds do ca",
+    ".*(a|b).{300}": "ab cd",
+    ".*a.{300}b": "ab cd",
+    "(.*,){40}x": "ab, cd,",
+    "[ab]*a[ab]{1500}": "ab",
+    "(a?){5000}a{5000}": "a",
+}
+
+
+@pytest.mark.parametrize("pattern", COUNTED)
+def test_counters_that_overlap_are_followed_and_cost_few_states(
+    pattern: str, real: Vocabulary, rng: random.Random
+) -> None:
+    made = compile_constraint(wire.Regex(pattern), real)
+    assert isinstance(made, RegularConstraint)
+    state, before = made.start, made.num_states
+    for token in real.greedy("".join(rng.choices(COUNTED[pattern], k=400)).encode())[:60]:
+        row = made.mask(state)
+        assert row.count
+        if row.allows(token):
+            state = made.advance(state, token)
+    assert made.num_states - before < MOST_STATES
+
+
+MOST_STATES = 80_000
+"""Of sixty masks; those of one were more."""
+
+
+def counted_pattern(rng: random.Random) -> str:
+    """With repetitions that may be in many rounds at once."""
+
+    def part(depth: int) -> str:
+        if depth == 0 or rng.random() < 0.3:
+            return rng.choice(["a", "b", "[ab]", ".", "é?", "(ab|b)", "[a-c]"])
+        low = rng.randrange(4)
+        counts = rng.choice(["*", "?", f"{{{low}}}", f"{{{low},}}", f"{{{low},{low + 3}}}"])
+        inside = "".join(part(depth - 1) for _ in range(rng.randint(1, 2)))
+        return f"({inside}){counts}"
+
+    return "".join(part(2) for _ in range(rng.randint(2, 4)))
+
+
+def test_counters_that_are_one_interval_mean_what_each_of_them_did(
+    small: Vocabulary, rng: random.Random
+) -> None:
+    small.prepare()
+    for _ in range(60):
+        pattern = counted_pattern(rng)
+        judge, made = re.compile(pattern), compile_constraint(wire.Regex(pattern), small)
+        for _ in range(8):
+            text, state = "", made.start
+            for _ in range(rng.randrange(9)):
+                row = made.mask(state)
+                for token, piece in enumerate(small.tokens):
+                    if piece is not None:
+                        after = made.advance_bytes(state, piece)
+                        assert row.allows(token) == (after is not None), (pattern, text, piece)
+                after = made.advance_bytes(state, (letter := rng.choice("aabbcé,")).encode())
+                if after is None:
+                    break
+                text, state = text + letter, after
+                assert made.is_final(state) == bool(judge.fullmatch(text)), (pattern, text)
 
 
 @pytest.mark.parametrize(

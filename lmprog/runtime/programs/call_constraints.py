@@ -23,7 +23,7 @@ from lmprog.constraints.compiling.compiler import (
     compile_constraint,
     compile_otherwise,
 )
-from lmprog.constraints.constraint import CompileTooLong, Constraint, State
+from lmprog.constraints.constraint import CompileTooLong, Constraint, LateMasks, State
 from lmprog.constraints.forced import forced_tokens
 from lmprog.constraints.search import TextSearch
 from lmprog.constraints.vocabulary import Vocabulary
@@ -31,6 +31,7 @@ from lmprog.errors import GrammarError, LmprogError, NotSupported
 from lmprog.runtime.programs.compile_pool import (
     CompilePool,
     Job,
+    MaskThread,
     Pending,
     Submit,
     TimeLimit,
@@ -116,6 +117,8 @@ class CallConstraints:
         self._num_logits = num_logits
         self._workers = workers
         self._submit: Submit = at_once if workers is None else workers.submit
+        self.masks = MaskThread()
+        """For those that take long; used where constraints are compiled by workers."""
         self._vocabulary: Vocabulary | None = None
         self._lock = Lock()
         self._cache = ConstraintCache()
@@ -132,6 +135,7 @@ class CallConstraints:
         """The loop's step is over: compiling goes on, for a moment where the loop is `busy`."""
         if self._workers is not None:
             self._workers.turn(busy)
+            self.masks.turn()
 
     def begin(
         self, constraint: wire.Constraint, owner: Hashable = None, salt: str = ""
@@ -188,7 +192,10 @@ class CallConstraints:
                 # Cached here and not by the worker, which may be paused while it holds the cache's
                 # lock.
                 assert not isinstance(key.made_of, str), "only constraints are made else"
-                compiling.made = self._cache.put(key.made_of, self.vocabulary, made, key.salt)
+                made = self._cache.put(key.made_of, self.vocabulary, made, key.salt)
+                if self._workers is not None and isinstance(made, LateMasks):
+                    made.work = self.masks
+                compiling.made = made
             if compiling.waiting:
                 known.append(compiling)
         return known

@@ -9,6 +9,7 @@ know patterns.
 from __future__ import annotations
 
 import logging
+import queue
 import sys
 import threading
 import time
@@ -42,6 +43,11 @@ LONG_SECONDS, LONG_WAIT = 0.05, 0.25
 MAX_LONG, MAX_THREADS = 2, 16
 """Of the long jobs so many go on at a time, in the order in which they became long, and so many
 have begun."""
+MOST_MASKS = 64
+"""That wait for the thread that makes them."""
+STEP_WORK = 400_000
+"""What all masks of a step may take of the loop's thread, in steps of some five nanoseconds: 2 ms.
+Work is counted, so that what is made where does not depend on the clock."""
 _SWITCH_INTERVAL = 0.0005
 """Python's switch interval, in seconds, once something was compiled."""
 _CALLS_PER_CHECK = 32
@@ -230,6 +236,39 @@ class CompilePool:
                 self._lock.notify_all()
             if not self._jobs and not self._short and not self._long:
                 self._all_done.set()
+
+
+class MaskThread:
+    """Makes the masks that take too long for a step, in the order in which they are asked for. They
+    are made in native code, without the interpreter's lock. Starts with the first one.
+    """
+
+    def __init__(self, most_waiting: int = MOST_MASKS) -> None:
+        self.left = STEP_WORK
+        self._jobs: queue.Queue[Job] = queue.Queue(most_waiting)
+        self._is_started = False
+
+    def turn(self) -> None:
+        """Another step of the loop begins."""
+        self.left = STEP_WORK
+
+    def begin(self, job: Job) -> bool:
+        if not self._is_started:
+            try:
+                threading.Thread(target=self._work, name="masks", daemon=True).start()
+            except RuntimeError as error:
+                log.warning("masks wait, the system has no thread for them: %s", error)
+                return False
+            self._is_started = True
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            return False
+        return True
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
 
 
 class TimeLimit:

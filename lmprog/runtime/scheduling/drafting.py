@@ -150,6 +150,8 @@ def after_guess(ahead: Generation, guesses: list[int], drafted: array[int]) -> G
     if not guesses:
         return None
     token, num_before = guesses[0], len(drafted)
+    if not ahead.is_ready():
+        return None
     try:
         mask = ahead.mask()
         if mask is not None and not mask.allows(token):
@@ -253,6 +255,9 @@ class GrowingDraft:
         """
         if self._task.is_plain:
             return plain_request(self.row, self._task, logit, len(self._lengths))
+        if not self._ahead.is_ready():
+            self.is_over = True
+            return None
         try:
             return sample_request(self.tokens, self._ahead, logit)
         except LmprogError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from lmprog.constraints.constraint import NO_STATE, Constraint, MaskRow, State
+from lmprog.constraints.constraint import NO_STATE, Constraint, LateMasks, MaskRow, State
 from lmprog.constraints.seam import Seam, Stops, both, united
 from lmprog.errors import UnsatisfiableConstraint
 from lmprog.runtime.scheduling.sampling_requests import Likely
@@ -135,6 +135,8 @@ class GenerationSettings:
     """Only with a constraint: where its text may end, a stop string may begin."""
     rules: TokenRules | None = None
     thought: ThoughtBudget | None = None
+    late: LateMasks | None = None
+    """The constraint, where its masks may be late."""
 
     @property
     def jump(self) -> Forcing | None:
@@ -260,6 +262,11 @@ class Generation:
         """
         row, rules = self._constrained(), self.settings.rules
         return row if rules is None else rules.narrowed(row)
+
+    def is_ready(self) -> bool:
+        """Whether `mask` is at hand. Else it is being made, and the sequence sits out this step."""
+        late = self.settings.late
+        return late is None or self.is_healing or late.is_ready(self.guide, self.left)
 
     def _constrained(self) -> MaskRow | None:
         """What seam, constraint and stops allow."""
@@ -528,6 +535,9 @@ class Scoring:
         self.mask = mask
         self.logprobs: list[ScoredToken] = []
         self.final_logprobs: tuple[ScoredToken, ...] = ()
+
+    def is_ready(self) -> bool:
+        return True
 
     def logits_from(self, num_tokens: int) -> int:
         """One position before the next token to score."""

@@ -42,7 +42,8 @@ class LogitsRequests:
     any number of tokens left. Only those have one whose mask is narrower because few are left."""
     drafted_of: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """By row: indices of the sample requests after each drafted token. Fewer than were drafted
-    where a constraint exceeded its limits: where that token is sampled, the next step says so."""
+    where a constraint exceeded its limits, which the next step says where that token is sampled, or
+    where a mask is not ready."""
     failed: Mapping[int, LmprogError] = field(default_factory=dict)
     """Rows without a mask, because their constraint exceeded its limits. Only these calls fail."""
 
@@ -158,6 +159,8 @@ def _add_drafted(
     for length, ahead in zip(drafted.lengths, drafted.aheads, strict=True):
         tokens.extend(drafted.tokens[end : end + length])
         end += length
+        if not ahead.is_ready():
+            break
         try:
             found.append(_add_sample(samples, unbounded_of, tokens, ahead, logit + end))
         except LmprogError:

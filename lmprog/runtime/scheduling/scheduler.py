@@ -104,8 +104,7 @@ class StepPlanner:
         """The rows of a step that begins now."""
         rows: list[Row] = []
         self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
-        # Decodes first: they are short and somebody waits for each token. Then prefills, each
-        # client's in the order of admission.
+        # Decodes first, as somebody waits for each token; then prefills in the order of admission.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
         if len(prefills) > 1:
@@ -173,7 +172,11 @@ class StepPlanner:
             if len(sequence.tokens) - sequence.computed != 1:
                 if sequence.state is SequenceState.RUNNING:
                     prefills.append(sequence)
-            elif left and sequence.state is SequenceState.RUNNING:
+            elif (
+                left
+                and sequence.state is SequenceState.RUNNING
+                and (sequence.task.is_plain or sequence.task.is_ready())
+            ):
                 row = next_slot(sequence)
                 if row is not None:
                     rows.append(row)
@@ -204,17 +207,15 @@ class StepPlanner:
         return min(budget, max(self._config.page_size, left)), is_bounded
 
     def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:
-        """Plans the sequence's next tokens, at most `budget`; returns how many. 0: no memory
-        yet.
-        """
+        """Plans its next tokens, at most `budget`; returns how many. 0: no memory or mask yet."""
         tables = self._tables
         if sequence.remaining > 1:
             tables.attach(sequence)  # others may have computed more of it since
-        count = min(sequence.remaining, budget, self._config.max_chunk or budget)
-        if tables.states is not None:
+        count = min(sequence.num_due, budget, self._config.max_chunk or budget)
+        if count and tables.states is not None:
             count = tables.states.cut(sequence, count)
         needed = tables.pages_for(sequence, sequence.computed + count)
-        if not self._running.make_room(needed, sequence, rows):
+        if not count or not self._running.make_room(needed, sequence, rows):
             return 0
         rows.append(tables.extend(sequence, count, len(rows)))
         self._bill.charge(sequence.group.client, 1, count)

@@ -250,3 +250,11 @@ class Sequence:
     def remaining(self) -> int:
         """Known tokens that have no keys and values yet."""
         return len(self.tokens) - self.computed
+
+    @property
+    def num_due(self) -> int:
+        """Those that may be computed now: without the last one, as long as it is not known which
+        tokens may follow it.
+        """
+        task = self.task
+        return self.remaining - (not task.is_plain and not task.is_ready())
