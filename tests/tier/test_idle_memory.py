@@ -20,8 +20,8 @@ from lmprog.runtime.engine.native.engine import (
     TOKENS_AT_REST,
     MemoryAhead,
     NativeEngine,
-    NativePageMemory,
 )
+from lmprog.runtime.engine.native.page_memory import NativePageMemory
 from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.plan import Plan, Row
