@@ -295,6 +295,9 @@ class SecondTier:
             if is_there and is_whole and self._states.loaded(load.state, reached, end):
                 self._count_loaded(load.state.num_parts)
             elif done.num_good >= len(load.pages) and not is_whole:
+                names = page_keys(root_of(load.salt), load.tokens.tobytes(), size)
+                handles = self._states.handles(load.state.stored)
+                self._store.forget(handles, self._states.keys(names, load.end))
                 self._states.lost(load.state)
         if num_good < len(load.pages):
             self.index.discard(load.stored, (first + num_good) * size)

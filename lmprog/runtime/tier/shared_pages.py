@@ -119,7 +119,7 @@ class TierQuestions:
         for ticket, other in self._open.items():
             if other.keys[0] == keys[0]:
                 return ticket
-        states = () if self._states is None else [replace(key, part=1) for key in keys]
+        states = [replace(key, part=num_parts) for key in keys] if num_parts else ()
         asked = self._store.find(keys, states)
         if asked is not None:
             self._open[asked] = TierQuestion(tokens[:end], salt, first, keys, now + FIND_SECONDS)
