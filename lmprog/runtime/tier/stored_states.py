@@ -104,6 +104,13 @@ class StoredStates:
         found = self.pool.last(node, node.end)
         return found is not None and found.position > position
 
+    def is_needless(self, one: StateSnapshot, match: Match) -> bool:
+        """Whether nobody is known to go on from `one`, and the index, which has its path, has more
+        of a path behind it: that ends at a later state.
+        """
+        goes_on = match.node.children or match.length < match.node.end
+        return bool(goes_on) and not self.pool.is_wanted(one)
+
     def pages(self, slot: int) -> list[int]:
         """The parts of a slot as the pool's pages."""
         return list(parts_of_slot(slot, self.num_parts, self._num_pages))

@@ -290,6 +290,8 @@ class TierStoring:
         if states is not None:
             gained = states.gain(found.node, len(tokens), found.length)
             num_pages += states.num_parts
+            if wanted and not missing and states.is_needless(wanted[-1], found):
+                gained = 0
         if not missing:
             node.kept_at = found.node
         if not gained or not self._worth.pays_to_store(gained, num_pages, costs, returns):
