@@ -47,7 +47,8 @@ from lmprog.runtime.engine.machine.resources import default_threads
 from lmprog.runtime.engine.model import weight_table
 from lmprog.runtime.engine.model.locate import dummy_shape
 from lmprog.runtime.engine.model.shape import ModelShape
-from lmprog.runtime.engine.native.engine import NativeEngine, page_bytes
+from lmprog.runtime.engine.native.engine import NativeEngine
+from lmprog.runtime.engine.native.page_memory import page_bytes
 from lmprog.runtime.scheduling.batch import Batch
 
 # -- one step

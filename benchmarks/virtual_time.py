@@ -174,7 +174,7 @@ class VirtualStore:
 
     def abandon(self, ticket: int) -> None: ...
 
-    def find(self, keys: Items[PageKey]) -> int | None:
+    def find(self, keys: Items[PageKey], states: Items[PageKey] = ()) -> int | None:
         return None
 
     def forget(self, handles: Items[int], keys: Items[PageKey]) -> None: ...

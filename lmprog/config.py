@@ -20,12 +20,9 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 KvPoolName = Literal["fixed", "virtual"]
 KvDtypeName = Literal["float32", "bfloat16", "float16", "int8", "fp8"]
 
-EngineKind = Literal[
-    "processor", "device", "ranks", "native pages", "torch pages", "device pages", "states"
-]
+EngineKind = Literal["processor", "device", "ranks", "native pages", "torch pages", "device pages"]
 """What computes: a processor, a device, or several processes (`tp`), whatever each of them computes
-on. Pages are those of the engine in use, which a second tier would keep; states are those of a
-model with recurrent layers."""
+on. Pages are those of the engine in use, which a second tier would keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +87,6 @@ _OF_DEVICES = Lack(
 _OF_EVENTS = Need("kv_events", None, "{name} is for kv_events, which has no address")
 _NO_TIER_OF_RANKS = Lack(
     ("ranks",), "{it} is not possible with tp: pages of several processes have no second tier"
-)
-_NO_TIER_OF_STATES = Lack(
-    ("states",),
-    "{it} is not possible with this model: it has recurrent layers, whose states have no second "
-    "tier",
 )
 
 
@@ -347,7 +339,6 @@ class RuntimeConfig:
                     "{it} needs the native engine: torch and devices keep no pages on disk",
                 ),
                 _NO_TIER_OF_RANKS,
-                _NO_TIER_OF_STATES,
             ),
         ),
     )
@@ -378,7 +369,6 @@ class RuntimeConfig:
                     "{it} needs the native engine: torch and devices keep no pages elsewhere",
                 ),
                 _NO_TIER_OF_RANKS,
-                _NO_TIER_OF_STATES,
             ),
         ),
     )
@@ -393,13 +383,6 @@ class RuntimeConfig:
                     "share",
                     False,
                     "kv_events tells of the cache, and share = False switches it off",
-                ),
-            ),
-            lacks=(
-                Lack(
-                    ("states",),
-                    "{it} is not possible with this model: it has recurrent layers, and the events "
-                    "do not say where their states are kept",
                 ),
             ),
         ),

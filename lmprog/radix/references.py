@@ -61,6 +61,10 @@ class PageAllocator:
         assert len(self._allocated) == rest, f"a page was freed twice: {back}"
         self._free.extend(reversed(back))
 
+    def taken(self) -> set[int]:
+        """Those that are somebody's."""
+        return set(self._allocated)
+
     def prefer_low(self) -> None:
         """The lowest free pages are allocated first, so that those in use lie close together."""
         self._free.sort(reverse=True)

@@ -20,15 +20,21 @@ Knows nodes, positions and slot numbers; knows neither the contents of a slot no
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from itertools import chain
 
-from lmprog.radix.node import Node
+from lmprog.radix.node import Node, subtree
 from lmprog.radix.references import PageAllocator
 
 MOST_SPARED = 32
 """Snapshots at which live branches stand that one eviction passes over."""
+
+
+def parts_of_slot(slot: int, num_parts: int, num_pages: int) -> range:
+    """The numbers of its parts, each as large as a page, behind those of the pool's pages."""
+    first = num_pages + slot * num_parts
+    return range(first, first + num_parts)
 
 
 class Left(Enum):
@@ -43,7 +49,7 @@ class Left(Enum):
 class StateSnapshot:
     """The state behind the first `position` tokens of the path to `node`, in `slot`."""
 
-    __slots__ = ("is_kept", "locks", "node", "num_uses", "position", "slot")
+    __slots__ = ("is_kept", "is_ready", "locks", "node", "num_uses", "position", "slot")
 
     def __init__(self, node: Node, position: int, slot: int) -> None:
         self.node = node
@@ -53,13 +59,19 @@ class StateSnapshot:
         self.num_uses = 0
         # False: its tokens left the tree or it was dropped; the slot is freed with the last lock
         self.is_kept = True
+        # False: the step that computes it is not over
+        self.is_ready = True
 
 
 class StateSnapshots:
     """Every slot of the pool: free, taken by a caller, or a snapshot's."""
 
-    def __init__(self, num_slots: int) -> None:
-        self.slots = PageAllocator(num_slots)
+    def __init__(self, slots: PageAllocator) -> None:
+        self.slots = slots
+        self.on_evict: Callable[[StateSnapshot], object] | None = None
+        """Told of one that is evicted next, while it has its slot."""
+        self.on_change: Callable[[Node], object] | None = None
+        """Told of a node that has one more, or one less."""
         self._of: dict[Node, list[StateSnapshot]] = {}
         """By node, in the order of positions."""
         self._order: OrderedDict[StateSnapshot, None] = OrderedDict()
@@ -94,6 +106,27 @@ class StateSnapshots:
             walk = walk.parent
         return None
 
+    def ending_at(self, node: Node, length: int) -> StateSnapshot | None:
+        """The one at position `length` of the path to `node`."""
+        found = self.last(node, length)
+        return found if found is not None and found.position == length else None
+
+    def on_path(self, node: Node, length: int) -> list[StateSnapshot]:
+        """Those of the path to `node` up to position `length`, the last one first."""
+        found: list[StateSnapshot] = []
+        walk: Node | None = node
+        while walk is not None:
+            beside = reversed(self._of.get(walk, ()))
+            found += [one for one in beside if one.position <= length]
+            walk = walk.parent
+        return found
+
+    def is_wanted(self, snapshot: StateSnapshot) -> bool:
+        """Whether somebody may go on from it who has no other: it is an end, or what several have
+        in common.
+        """
+        return snapshot in self._order or snapshot in self._common
+
     def put(self, node: Node, position: int, slot: int, kind: Left = Left.END) -> StateSnapshot:
         """A snapshot at `position` of the path to `node`, which has none there. `slot` is the
         tree's from now on.
@@ -102,6 +135,7 @@ class StateSnapshots:
             node = node.parent
         assert node.alive, f"{node} is no longer in the tree"
         assert node.begin < position <= node.end, f"{position} is not a position of {node}"
+        node.saved_to = 0  # it is not kept elsewhere yet
         made = StateSnapshot(node, position, slot)
         beside = self._of.setdefault(node, [])
         beside.append(made)
@@ -109,6 +143,8 @@ class StateSnapshots:
         (self._unused if kind is Left.ON_THE_WAY else self._order)[made] = None
         if kind is Left.WHERE_OTHERS_PART:
             made.num_uses = 1
+        if self.on_change is not None:
+            self.on_change(node)
         return made
 
     def use(self, snapshot: StateSnapshot) -> None:
@@ -152,10 +188,23 @@ class StateSnapshots:
             if victim is None:
                 return None
             self.num_evicted += 1
+            if self.on_evict is not None:
+                self.on_evict(victim)
             self.drop(victim)
             taken = self.slots.allocate(1)
             assert taken is not None, "the victim was not locked"
         return taken[0]
+
+    def drop_least_used(self) -> bool:
+        """Drops one that is worth no more than one on the way; False: there is none."""
+        victim = self._least_used()
+        if victim is not None:
+            self.drop(victim)
+        return victim is not None
+
+    def below(self, top: Node) -> list[StateSnapshot]:
+        """Those of `top` and of everything below it."""
+        return [one for node in subtree(top) for one in self._of.get(node, ())]
 
     def _least_used(self) -> StateSnapshot | None:
         for one in self._unused:
@@ -199,6 +248,13 @@ class StateSnapshots:
             self._dropped.add(snapshot)
         else:
             self.slots.free([snapshot.slot])
+        if self.on_change is not None:
+            self.on_change(snapshot.node)
+
+    def end_in(self, node: Node) -> int:
+        """The position of the last one of `node`; 0: it has none."""
+        beside = self._of.get(node)
+        return 0 if beside is None else beside[-1].position
 
     def useless_tail(self, page_size: int) -> tuple[Node, int] | None:
         """A leaf that could be evicted, and how many pages it has behind its last snapshot; of the

@@ -128,7 +128,7 @@ def _states(engine: Any) -> StatePool | None:
         return None
     from lmprog.runtime.scheduling.recurrent import StatePool
 
-    return StatePool(slots.num_slots, slots.every)
+    return StatePool(slots.num_slots, slots.every, getattr(engine, "parts_of_state", 1))
 
 
 def _draft_model(
@@ -171,11 +171,14 @@ def _block_record(
     fingerprint: wire.Fingerprint,
     adapters: AdapterNames,
 ) -> BlockRecord:
-    from lmprog.runtime.kv_events.kv_publisher import BlockRecord
+    from lmprog.runtime.kv_events.kv_publisher import BlockRecord, UsableBlocks
 
+    tree, states, token = scheduler.tree, scheduler.tables.states, namespaces.token
     made_by = " ".join(map(str, fingerprint.parts.values()))
     origin = functools.partial(origin_of, adapters=adapters)
-    return BlockRecord(scheduler.tree, namespaces.token, made_by, origin)
+    if states is not None:
+        return UsableBlocks(tree, states.snapshots, token, made_by, origin)
+    return BlockRecord(tree, token, made_by, origin)
 
 
 def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | None:

@@ -80,7 +80,10 @@ _WEIGHTS = (np.arange(1, 1 << 16, dtype=np.uint64) * _UINT_MIX) | np.uint64(1)
 
 Floats = NDArray[np.float32]
 PageContents = tuple[NDArray[np.uint64], NDArray[np.bool_]]
-"""Of each slot of a page: its hash, and whether it is not finite."""
+"""Of each slot of a page: its hash, and whether it is not finite; or one number of half a state."""
+PARTS_OF_STATE = 2
+_PART_BITS = 32
+_PART_MASK = (1 << _PART_BITS) - 1
 
 
 class FakeRow(NamedTuple):
@@ -156,20 +159,34 @@ class FakeEngine:
         """Number of faults so far."""
 
     def read_page(self, page: int) -> PageContents:
-        """A copy of what is in the slots of `page`."""
+        """A copy of what is in the slots of `page`; behind the pages are the parts of states."""
         self.before_access()
+        slot, part = divmod(page - len(self._slots_of_page), PARTS_OF_STATE)
+        if slot >= 0:
+            half = self._states[slot] >> part * _PART_BITS & _PART_MASK
+            return np.array([half], np.uint64), np.array([slot in self._bad_states])
         where = slice(page * self._page_size, (page + 1) * self._page_size)
         return self._slots[where].copy(), self._bad[where].copy()
 
     def write_page(self, page: int, contents: PageContents) -> None:
         self.before_access()
+        slot, part = divmod(page - len(self._slots_of_page), PARTS_OF_STATE)
+        if slot >= 0:
+            shift = part * _PART_BITS
+            kept = self._states[slot] & ~(_PART_MASK << shift)
+            self._states[slot] = kept | contents[0].item(0) << shift
+            is_bad = bool(contents[1].item(0))
+            (self._bad_states.add if is_bad else self._bad_states.discard)(slot)
+            return
         where = slice(page * self._page_size, (page + 1) * self._page_size)
         self._slots[where], self._bad[where] = contents
         self._is_any_bad = True
 
     def spoil_page(self, page: int) -> None:
         """Junk, that shows when it is read."""
-        self.write_page(page, (np.zeros(self._page_size, np.uint64), np.ones(1, bool)))
+        is_page = page < len(self._slots_of_page)
+        junk = np.zeros(self._page_size if is_page else 1, np.uint64)
+        self.write_page(page, (junk, np.ones(1, bool)))
 
     def forward(self, batch: Batch) -> Floats:
         """Logits [L, vocab] of `batch.logit_tokens`."""
@@ -436,7 +453,7 @@ class FakeStore:
             if one.ticket == ticket:
                 one.pages.clear()
 
-    def find(self, keys: Sequence[PageKey]) -> int | None:
+    def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         return None
 
     def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:

@@ -29,6 +29,7 @@ from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.simulation.fake_engine import (
+    PARTS_OF_STATE,
     FakeDevice,
     FakeEngine,
     FakeStore,
@@ -69,7 +70,7 @@ class Scenario:
     right_drafts: float = 0.0
     """Chance that a drafted token is what the model finds likeliest."""
     states: StatePool | None = None
-    """Of a model with recurrent layers, without second tier and steps ahead."""
+    """Of a model with recurrent layers, without steps ahead."""
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -113,8 +114,8 @@ def with_states(scenario: Scenario, dice: random.Random) -> Scenario:
     """One in four has recurrent states: hardly any slots to ample ones."""
     if dice.random() >= 0.25:
         return scenario
-    pool = StatePool(dice.choice([2, 3, 5, 12, 60, 400]), dice.choice([1, 8, 40, 1000]))
-    return replace(scenario, num_handles=0, is_ahead=False, states=pool)
+    slots, every = dice.choice([2, 3, 5, 12, 60, 400]), dice.choice([1, 8, 40, 1000])
+    return replace(scenario, is_ahead=False, states=StatePool(slots, every, PARTS_OF_STATE))
 
 
 class SimChannel:

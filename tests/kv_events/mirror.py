@@ -5,6 +5,7 @@ messages' schema, with none of our types.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -77,12 +78,14 @@ class Mirror:
         return set(self.blocks.values())
 
 
-def prefixes_of(tree: RadixTree) -> set[Prefix]:
-    """All whole blocks of a tree that knows tokens by themselves, by a walk."""
+def prefixes_of(tree: RadixTree, ends: Iterable[tuple[Node, int]] | None = None) -> set[Prefix]:
+    """All whole blocks of a tree that knows tokens by themselves, by a walk; with `ends`, of the
+    paths up to these positions of nodes.
+    """
     found: set[Prefix] = set()
     size = tree.page_size
-    for node in tree.walk():
-        tokens = path(node)
+    for node, last in [(one, one.end) for one in tree.walk()] if ends is None else ends:
+        tokens = path(node)[:last]
         keys = () if not node.salt else (blake2b(node.salt.encode(), digest_size=8).hexdigest(),)
         for end in range(size, len(tokens) + 1, size):
             found.add((keys, tuple(tokens[:end])))

@@ -10,7 +10,13 @@ from hashlib import blake2b
 import pytest
 
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.kv_events.kv_publisher import BlockRecord, BlockStored, encoded
+from lmprog.radix.snapshots import StateSnapshots
+from lmprog.runtime.kv_events.kv_publisher import (
+    BlockRecord,
+    BlockStored,
+    UsableBlocks,
+    encoded,
+)
 from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces, origin_of
 from lmprog.wire import SHARES_PUBLIC
 from tests.kv_events.mirror import Mirror, prefixes_of
@@ -57,6 +63,54 @@ def test_a_mirror_equals_the_tree_after_each_step_of_any_life(page_size: int, se
     life.end()
     turn(record, mirror)
     assert not mirror.blocks
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_model_with_states_only_blocks_are_told_from_which_somebody_can_go_on(
+    page_size: int, seed: int
+) -> None:
+    dice = random.Random(seed)
+    life = Life(page_size)
+    tree = life.it.tree
+    snapshots = StateSnapshots(PageAllocator(5))
+    record, mirror = UsableBlocks(tree, snapshots, lambda key: key), Mirror()
+
+    def number() -> int:
+        return dice.randrange(2**16)
+
+    def more() -> list[int]:
+        return [dice.randrange(3) for _ in range(dice.randrange(1, 7))]
+
+    def leave() -> None:
+        if nodes := [*tree.walk()]:
+            node = dice.choice(nodes)
+            position = dice.randint(node.begin + 1, node.end)
+            if snapshots.ending_at(node, position) is None:
+                slot = snapshots.take_slot()
+                assert slot is not None
+                snapshots.put(node, position, slot)
+
+    verbs = {
+        lambda: life.start(number(), number(), more(), number(), dice.random() < 0.7): 4,
+        lambda: life.extend(number(), more()): 4,
+        lambda: life.keep(number(), dice.random() < 0.5, dice.random() < 0.5): 4,
+        lambda: life.drop(number(), dice.random() < 0.5): 2,
+        lambda: life.fail(number(), number(), dice.random() < 0.5): 1,
+        lambda: life.evict(number()): 1,
+        leave: 4,
+    }
+    for _ in range(120):
+        dice.choices([*verbs], [*verbs.values()])[0]()
+        turn(record, mirror)
+        kept = [one for root in tree.roots() for one in snapshots.below(root)]
+        assert mirror.prefixes == prefixes_of(tree, [(one.node, one.position) for one in kept])
+        late = Mirror()
+        late.take(encoded(0.0, record.all_events()))
+        assert late.blocks == mirror.blocks
+        assert sorted(record.hashes()) == sorted(mirror.blocks)
+        snapshots.check(())
+    assert mirror.num_stored > 8
 
 
 def test_what_comes_and_goes_within_a_turn_is_told_in_order() -> None:

@@ -14,8 +14,9 @@ import torch
 from lmprog.errors import InvalidParameter, NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.model.shape import read_config, read_shape
-from lmprog.runtime.engine.native.engine import NativeEngine, page_bytes
+from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.interface import PATHS
+from lmprog.runtime.engine.native.page_memory import page_bytes
 from tests.model.checkpoints import LAYERED, MIXTURES, NATIVE, RECURRENT
 from tests.model.conftest import Judge, Judged
 from tests.model.driver import Driver

@@ -41,7 +41,9 @@ ROOMS = {
     "tool_calls": "tests/tool_calls/test_call_stream.py tests/tool_calls/test_derivation.py "
     "tests/tool_calls/test_quoted_calls.py",
     "states": "tests/radix/test_snapshots.py tests/runtime/test_recurrent_states.py "
-    "tests/model/test_recurrent_models.py",
+    "tests/tier/test_stored_states.py tests/model/test_recurrent_models.py",
+    "stored states": "tests/tier/test_stored_states.py tests/kv_events/test_block_record.py "
+    "tests/runtime/test_recurrent_programs.py",
     "tags": "tests/constrained/test_structural_tags.py",
 }
 """The tests of each room, quick ones first. Where they notice nothing the simulation is tried."""

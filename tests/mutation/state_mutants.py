@@ -6,6 +6,8 @@ from tests.mutation.mutant import Mutant
 
 _TREE, _SEQUENCES = "radix/snapshots.py", "runtime/scheduling/recurrent.py"
 _TABLES = "runtime/scheduling/page_tables.py"
+_TIER, _STORED = "runtime/tier/second_tier.py", "runtime/tier/stored_states.py"
+_STORING = "runtime/tier/storing.py"
 _LAYERS = "runtime/engine/torch_engine/recurrent_layers.py"
 
 STATE_MUTANTS = [
@@ -57,15 +59,15 @@ STATE_MUTANTS = [
         "no snapshot is left before the last token of a prompt",
         "states",
         _SEQUENCES,
-        "sorted({*regular, own.fork, sequence.logits_from})",
+        "sorted({*regular, own.fork, last})",
         "sorted({*regular, own.fork})",
     ),
     Mutant(
         "no snapshot is left where the tree's tokens ended",
         "states",
         _SEQUENCES,
-        "sorted({*regular, own.fork, sequence.logits_from})",
-        "sorted({*regular, sequence.logits_from})",
+        "sorted({*regular, own.fork, last})",
+        "sorted({*regular, last})",
     ),
     # --- rollback
     Mutant(
@@ -188,5 +190,118 @@ STATE_MUTANTS = [
         _LAYERS,
         "after.setdefault(begin + count, [])",
         "after.setdefault(min(end, begin + count + 1), [])",
+    ),
+    # --- the second tier
+    Mutant(
+        "a state that is not computed yet is stored",
+        "stored states",
+        _STORED,
+        "if one.is_ready and not one.position % size]",
+        "if not one.position % size]",
+    ),
+    Mutant(
+        "pages behind the last state are stored",
+        "stored states",
+        _STORING,
+        "            del tokens[end:], pages[-(-end // size) :]\n        found",
+        "        found",
+    ),
+    Mutant(
+        "a state is stored by its pages alone",
+        "stored states",
+        _STORING,
+        "        states.enter(held, one.position, handles, one)\n",
+        "        self._handles.free(handles)\n",
+    ),
+    Mutant(
+        "a state that is evicted alone is lost",
+        "stored states",
+        _STORING,
+        "            states.pool.on_evict = self._state_evicted\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a state of which a part is missing is used",
+        "stored states",
+        _TIER,
+        "is_whole = done.num_good == self._num_asked(load)",
+        "is_whole = done.num_good >= len(load.pages)",
+    ),
+    Mutant(
+        "a path is loaded beyond its last state",
+        "stored states",
+        _TIER,
+        "            end, num_parts = states.last(stored), states.num_parts\n",
+        "            num_parts = states.num_parts\n",
+    ),
+    Mutant(
+        "a state is loaded into the slot of another",
+        "stored states",
+        _TIER,
+        "            targets = pages + states.pages(state.slot)\n",
+        "            targets = pages + states.pages(0)\n",
+    ),
+    Mutant(
+        "a load that has ended keeps its slot",
+        "stored states",
+        _STORED,
+        "        if not state.is_taken:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "the slot of a load is free while it is written",
+        "stored states",
+        _STORED,
+        "        state.is_taken = True\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a lost state is believed again",
+        "stored states",
+        _TIER,
+        "                self._store.forget(handles, self._states.keys(names, load.end))\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "needless states are kept as long as others",
+        "stored states",
+        _STORED,
+        "            self._stored.passed(before)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "handles of dropped states leak",
+        "stored states",
+        _STORED,
+        "                self._handles.free(self.of.pop(number))\n",
+        "                self.of.pop(number)\n",
+    ),
+    Mutant(
+        "states that lack a part are found after a restart",
+        "stored states",
+        _STORED,
+        "if key.part != states.num_parts or any(part not in newest for part in parts):",
+        "if key.part != states.num_parts:",
+    ),
+    Mutant(
+        "a state serves what is a part of its tokens",
+        "stored states",
+        "runtime/tier/page_store.py",
+        "            not self.part and other.tokens",
+        "            other.tokens",
+    ),
+    Mutant(
+        "parts of a state have one name",
+        "stored states",
+        "runtime/tier/page_store.py",
+        'what += b"state" + self.part.to_bytes(4, "little")',
+        'what += b"state"',
+    ),
+    Mutant(
+        "blocks that nobody can go on from are told",
+        "stored states",
+        "runtime/kv_events/kv_publisher.py",
+        "return self._blocks[node][: self._num_told(node, self._reach.get(node, 0))]",
+        "return self._blocks[node]",
     ),
 ]

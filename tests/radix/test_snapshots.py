@@ -18,7 +18,7 @@ class Kept:
     def __init__(self, num_slots: int = 8) -> None:
         self.pages = PageAllocator(64)
         self.tree = RadixTree(PAGE_SIZE, self.pages)
-        self.snapshots = self.tree.watcher = StateSnapshots(num_slots)
+        self.snapshots = self.tree.watcher = StateSnapshots(PageAllocator(num_slots))
         self.tree.useless_tail = self.snapshots.useless_tail
 
     def insert(self, *tokens: int) -> Node:

@@ -4,6 +4,7 @@ tests stand on.
 
 from __future__ import annotations
 
+import random
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
-from lmprog.simulation.fake_engine import FakeEngine, reference_logits
+from lmprog.runtime.tier.page_store import PageCosts
+from lmprog.simulation.fake_engine import FakeEngine, FakeStore, reference_logits
 from lmprog.simulation.plain_sampler import PlainSampler
 from lmprog.wire import SamplingParams
 
@@ -36,13 +38,18 @@ class Rig:
     engine: Any = None
     sampler: Any = None
     states: StatePool | None = None
+    num_handles: int = 0
+    """Pages of a second tier on the fake model."""
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.config, self.context_len, states=self.states)
         num_states = 0 if self.states is None else self.states.num_slots
         self.engine = self.engine or FakeEngine(
             self.config.num_pages, self.config.page_size, VOCAB, num_states
         )
+        self.store = FakeStore(self.engine, self.num_handles, random.Random(1), 0.0)
+        self.store.costs = PageCosts(0.0, 0.0)
+        store = self.store if self.num_handles else None
+        self.scheduler = Scheduler(self.config, self.context_len, store=store, states=self.states)
         self.sampler = self.sampler or PlainSampler()
         self.plans: list[Plan] = []
 

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 import lmprog
+from lmprog.backends.client import describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.engine.model import resolution
+from lmprog.runtime.tier import second_tier, shared_pages
+from lmprog.runtime.tier.storing import PageWorth
 from lmprog.transport import LocalRuntimeChannel
 from tests.house import ROOT
 from tests.model.checkpoints import RECURRENT, Recipe
@@ -27,17 +30,22 @@ pytestmark = pytest.mark.skipif(
 
 
 @lmprog.function
-def points(s: Any, topic: str) -> None:
-    """Every way in which branches part and go on."""
-    s += f"Tell me about {topic}. " + lmprog.gen("start", max_tokens=9, temperature=0)
+def points(s: Any, topic: str) -> list[Any]:
+    """Every way in which branches part and go on; log-probabilities."""
+    s += f"Tell me about {topic}. "
+    gens = [start := s.gen("start", max_tokens=9, temperature=0, logprobs=3)]
+    s += start
     for number, fork in enumerate(forks := s.fork(3)):
-        fork += f" Point {number}: " + lmprog.gen("point", max_tokens=6, temperature=0)
+        fork += f" Point {number}: "
+        gens.append(fork.gen("point", max_tokens=6, temperature=0, logprobs=3))
     for fork in forks:
         s += fork["point"]
     s += " It is " + lmprog.select("kind", ["red", "green", "blue, or so"])
     s += " and " + lmprog.gen("stopped", max_tokens=9, temperature=0, stop=["e", "a"])
-    s += " then " + lmprog.gen("many", max_tokens=5, n=3, temperature=0.8, seed=5)
+    s += " then "
+    gens.append(s.gen("many", max_tokens=5, n=3, temperature=0.8, seed=5, logprobs=0))
     s += " so " + lmprog.beam(3, "beam", max_tokens=4)
+    return [[(one.logprob, one.top) for meta in gen.metas for one in meta.logprobs] for gen in gens]
 
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen3_next", "granitemoehybrid"])
@@ -50,24 +58,54 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made
 
 
-def values(folder: Path, **scheduling: Any) -> list[tuple[Any, ...]]:
-    """What the program gives for each topic, all at once."""
+@pytest.fixture(autouse=True)
+def _as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a store and a processor cost while the suite runs is chance."""
+    monkeypatch.setattr(PageWorth, "_is_worth", lambda self, saved, cost: True)
+    monkeypatch.setattr(shared_pages, "FIND_SECONDS", 30.0)
+    monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 30.0)
+
+
+Values = list[tuple[Any, ...]]
+
+
+def values(folder: Path, rounds: int = 1, fields: Any = None, **scheduling: Any) -> Values:
+    """What the program gives for each topic, all at once, and its log-probabilities. Of the last
+    round, all of which give the same.
+    """
+    return told(folder, rounds, fields, **scheduling)[0]
+
+
+def told(
+    folder: Path, rounds: int, fields: Any, **scheduling: Any
+) -> tuple[Values, dict[str, float]]:
     scheduler = SchedulerConfig(**{"num_pages": 512, **scheduling})
-    config = RuntimeConfig(str(folder), dtype="float32", threads=1, scheduler=scheduler)
+    config = RuntimeConfig(
+        str(folder), dtype="float32", threads=1, scheduler=scheduler, **(fields or {})
+    )
     channel = LocalRuntimeChannel()
     loop, _ = assemble(config, channel)
     assert loop.scheduler.tables.states is not None
+    found: list[Values] = []
     with serving(loop, channel) as backend:
-        runs = points.run_batch([{"topic": topic} for topic in TOPICS], backend=backend)
-        names = ("start", "kind", "stopped", "many", "beam")
-        found = [(run.text(), *(run[name] for name in names)) for run in runs]
+        for _ in range(rounds):
+            runs = points.run_batch([{"topic": topic} for topic in TOPICS], backend=backend)
+            found.append([_of(run) for run in runs])
+        figures = describe(backend)
     assert not loop.scheduler.stats.failed_steps
-    return found
+    assert all(one == found[0] for one in found)
+    return found[-1], figures
+
+
+def _of(run: Any) -> tuple[Any, ...]:
+    names = ("start", "kind", "stopped", "many", "beam")
+    return (run.text(), *(run[name] for name in names), run.value, run["kind"].scores)
 
 
 def test_programs_give_what_they_give_without_a_cache(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Log-probabilities to the last bit."""
     plain = values(folder, share=False)
     assert plain[0] == plain[2] != plain[1]
     assert values(folder) == plain
@@ -75,3 +113,23 @@ def test_programs_give_what_they_give_without_a_cache(
     monkeypatch.setattr(resolution, "STATES_OF_MEMORY", 1e-9)
     monkeypatch.setattr(resolution, "FEWEST_STATES", 3)
     assert values(folder) == plain
+
+
+@pytest.mark.parametrize("store", ["own", "machine", "folder"])
+def test_programs_give_the_same_while_states_come_and_go_in_a_second_tier(
+    folder: Path, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in hardly any slots, with drafts, and in a runtime that finds what another has left."""
+    plain = values(folder, share=False)
+    fields = {"kv_disk_mb": 64, "kv_disk_folder": str(tmp_path), "kv_store": store}
+    first, warm = told(folder, 2, fields, num_pages=24)
+    assert first == plain
+    again, cold = told(folder, 1, fields, num_pages=24)
+    assert again == plain
+    assert cold["tier_pages_loaded"] > 0 == cold["tier_pages_lost"]
+    if store == "own":
+        assert cold["tier_pages_found"] > 50
+        assert 2 * cold["computed_tokens"] <= warm["computed_tokens"] + 500
+    monkeypatch.setattr(resolution, "STATES_OF_MEMORY", 1e-9)
+    monkeypatch.setattr(resolution, "FEWEST_STATES", 3)
+    assert values(folder, 2, fields, num_pages=24, speculation="always") == plain

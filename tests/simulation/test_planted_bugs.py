@@ -29,6 +29,7 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
 from lmprog.runtime.scheduling.waiting_queue import AdmissionOrder
 from lmprog.runtime.text.stream import TextStream
+from lmprog.runtime.tier.stored_states import StoredStates
 from lmprog.simulation.world_runs import FULL_CHECK_EVERY, Violation, run_world
 
 Patch = pytest.MonkeyPatch
@@ -273,6 +274,46 @@ def the_state_before_a_draft_is_not_left(patch: Patch) -> None:
     patch.setattr(RecurrentStates, "finish", finish)
 
 
+def a_state_is_stored_before_it_is_computed(patch: Patch) -> None:
+    original = RecurrentStates._leave
+
+    def leave(self: RecurrentStates, *what: Any) -> bool:
+        is_left = original(self, *what)
+        for one in self._held:
+            one.is_ready = True
+        return is_left
+
+    patch.setattr(RecurrentStates, "_leave", leave)
+
+
+def a_state_is_stored_from_the_slot_beside_it(patch: Patch) -> None:
+    original = StoredStates.pages
+    patch.setattr(StoredStates, "pages", lambda self, slot: original(self, max(0, slot - 1)))
+
+
+def a_load_keeps_its_slot(patch: Patch) -> None:
+    patch.setattr(StoredStates, "end", lambda self, state: self._stored.unlock(state.stored))
+
+
+def a_loaded_state_is_put_where_the_pages_before_it_end(patch: Patch) -> None:
+    original = StoredStates.loaded
+    patch.setattr(
+        StoredStates,
+        "loaded",
+        lambda self, state, node, position: original(self, state, node, max(1, position - 1)),
+    )
+
+
+def stored_states_outlive_their_paths(patch: Patch) -> None:
+    original = StoredStates.__init__
+
+    def init(self: StoredStates, *what: Any) -> None:
+        original(self, *what)
+        what[2].watcher = None
+
+    patch.setattr(StoredStates, "__init__", init)
+
+
 BUGS: list[Callable[[Patch], None]] = [
     a_shared_page_is_written,
     copies_are_forgotten,
@@ -306,8 +347,13 @@ BUGS: list[Callable[[Patch], None]] = [
     slots_of_states_leak,
     a_wrong_draft_keeps_its_state,
     the_state_before_a_draft_is_not_left,
+    a_state_is_stored_before_it_is_computed,
+    a_state_is_stored_from_the_slot_beside_it,
+    a_load_keeps_its_slot,
+    a_loaded_state_is_put_where_the_pages_before_it_end,
+    stored_states_outlive_their_paths,
 ]
-RARE = {drafts_run_past_a_stop: (147,)}
+RARE = {drafts_run_past_a_stop: (147,), a_state_is_stored_before_it_is_computed: (527,)}
 """Where a bug that few worlds show was found first: these are tried before the others."""
 
 

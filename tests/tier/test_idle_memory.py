@@ -20,8 +20,8 @@ from lmprog.runtime.engine.native.engine import (
     TOKENS_AT_REST,
     MemoryAhead,
     NativeEngine,
-    NativePageMemory,
 )
+from lmprog.runtime.engine.native.page_memory import NativePageMemory, StateMemory
 from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.plan import Plan, Row
@@ -229,3 +229,27 @@ def test_nobody_waits_for_memory_whose_thread_has_failed() -> None:
     ahead.reach(0)
     ahead.restart()
     ahead.close()
+
+
+def test_a_state_is_read_and_written_in_parts_and_given_back_as_a_whole() -> None:
+    """Two layers of 100,000 and 70,000 bytes, in parts of 40,000; behind the pages by number."""
+    slots, widths, size = 3, (100_000, 70_000), 40_000
+    region = Region(sum(4 * width + 64 for width in widths) + 4 * PAGES * (WIDTH + 64))
+    layers = [region.take((slots + 1) * width) for width in widths]
+    pages = NativePageMemory(region, [region.take(PAGES * size)], PAGES)
+    pages.states = StateMemory(region, layers, slots, pages.page_bytes)
+    assert pages.states.num_parts == 5
+    dice = np.random.default_rng(1)
+    kept = [dice.integers(1, 256, sum(widths), np.uint8).tobytes() for _ in range(slots)]
+    for slot, state in enumerate(kept):
+        for part in range(5):
+            piece = state[part * size : (part + 1) * size].ljust(size, b"\0")
+            pages.write(PAGES + 5 * slot + part, piece)
+    assert layers[0].reshape(slots + 1, -1)[1].tobytes() == kept[1][: widths[0]]
+    assert layers[1].reshape(slots + 1, -1)[1].tobytes() == kept[1][widths[0] :]
+    pages.give_back([3, *range(PAGES + 5, PAGES + 10)])
+    for slot in (0, 2):
+        parts = b"".join(read(pages, PAGES + 5 * slot + part) for part in range(5))
+        assert parts[: sum(widths)] == kept[slot]
+    inside = layers[0].reshape(slots + 1, -1)[1]
+    assert not inside[mmap.PAGESIZE : -mmap.PAGESIZE].any(), "its pages of the system are zeros"

@@ -30,7 +30,7 @@ from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.tier import disk_store, second_tier
 from lmprog.runtime.tier.disk_store import HEADER_BYTES, Contents, PageFile
 from lmprog.runtime.tier.page_store import PageKey
-from lmprog.runtime.tier.second_tier import PageWorth
+from lmprog.runtime.tier.storing import PageWorth
 from lmprog.transport import LocalRuntimeChannel
 from tests.gguf import writer
 from tests.gguf.test_gguf_weights import quantized

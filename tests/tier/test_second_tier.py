@@ -9,7 +9,8 @@ import pytest
 
 from lmprog.radix import PageAllocator, RadixTree, end_of_rest
 from lmprog.runtime.tier.page_store import KnownPage, PageCosts, page_keys, root_of
-from lmprog.runtime.tier.second_tier import SecondTier, rebuild
+from lmprog.runtime.tier.second_tier import SecondTier
+from lmprog.runtime.tier.stored_states import rebuild
 from tests.tier.tiered_pool import LONG, PAGE, TieredPool, text
 
 Patch = pytest.MonkeyPatch
@@ -275,7 +276,7 @@ def known_pages(*paths: tuple[int, ...]) -> list[KnownPage]:
 def rebuilt(known: list[KnownPage]) -> RadixTree:
     handles = PageAllocator(16)
     index = RadixTree(PAGE, handles)
-    rebuild(index, handles, known, PAGE)
+    rebuild(index, handles, known)
     index.check()
     handles.check(index.pages_held())
     return index

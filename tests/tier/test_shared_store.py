@@ -22,11 +22,11 @@ from lmprog.launch.runtime_process import replica_options
 from lmprog.native import compiler
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.tier import disk_store, second_tier, shared_pages
+from lmprog.runtime.tier import disk_store, second_tier, shared_pages, storing
 from lmprog.runtime.tier.disk_store import DiskStore
 from lmprog.runtime.tier.page_store import PageKey
-from lmprog.runtime.tier.second_tier import PageWorth
 from lmprog.runtime.tier.shared_pages import SharedPageFile
+from lmprog.runtime.tier.storing import PageWorth
 from lmprog.transport import LocalRuntimeChannel
 from tests.runtime.runtime_thread import serving
 from tests.tier.shared_stores import SERVER, redis_server
@@ -171,17 +171,19 @@ def test_a_store_that_hangs_is_asked_once_and_soon_waited_for_no_more(
 ) -> None:
     store = {"kv_store": "machine", "kv_disk_mb": 64, "kv_disk_folder": str(tmp_path)}
     failing, num_asked, num_waits = Failing(monkeypatch, "hung"), 0, 0
-    original, storing = DiskStore.find, DiskStore.store
+    original, store_plainly = DiskStore.find, DiskStore.store
 
-    def find(self: DiskStore, keys: Sequence[PageKey]) -> int | None:
+    def find(
+        self: DiskStore, keys: Sequence[PageKey], states: Sequence[PageKey] = ()
+    ) -> int | None:
         nonlocal num_asked
         num_asked += 1
-        return original(self, keys)
+        return original(self, keys, states)
 
     def store_page(self: DiskStore, *what: Any) -> bool:
         nonlocal num_waits
         num_waits += what[3:] > (0.0,)
-        return storing(self, *what)
+        return store_plainly(self, *what)
 
     monkeypatch.setattr(DiskStore, "find", find)
     monkeypatch.setattr(DiskStore, "store", store_page)
@@ -191,7 +193,7 @@ def test_a_store_that_hangs_is_asked_once_and_soon_waited_for_no_more(
         failing.fails = True
         answers(backend, FEW)
         told = describe(backend)
-        assert (num_asked, num_waits) == (1, second_tier.VAIN_WAITS)
+        assert (num_asked, num_waits) == (1, storing.VAIN_WAITS)
         assert told["tier_pages_refused"] > 10 * num_waits, "evictions go on"
         failing.goes_on.set()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lmprog.radix import Node
-from lmprog.runtime.tier import second_tier
+from lmprog.runtime.tier import storing
 from lmprog.runtime.tier.page_store import PageKey, root_of
 from lmprog.simulation.fake_engine import FakeStore
 from tests.tier.tiered_pool import TieredPool, text
@@ -110,7 +110,7 @@ def test_a_step_looks_at_no_more_nodes_than_the_pages_that_are_asked_for(
 def test_nothing_is_stored_ahead_where_no_eviction_ever_finds_the_store_full(
     monkeypatch: Patch,
 ) -> None:
-    monkeypatch.setattr(second_tier, "AHEAD_STEPS", 3)
+    monkeypatch.setattr(storing, "AHEAD_STEPS", 3)
     pool = TieredPool(num_pages=16)
     for _ in range(3):
         step(pool)
@@ -131,7 +131,7 @@ def test_storing_ahead_ends_when_its_part_of_the_step_is_over(monkeypatch: Patch
     original = pool.store.store
 
     def store(*what: Any) -> bool:
-        pool.now += 0.5 * second_tier.AHEAD_PART * 10.0
+        pool.now += 0.5 * storing.AHEAD_PART * 10.0
         return original(*what)
 
     monkeypatch.setattr(pool.store, "store", store)
@@ -145,7 +145,7 @@ def test_evictions_wait_for_room_for_a_part_of_a_step_and_not_longer(monkeypatch
     original = pool.store.store
 
     def store(handle: int, page: int, key: PageKey, wait: float = 0.0) -> bool:
-        assert wait <= second_tier.WAITED_PART * 10.0
+        assert wait <= storing.WAITED_PART * 10.0
         if wait:
             pool.now += 0.4  # a page is written in that time
             pool.store.most_staged = pool.store._num_staged + 1
@@ -171,11 +171,11 @@ def test_what_short_steps_did_not_wait_is_left_for_a_long_one_up_to_a_bound(
     monkeypatch.setattr(pool.store, "store", store)
     step(pool, ahead=0, seconds=0.01)
     pool.tree.evict(2)
-    assert max(waits) == pytest.approx(second_tier.WAITED_PART * 0.01)
+    assert max(waits) == pytest.approx(storing.WAITED_PART * 0.01)
     for _ in range(99):
         step(pool, ahead=0, seconds=0.01)
     pool.tree.evict(2)
-    assert max(waits) == pytest.approx(second_tier.SAVED_WAIT)
+    assert max(waits) == pytest.approx(storing.SAVED_WAIT)
 
 
 @pytest.mark.parametrize("nth", range(1, 17))

@@ -32,9 +32,10 @@ from lmprog.runtime.engine.model.resolution import (
 )
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
-from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine, page_bytes, state_bytes
+from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine
 from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
 from lmprog.runtime.engine.native.packing import packed_checkpoint, packed_random
+from lmprog.runtime.engine.native.page_memory import page_bytes, state_bytes
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
@@ -226,7 +227,6 @@ def native_plan(config: RuntimeConfig, folder: Path | None) -> NativePlan:
     weight_type = config.quantize or quantized_type(config, folder) or dtype
     states = None
     if shape.recurrent is not None:
-        check_options(config, "states")
         states = state_slots(pages * size, pages * page_size, state_bytes(shape))
     return NativePlan(shape, weight_type, kv_dtype, context_len, pages, size, page_size, states)
 

@@ -24,6 +24,7 @@ import msgspec
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.radix.node import TOKEN_BYTES, Node
+from lmprog.radix.snapshots import StateSnapshots
 from lmprog.radix.tree import RadixTree
 from lmprog.transport import ClientId, EventSocket, Received, RuntimeChannel
 
@@ -114,16 +115,25 @@ class BlockRecord:
 
     def all_events(self) -> list[BlockEvent]:
         """What makes a record of nothing equal to this one."""
-        stored = [self._stored(node, self._blocks[node]) for node in self._tree.walk()]
+        stored = [self._stored(node, self._told(node)) for node in self._tree.walk()]
         return [AllBlocksCleared(), *(event for event in stored if event is not None)]
 
     def hashes(self) -> list[int]:
-        """Of all blocks, in no particular order."""
-        return [block for blocks in self._blocks.values() for block in blocks]
+        """Of all blocks that were told, in no particular order."""
+        return [block for node in self._blocks for block in self._told(node)]
+
+    def _told(self, node: Node) -> list[int]:
+        return self._blocks[node]
 
     # -- as the tree changes
 
     def added(self, leaf: Node) -> None:
+        self._add(leaf)
+        event = self._stored(leaf, self._blocks[leaf])
+        if event is not None:
+            self._events.append(event)
+
+    def _add(self, leaf: Node) -> None:
         key, parent = self._path_key(leaf), self._parent_hash(leaf)
         if parent is None:
             parent_bytes = self._made_by + _digest(leaf.salt)
@@ -137,9 +147,6 @@ class BlockRecord:
             parent_bytes = block.to_bytes(8, "little")
             blocks.append(block)
         self._blocks[leaf] = blocks
-        event = self._stored(leaf, blocks)
-        if event is not None:
-            self._events.append(event)
 
     def was_split(self, upper: Node, lower: Node) -> None:
         blocks = self._blocks[lower]
@@ -166,13 +173,13 @@ class BlockRecord:
 
     # -- from nodes to blocks
 
-    def _stored(self, node: Node, blocks: list[int]) -> BlockStored | None:
-        """The event of a node's blocks; None where it has none."""
+    def _stored(self, node: Node, blocks: list[int], first: int = 0) -> BlockStored | None:
+        """The event of `blocks`, a node's from number `first` on; None where there are none."""
         if not blocks:
             return None
-        key = self._path_key(node)
-        tokens = memoryview(key).cast("i")[: len(blocks) * self._size].tolist()
-        parent = self._parent_hash(node)
+        key, size = self._path_key(node), self._size
+        tokens = memoryview(key).cast("i")[first * size : (first + len(blocks)) * size].tolist()
+        parent = self._blocks[node][first - 1] if first else self._parent_hash(node)
         number, adapter, salt = self._origin(node.salt)
         extra: ExtraKeys = [(adapter,) if adapter else None] * len(blocks)
         if parent is None and salt:
@@ -215,6 +222,81 @@ class BlockRecord:
                 return blocks[-1]
             above = above.parent
         return None
+
+
+class UsableBlocks(BlockRecord):
+    """The same of a model with recurrent layers, whose states are kept in `snapshots`: blocks
+    behind the last snapshot of every path are not told, since nobody could go on from them.
+
+    Whoever parts from a path before its last snapshot goes on from one before that, and leaves one
+    where it parted.
+    """
+
+    def __init__(
+        self,
+        tree: RadixTree,
+        snapshots: StateSnapshots,
+        token: Callable[[int], int],
+        made_by: str = "",
+        origin: Callable[[str], tuple[int, str, str]] | None = None,
+    ) -> None:
+        """`snapshots` are told of the tree's changes by this record from now on."""
+        super().__init__(tree, token, made_by, origin)
+        self._snapshots = snapshots
+        self._reach: dict[Node, int] = {}
+        """Up to which position of a node somebody can go on from it or from below it."""
+        snapshots.on_change = self._changed
+
+    def added(self, leaf: Node) -> None:
+        self._snapshots.added(leaf)
+        self._add(leaf)
+
+    def was_split(self, upper: Node, lower: Node) -> None:
+        self._snapshots.was_split(upper, lower)
+        super().was_split(upper, lower)
+        if reach := self._reach.pop(lower, 0):
+            self._reach[upper] = min(reach, upper.end)
+            if reach > upper.end:
+                self._reach[lower] = reach
+
+    def shortened(self, node: Node) -> None:
+        self._snapshots.shortened(node)
+        del self._blocks[node][node.end // self._size - node.begin // self._size :]
+
+    def removed(self, node: Node) -> None:
+        self._snapshots.removed(node)
+        self._remove(self._told(node))
+        del self._blocks[node]
+        if self._reach.pop(node, 0) and node.parent is not None:
+            self._changed(node.parent)
+
+    def _told(self, node: Node) -> list[int]:
+        return self._blocks[node][: self._num_told(node, self._reach.get(node, 0))]
+
+    def _num_told(self, node: Node, reach: int) -> int:
+        return max(0, reach // self._size - node.begin // self._size)
+
+    def _changed(self, node: Node) -> None:
+        """A snapshot of `node`, or a child, came or went."""
+        more: list[tuple[Node, int]] = []
+        walk: Node | None = node
+        while walk is not None and walk in self._blocks:
+            before = self._reach.get(walk, 0)
+            is_passed = any(child in self._reach for child in walk.children.values())
+            reach = walk.end if is_passed else self._snapshots.end_in(walk)
+            if reach == before:
+                break
+            first, count = self._num_told(walk, before), self._num_told(walk, reach)
+            self._remove(self._blocks[walk][count:first])
+            more.append((walk, first))
+            self._reach[walk] = reach
+            if not reach:
+                del self._reach[walk]
+            walk = walk.parent
+        for one, first in reversed(more):
+            event = self._stored(one, self._told(one)[first:], first)
+            if event is not None:
+                self._events.append(event)
 
 
 def _digest(text: str) -> bytes:

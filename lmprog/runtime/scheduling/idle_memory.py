@@ -1,8 +1,9 @@
 """Gives memory back to the system when a runtime has had no work for a while.
 
 The cached prefixes that no branch stands on are given up (where there is a second tier, it has
-them), the memory of all free pages goes back, and so does what the allocator of C keeps. Knows the
-scheduler's tree and pages, and who can return their memory; has no clock of its own.
+them), the memory of all free pages and of free slots of states goes back, and so does what the
+allocator of C keeps. Knows the scheduler's tree and pages, and who can return their memory; has no
+clock of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 
 
 class IdleMemory:
-    """`give_back` returns the memory of pages. It happens once after `seconds` of each pause."""
+    """`give_back` returns the memory of pages, behind whose numbers are those of the parts of
+    states. It happens once after `seconds` of each pause.
+    """
 
     def __init__(
         self, scheduler: Scheduler, give_back: Callable[[Sequence[int]], None], seconds: float
@@ -38,8 +41,11 @@ class IdleMemory:
         tree = self._scheduler.tree
         self._scheduler.tables.scored.clear()
         self._scheduler.stats.evicted_pages += tree.evict(tree.num_evictable - tree.num_pinned)
-        pages = self._scheduler.pages
-        self._give_back(pages.free_pages())
+        pages, states = self._scheduler.pages, self._scheduler.tables.states
+        free = pages.free_pages()
+        if states is not None:
+            free += states.free_parts(pages.num_pages)
+        self._give_back(free)
         pages.prefer_low()  # little memory is taken again for little work
         trim()
 

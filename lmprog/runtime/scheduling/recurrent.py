@@ -24,10 +24,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lmprog.radix import Match, Node, RadixTree
-from lmprog.radix.snapshots import Left, StateSnapshot, StateSnapshots
+from lmprog.radix import Match, Node, PageAllocator, RadixTree
+from lmprog.radix.snapshots import Left, StateSnapshot, StateSnapshots, parts_of_slot
 from lmprog.runtime.scheduling.plan import PlanStates, Row
 from lmprog.runtime.scheduling.sequence import NOTHING, OwnState, Sequence
+from lmprog.runtime.tier.stored_states import PoolStates
 
 SPARE_SLOTS = 2
 """Slots that no program in memory has for itself."""
@@ -39,19 +40,27 @@ class StatePool(NamedTuple):
     num_slots: int
     every: int
     """Tokens of a prompt between two snapshots: so many cost what a state costs."""
+    num_parts: int = 1
+    """Pages that a state takes in a second tier."""
 
 
 class RecurrentStates:
     """Of all sequences; collects those of one step after the other."""
 
-    def __init__(self, pool: StatePool, tree: RadixTree, *, is_shared: bool) -> None:
-        """`is_shared`: whether sequences look for what they share in the tree."""
+    def __init__(
+        self, pool: StatePool, tree: RadixTree, *, is_shared: bool, grain: int = 1
+    ) -> None:
+        """`is_shared`: whether sequences look for what they share in the tree. Snapshots for
+        others, who part somewhere, are left at multiples of `grain` tokens.
+        """
         assert pool.num_slots >= 2, "one slot is a sequence's, another the snapshot it begins from"
-        self.snapshots = tree.watcher = StateSnapshots(pool.num_slots)
+        self.snapshots = tree.watcher = StateSnapshots(PageAllocator(pool.num_slots))
         tree.useless_tail = self.snapshots.useless_tail
         self._tree = tree
         self._is_shared = is_shared
-        self._every = pool.every
+        self._num_parts = pool.num_parts
+        self._grain = grain
+        self._every = -(-pool.every // grain) * grain
         self._rows: list[tuple[OwnState, int]] = []
         """Of the step: whose state each row writes, and where it ends."""
         self._drafted: dict[Sequence, tuple[int, int]] = {}
@@ -68,11 +77,22 @@ class RecurrentStates:
         """
         return max(1, self.snapshots.slots.num_pages - SPARE_SLOTS)
 
+    @property
+    def pool_states(self) -> PoolStates:
+        """For a second tier."""
+        return PoolStates(self.snapshots, self._num_parts)
+
+    def free_parts(self, num_pages: int) -> list[int]:
+        """The parts of free slots, as pages behind the `num_pages` of the pool."""
+        free = self.snapshots.slots.free_pages()
+        return [part for one in free for part in parts_of_slot(one, self._num_parts, num_pages)]
+
     # --- the step being planned
 
     def begin(self) -> None:
         """Another step is planned; the last one is over."""
         for one in self._held:
+            one.is_ready = True
             self.snapshots.unlock(one)
         self.snapshots.slots.free(slot for _, slot in self._drafted.values())
         self._held.clear()
@@ -193,6 +213,7 @@ class RecurrentStates:
         start, own = sequence.computed, sequence.recurrent
         keys = sequence.keys(min(start + count, sequence.num_tokens_at_enqueue))
         known = self._tree.match(keys, sequence.namespace.root).length if self._is_shared else 0
+        known -= known % self._grain
         if own is None or not start < known < start + count:
             return count
         own.fork = known
@@ -206,7 +227,8 @@ class RecurrentStates:
         assert own is not None, "a running sequence owns a slot"
         known = self._tree.match(sequence.keys(end), sequence.namespace.root)
         regular = range(start - start % self._every + self._every, end + 1, self._every)
-        for position in sorted({*regular, own.fork, sequence.logits_from}):
+        last = sequence.logits_from - sequence.logits_from % self._grain
+        for position in sorted({*regular, own.fork, last}):
             if start < position <= known.length:
                 kind = Left.WHERE_OTHERS_PART if position == own.fork else Left.ON_THE_WAY
                 self._leave(known.node, position, (row, position - start), kind)
@@ -221,6 +243,7 @@ class RecurrentStates:
         if slot is None:
             return False
         made = self.snapshots.put(node, position, slot, kind)
+        made.is_ready = False
         self.snapshots.lock(made)
         self._held.append(made)
         self._left.append((*writer, slot))
@@ -249,9 +272,9 @@ class RecurrentStates:
         if source is not None:
             self.snapshots.unlock(source)
 
-    def check(self, running: Iterable[Sequence]) -> None:
-        """All invariants; raises AssertionError."""
+    def check(self, running: Iterable[Sequence], loading: Iterable[int]) -> None:
+        """All invariants; `loading` are slots of the second tier. Raises AssertionError."""
         owned = [one.recurrent for one in running]
         taken = [own.slot for own in owned if own is not None]
         assert len(taken) == len(owned), "a running sequence owns a slot"
-        self.snapshots.check([*taken, *(slot for _, slot in self._drafted.values())])
+        self.snapshots.check([*taken, *loading, *(slot for _, slot in self._drafted.values())])

@@ -263,7 +263,7 @@ class Scheduler:
     ) -> None:
         """Without a clock, time is counted in work: one second for a step and for each token. With
         a store, evicted pages go to a second tier. `states` has those of a model with recurrent
-        layers, which has no second tier.
+        layers.
         """
         assert config.num_pages > 0, "the engine says how many pages there are"
         self.config = config
@@ -275,9 +275,8 @@ class Scheduler:
         self._work = 0.0
         self.clock = clock or (lambda: self._work)
         self.hooks = StepHooks()
-        self.tier = None if store is None else self._second_tier(store)
-        assert store is None or states is None, "the second tier does not keep recurrent states"
-        recurrent = None if states is None else self._recurrent(states)
+        recurrent = None if states is None else self._recurrent(states, store)
+        self.tier = None if store is None else self._second_tier(store, recurrent)
         self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent)
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
@@ -306,11 +305,12 @@ class Scheduler:
 
     # --- what hangs on its steps; assembly hangs what needs more than a scheduler
 
-    def _second_tier(self, store: PageStore) -> SecondTier:
+    def _second_tier(self, store: PageStore, recurrent: RecurrentStates | None) -> SecondTier:
         """Takes evicted pages. It stores some before they are evicted, while others work."""
         from lmprog.runtime.tier.second_tier import SecondTier
 
-        tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self.clock)
+        states = None if recurrent is None else recurrent.pool_states
+        tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self.clock, states)
         storing, clock = tier.storing, self.clock
         budget_pages = -(-self.config.token_budget // self.config.page_size)
 
@@ -323,10 +323,11 @@ class Scheduler:
         self.hooks.idle.append(lambda _: storing.rest(self.stats.steps))
         return tier
 
-    def _recurrent(self, states: StatePool) -> RecurrentStates:
+    def _recurrent(self, states: StatePool, store: PageStore | None) -> RecurrentStates:
         from lmprog.runtime.scheduling.recurrent import RecurrentStates
 
-        return RecurrentStates(states, self.tree, is_shared=self.config.share)
+        grain = self.config.page_size if store is not None and store.is_shared else 1
+        return RecurrentStates(states, self.tree, is_shared=self.config.share, grain=grain)
 
     def _drafting(self) -> Drafting | None:
         """None where the installation has been made without it."""
@@ -573,7 +574,7 @@ class Scheduler:
         held = self.tree.pages_held()
         self.pages.check([*held, *self.tables.pages_loading(), *private])
         if self.tables.states is not None:
-            self.tables.states.check(self.running)
+            self.tables.states.check(self.running, self.tier.slots_held() if self.tier else ())
         self.programs.check(self.running, [*self.waiting, *self._running.suspended])
         self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)

@@ -34,7 +34,7 @@ from lmprog.runtime.tier.page_store import (
 )
 
 MAGIC = b"lmprog-kv-pages\n"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 4096
 
 _HEADER = struct.Struct(f"<{len(MAGIC)}sIII32s")
@@ -226,12 +226,12 @@ class DiskStore:
         self._measured("copy", began)
         return True
 
-    def find(self, keys: Sequence[PageKey]) -> int | None:
+    def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         if not self.is_shared or time.monotonic() < self._refused_until:
             return None
         self._num_loads += 1
         ticket = self._num_loads
-        self._questions.append(lambda: self._find(ticket, keys))
+        self._questions.append(lambda: self._find(ticket, keys, states))
         self._todo.put(lambda: None)
         return ticket
 
@@ -290,11 +290,13 @@ class DiskStore:
         finally:
             self._writing.give(contents)
 
-    def _find(self, ticket: int, keys: Sequence[PageKey]) -> None:
+    def _find(self, ticket: int, keys: Sequence[PageKey], states: Sequence[PageKey]) -> None:
         count = 0
         try:
             if ticket not in self._abandoned:
                 count = self._records.count(keys)
+                while count and states and not self._records.count([states[count - 1]]):
+                    count -= 1
         except OSError as error:
             self._failed("looked for", error)
         finally:

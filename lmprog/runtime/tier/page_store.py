@@ -12,7 +12,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 ID_BYTES = 16
@@ -30,21 +30,30 @@ class PageKey:
     """What a page holds: `tokens` (4 bytes each, at most a page of them) behind a path.
 
     `index` is the page's place on its path, `parent` stands for everything before it: salt, tokens.
+    With a `part` it is not the page but that part, counted from 1 on, of the recurrent state behind
+    `tokens`.
     """
 
     index: int
     parent: bytes
     tokens: bytes
+    part: int = 0
 
     @property
     def id(self) -> bytes:
         """The `parent` of the pages that follow this one, if it is whole."""
-        return hashlib.blake2b(self.parent + self.tokens, digest_size=ID_BYTES).digest()
+        what = self.parent + self.tokens
+        if self.part:
+            what += b"state" + self.part.to_bytes(4, "little")
+        return hashlib.blake2b(what, digest_size=ID_BYTES).digest()
 
     def is_served_by(self, other: PageKey) -> bool:
         """Whether a page that holds `other` holds this too."""
-        same_place = (self.index, self.parent) == (other.index, other.parent)
-        return same_place and other.tokens.startswith(self.tokens)
+        if (self.index, self.parent, self.part) != (other.index, other.parent, other.part):
+            return False
+        return other.tokens == self.tokens or (
+            not self.part and other.tokens.startswith(self.tokens)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,9 @@ class PageCosts:
 
 
 class PageMemory(Protocol):
-    """The pool's pages as bytes; only between two steps."""
+    """The pool's pages as bytes; only between two steps. The parts of recurrent states are pages
+    with higher numbers.
+    """
 
     @property
     def page_bytes(self) -> int: ...
@@ -102,9 +113,10 @@ class PageStore(Protocol):
         at most where too much is under way.
         """
 
-    def find(self, keys: Sequence[PageKey]) -> int | None:
+    def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         """Begins to look how many of these pages in turn are there, whoever stored them; `finished`
-        says it. None: nobody else stores there, or it cannot be asked at the moment.
+        says it. With `states`, one for each of the pages, only up to the last one whose state is
+        there. None: nobody else stores there, or it cannot be asked at the moment.
         """
 
     def load(self, handles: Sequence[int], pages: Sequence[int], keys: Sequence[PageKey]) -> int:
@@ -154,16 +166,16 @@ class PageRecords(Protocol):
     def close(self) -> None: ...
 
 
-_META = struct.Struct(f"<QI{ID_BYTES}sI{SUM_BYTES}s")
-"""Age, index, parent, number of tokens, sum of the contents; then the tokens, then a sum."""
+_META = struct.Struct(f"<QII{ID_BYTES}sI{SUM_BYTES}s")
+"""Age, index, part, parent, number of tokens, sum of the contents; then the tokens, then a sum."""
 
 
 class RecordFormat:
     """A page with its key as bytes: first `meta_bytes`, then the contents; little-endian.
 
-    The first part is age, index, parent, number of tokens, the sum of the contents, the tokens
-    padded to a whole page, and a sum over all of that under `secret`. So what was half written, or
-    was written by somebody else, is known as such.
+    The first part is age, index, part, parent, number of tokens, the sum of the contents, the
+    tokens padded to a whole page, and a sum over all of that under `secret`. So what was half
+    written, or was written by somebody else, is known as such.
     """
 
     def __init__(self, page_size: int, page_bytes: int, secret: bytes = b"") -> None:
@@ -176,7 +188,7 @@ class RecordFormat:
     def meta(self, key: PageKey, age: int, contents: Contents) -> bytes:
         """What stands before the contents."""
         sums = self._sum(_block_sums(contents))
-        head = _META.pack(age, key.index, key.parent, len(key.tokens), sums)
+        head = _META.pack(age, key.index, key.part, key.parent, len(key.tokens), sums)
         head += key.tokens.ljust(self._room, b"\0")
         return (head + self._sum(head)).ljust(self.meta_bytes, b"\0")
 
@@ -185,9 +197,9 @@ class RecordFormat:
         body, end = meta[: _META.size + self._room], _META.size + self._room
         if meta[end : end + SUM_BYTES] != self._sum(body):
             return None
-        age, index, parent, length, contents_sum = _META.unpack_from(body)
+        age, index, part, parent, length, contents_sum = _META.unpack_from(body)
         tokens = body[_META.size : _META.size + length]
-        return age, PageKey(index, parent, tokens), contents_sum
+        return age, PageKey(index, parent, tokens, part), contents_sum
 
     def holds(self, meta: bytes, key: PageKey, contents: Contents) -> bool:
         """Whether these are a record of `key`, whole and unchanged."""
@@ -225,3 +237,11 @@ def page_keys(root: bytes, tokens: bytes, page_size: int) -> list[PageKey]:
         keys.append(key)
         parent = key.id
     return keys
+
+
+def state_keys(root: bytes, tokens: bytes, page_size: int, num_parts: int) -> list[PageKey]:
+    """The keys of the parts of the recurrent state behind `tokens`, a path that begins at
+    `root`.
+    """
+    last = page_keys(root, tokens, page_size)[-1]
+    return [replace(last, part=number) for number in range(1, num_parts + 1)]

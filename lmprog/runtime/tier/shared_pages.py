@@ -26,7 +26,7 @@ import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -45,6 +45,7 @@ from lmprog.runtime.tier.page_store import (
     page_keys,
     root_of,
 )
+from lmprog.runtime.tier.stored_states import StoredStates, make_room
 
 FIND_SECONDS = 0.02
 """A sequence waits so long at most for an answer."""
@@ -76,8 +77,13 @@ class TierQuestions:
         handles: PageAllocator,
         pays: Callable[[int, int], bool],
         clock: Callable[[], float],
+        states: StoredStates | None = None,
     ) -> None:
-        """`pays` says whether so many tokens, on so many pages, are worth loading."""
+        """`pays` says whether so many tokens, on so many pages, are worth loading. `states` are
+        those of a model with recurrent layers: then it is asked for pages up to one that others
+        have stored, between two pages.
+        """
+        self._states = states
         self._store = store
         self._index = index
         self._handles = handles
@@ -99,9 +105,12 @@ class TierQuestions:
         """
         size, root = self._index.page_size, root_of(salt)
         end = limit - limit % size
-        first = self._index.match(tokens, root.hex(), end).length // size
+        match, num_parts = self._index.match(tokens, root.hex(), end), 0
+        first = match.length // size
+        if self._states is not None:
+            first, num_parts = self._states.last(match) // size, self._states.num_parts
         gain = end - max(known, first * size)
-        if gain <= 0 or not self._pays(gain, -(-gain // size)):
+        if gain <= 0 or not self._pays(gain, -(-gain // size) + num_parts):
             return None
         keys = page_keys(root, tokens[:end].tobytes(), size)[first:]
         now = self._clock()
@@ -110,7 +119,8 @@ class TierQuestions:
         for ticket, other in self._open.items():
             if other.keys[0] == keys[0]:
                 return ticket
-        asked = self._store.find(keys)
+        states = [replace(key, part=num_parts) for key in keys] if num_parts else ()
+        asked = self._store.find(keys, states)
         if asked is not None:
             self._open[asked] = TierQuestion(tokens[:end], salt, first, keys, now + FIND_SECONDS)
         return asked
@@ -141,20 +151,26 @@ class TierQuestions:
         tokens = asked.tokens[: (asked.first + num_there) * size]
         known = self._index.match(tokens, salt)
         count = len(tokens) // size - known.length // size
-        if known.length // size < asked.first or count <= 0:
+        if known.length // size < asked.first or (count <= 0 and self._states is None):
             return 0  # what is before them is not known any more, or they are known by now
-        lock = self._index.lock(known.node, known.length)
-        self._index.evict(max(0, count - self._handles.num_free))
+        node = self._index.lock(known.node, known.length)
+        make_room(self._index, self._handles, self._states, count)
         handles = self._handles.allocate(min(count, self._handles.num_free)) or []
+        table = [*known.pages, *handles]
         if handles:
-            table = [*known.pages, *handles]
-            self._index.insert(tokens[: len(table) * size], table, salt)
-        self._index.unlock(lock)
-        return len(handles)
+            inserted = self._index.insert(tokens[: len(table) * size], table, salt)
+            lock = self._index.lock(inserted.node)
+            self._index.unlock(node)
+            node = lock
+        num_known = len(handles)
+        if self._states is not None and num_there and len(table) * size == len(tokens):
+            num_known += self._states.learn(node, len(tokens))
+        self._index.unlock(node)
+        return num_known
 
 
 SHARED_MAGIC = b"lmprog-kv-share\n"
-SHARED_VERSION = 1
+SHARED_VERSION = 2
 SHARED_HEADER_BYTES = 4096
 WAYS = 16
 """Records of a set: a page is in the one that its digest names, in any of its places."""
@@ -403,7 +419,7 @@ class SharedFolder:
                 break
 
 
-REDIS_VERSION = 1
+REDIS_VERSION = 2
 ANSWER_SECONDS = 1.0
 """An answer that takes longer is an error, and the connection is closed."""
 REDIS_HANDLES = 1 << 17

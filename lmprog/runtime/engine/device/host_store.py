@@ -75,7 +75,7 @@ class HostStore:
     def abandon(self, ticket: int) -> None:
         self._loads = [(one, [] if one == ticket else pages) for one, pages in self._loads]
 
-    def find(self, keys: Sequence[PageKey]) -> int | None:
+    def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         return None
 
     def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:

@@ -1,10 +1,8 @@
 """The native engine: a batch in, logits out, in one call of C++
 (`kernels/include/lmprog_engine.h`).
 
-Owns packed weights, key/value memory and the handle; pages as bytes for a second tier, given
-back, and made ready before a step writes to them. Slots are laid out in blocks of 16
-(`lmprog_attention.h`), so a page is one stretch of bytes in each layer's keys and in its values
-where the page size is a multiple of 16. Knows batches and numpy; knows no request, and no torch.
+Owns packed weights, key/value memory and the handle; has that memory made ready before a step
+writes to it. `page_memory` has it as bytes. Knows batches and numpy; knows no request, no torch.
 """
 
 from __future__ import annotations
@@ -32,61 +30,21 @@ from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.interface import (
     PATHS,
     CAttentionBatch,
-    CAttentionShape,
 )
 from lmprog.runtime.engine.native.packing import Packed
+from lmprog.runtime.engine.native.page_memory import (
+    NativePageMemory,
+    StateMemory,
+    c_attention,
+    c_recurrent,
+    kv_sizes,
+    page_bytes,
+    state_bytes,
+    state_parts,
+)
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
 BLOCK_SLOTS = 16
-
-
-class NativePageMemory:
-    """`parts` of `region`: all pages, one array for each layer's keys and one for its values."""
-
-    def __init__(self, region: Region, parts: Sequence[NDArray[np.uint8]], num_pages: int) -> None:
-        self._region = region
-        self._parts = [part.reshape(num_pages, -1) for part in parts]
-        ends = np.cumsum([part.shape[1] for part in self._parts]).tolist()
-        self._places = [
-            slice(end - part.shape[1], end) for end, part in zip(ends, self._parts, strict=True)
-        ]
-        self.page_bytes = int(ends[-1])
-
-    def read(self, page: int, into: bytearray) -> None:
-        """Copies the page."""
-        contents = np.frombuffer(into, np.uint8)
-        for place, part in zip(self._places, self._parts, strict=True):
-            contents[place] = part[page]
-
-    def write(self, page: int, contents: bytes | bytearray) -> None:
-        """Nothing may read the page meanwhile."""
-        given = np.frombuffer(contents, np.uint8)
-        for place, part in zip(self._places, self._parts, strict=True):
-            part[page] = given[place]
-
-    def populate(self, first: int, last: int) -> bool:
-        """Has the system give the memory of pages `first .. last`, layer by layer; False where it
-        cannot.
-        """
-        widths = [part.shape[1] for part in self._parts]
-        return all(
-            self._region.populate(part, first * width, last * width)
-            for part, width in zip(self._parts, widths, strict=True)
-        )
-
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Returns the memory of these pages, in ascending order, to the system."""
-        for first, last in _runs(pages):
-            for part in self._parts:
-                width = part.shape[1]
-                self._region.give_back(part, first * width, last * width)
-
-
-def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
-    """Ranges (first, end) of consecutive numbers."""
-    numbers = np.asarray(pages, np.int64)
-    breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(numbers, breaks) if len(run)]
 
 
 # --- memory ahead of steps ------------------------------------------------------------------------
@@ -288,6 +246,7 @@ class NativeEngine:
         self._pid = os.getpid()
         self._held: list[object] = []  # what the C structures point into
         self._kv_parts: list[Bytes] = []  # keys and values, layer by layer
+        self._state_parts: list[Bytes] = []  # states, layer by layer
         self._model = self._described(shape, packed)
         self._handle = self._opened(threads, path or os.environ.get("LMPROG_ENGINE_PATH"))
         self._logits = np.empty((0, up32(shape.vocab_size)), np.float32)
@@ -398,7 +357,17 @@ class NativeEngine:
                 f"a second tier needs a page size that is a multiple of {BLOCK_SLOTS}, not "
                 f"{self.memory.page_size}"
             )
-        return NativePageMemory(self._pool, self._kv_parts, self.memory.num_pages)
+        memory = NativePageMemory(self._pool, self._kv_parts, self.memory.num_pages)
+        if self.states is not None:
+            slots, size = self.states.num_slots, memory.page_bytes
+            memory.states = StateMemory(self._state_pool, self._state_parts, slots, size)
+        return memory
+
+    @property
+    def parts_of_state(self) -> int:
+        """Pages that a state takes in a second tier."""
+        page = page_bytes(self._shape, self.kv_dtype, self.memory.page_size)
+        return state_parts(state_bytes(self._shape), page)
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Returns the memory of these free pages, in ascending order, to the system."""
@@ -447,7 +416,7 @@ class NativeEngine:
         slots = self.memory.num_pages * self.memory.page_size
         attention = c_attention(shape, self.memory.kv_dtype, self.memory.page_size)
         sizes = {
-            index: [int(size(byref(attention[index]), slots)) for size in _kv_sizes(self._library)]
+            index: [int(size(byref(attention[index]), slots)) for size in kv_sizes(self._library)]
             for index in shape.keeping
         }
         recurrent = c_recurrent(shape, self.memory.states)
@@ -463,7 +432,8 @@ class NativeEngine:
             for name, part in parts.items():
                 setattr(layer.attention if name == "sinks" else layer, name, part.ctypes.data)
             if shape.recurrent_of(index) is not None:
-                layer.states = self._state_pool.take(state_bytes).ctypes.data
+                self._state_parts.append(self._state_pool.take(state_bytes))
+                layer.states = self._state_parts[-1].ctypes.data
                 continue
             source = shape.source_of(index)
             layer.reads = source is not None
@@ -536,56 +506,6 @@ def _mixture(shape: ModelShape) -> interface.CMixture:
         shared_gated=mixture.is_shared_gated,
         **{name: getattr(mixture, name) for name in named},
     )
-
-
-def page_bytes(shape: ModelShape, kv_dtype: str, page_size: int) -> int:
-    """Memory of one page over all layers, known before an engine is made."""
-    attention = c_attention(shape, kv_dtype, page_size)
-    pages = 16  # whole blocks of slots for every page size
-    sizes = (
-        int(size(byref(attention[layer]), pages * page_size))
-        for layer in shape.keeping
-        for size in _kv_sizes(interface.opened())
-    )
-    return sum(sizes) // pages
-
-
-def state_bytes(shape: ModelShape) -> int:
-    """Of all recurrent layers, for one sequence."""
-    each = interface.opened().lmprog_engine_state_bytes(byref(c_recurrent(shape)))
-    return int(each) * (shape.num_layers - shape.num_attending)
-
-
-def c_recurrent(shape: ModelShape, slots: StateSlots | None = None) -> interface.CRecurrent:
-    recurrent = shape.recurrent
-    if recurrent is None:
-        return interface.CRecurrent()
-    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim", "rate_scale")
-    return interface.CRecurrent(
-        kind=interface.RECURRENT_KINDS[recurrent.kind],
-        num_slots=0 if slots is None else slots.num_slots,
-        norm_eps=recurrent.norm_eps or shape.norm_eps,
-        **{name: getattr(recurrent, name) for name in named},
-    )
-
-
-def _kv_sizes(library: ctypes.CDLL) -> tuple[ctypes._CFuncPtr, ctypes._CFuncPtr]:  # type: ignore[name-defined]
-    return library.lmprog_attention_key_bytes, library.lmprog_attention_value_bytes
-
-
-def c_attention(shape: ModelShape, kv_dtype: str, page_size: int) -> list[CAttentionShape]:
-    """Of each layer."""
-    return [
-        CAttentionShape(
-            num_heads=heads.num_heads,
-            num_kv_heads=heads.num_kv_heads,
-            head_dim=heads.head_dim,
-            v_head_dim=heads.head_dim,
-            page_size=page_size,
-            kv_type=interface.TYPES[kv_dtype],
-        )
-        for heads in map(shape.heads_of, range(shape.num_layers))
-    ]
 
 
 def _pointers(*arrays: Ints) -> list[int]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from lmprog.config import RuntimeConfig
-from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.adapters.adapter_folder import Adapter, load_adapters
 from lmprog.runtime.engine.attention import (
@@ -225,8 +224,6 @@ def _load(config: RuntimeConfig, folder: Path | None) -> Loaded:
     model = Fallback(folder, foreign, dtype)
     model.recurrent.take_slots(1)  # the check computes one sequence
     check(model, folder, dtype)
-    if model.recurrent:
-        check_options(config, "states")
     return Loaded(
         model,
         folder,
