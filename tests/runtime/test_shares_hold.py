@@ -90,7 +90,7 @@ class BusyRuntime:
         self.work: list[tuple[float, bytes, float]] = []
         """When so many seconds were computed, for whom."""
         config = {"page_size": 4, "num_pages": 512, "max_rows": 2, "token_budget": 64, **changes}
-        self._engine = FakeEngine(512, 4, LetterTokenizer.vocab_size)
+        self._engine = FakeEngine(config["num_pages"], 4, LetterTokenizer.vocab_size)
         self.talk = Talk(engine=self, context_len=600, is_timed=True, **config)
         commit = self.talk.scheduler.commit
         self.talk.scheduler.commit = self._counted(commit)  # type: ignore[method-assign]
@@ -122,7 +122,10 @@ class BusyRuntime:
                 self.talk.say(*askers[name].hear(reply, self.talk.now), client=name)
             for asker in self.askers:
                 self.talk.say(*asker.ask(self.talk.now), client=asker.name)
+            before = self.talk.now
             self.talk.loop.step()
+            if self.talk.now == before:  # nothing was computed
+                self.talk.now += 0.001
 
     def parts(self, begin: float) -> dict[bytes, float]:
         """Of all work of the window that begins then."""

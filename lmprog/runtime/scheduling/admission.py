@@ -2,8 +2,9 @@
 
 Clients take turns by what they were served. Within a client, sequences of programs in memory go
 before others, unless another one has waited longer by more than the policy's margin, or the program
-has used its turn up: then one that was served less goes first if there is room for it. Programs in
-memory take turns, too, within the policy's margin. A sequence of a program that is not in memory
+has used its turn up: then one that was served less goes first if there is room for it. One that is
+short beside the first (`CallTurns`) goes before it, and programs in memory take turns, all within
+the policy's margin. A sequence of a program that is not in memory
 needs a place: room for its pages and for what it and all active programs are expected to add, if
 need be the places of programs that pause (what these stand on stays until the pages are really
 needed). Without room it runs all the same where sharing the fixed cost of steps saves more than
@@ -30,26 +31,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
-from lmprog.config import SchedulerConfig
-from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import QUANTUM, ActivePrograms, Growth, Pins
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Growth, Memory
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
-from lmprog.runtime.scheduling.stats import Stats
+from lmprog.runtime.scheduling.stats import WaitCause
 from lmprog.runtime.scheduling.waiting_queue import (
     ClientQueue,
     ClientShares,
     Key,
     OrderedSequences,
-    WaitCause,
     WaitingQueue,
     preemption_order,
 )
@@ -70,29 +66,6 @@ MOST_IN_TURN = 32
 """Programs of a client whose turns are compared; of more, those that began to wait first."""
 FETCHED_AHEAD = 4
 """While the head of a queue waits for a load, so many from the head on are loaded too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The pages and everything that keeps them."""
-
-    config: SchedulerConfig
-    pages: PageAllocator
-    tree: RadixTree
-    tables: PageTables
-    pins: Pins
-    stats: Stats
-    tier: SecondTier | None = None
-
-    @property
-    def num_obtainable(self) -> int:
-        """Pages that are free or can be evicted, pinned ones too."""
-        return self.pages.num_free + self.tree.num_evictable
-
-    @property
-    def num_used(self) -> int:
-        """Pages that are locked, private or pinned."""
-        return self.pages.num_pages - self.num_obtainable + self.tree.num_pinned
 
 
 class ProgramAdmission:
@@ -118,6 +91,7 @@ class ProgramAdmission:
         """... who was the first in turn that may be passed; None for nobody ..."""
         self._missing = 0.0
         """... and pages that it lacked."""
+        self._short: Sequence | None = None  # goes before others because it is short
 
     def next(
         self, running: Items[Sequence], step: int, now: float, before: Sequence | None
@@ -163,7 +137,7 @@ class ProgramAdmission:
                     return None
                 return None if self._is_loading(active, queue.active, running) else active
             if queue.others.head is not None and (place == 0 or is_overdue):
-                sequence = queue.others.head[1]
+                sequence = queue.others.head[1] if is_overdue else self._next_other(queue)
                 means: Means = "force" if is_overdue else "replace"
                 if self._has_place(sequence, running, now, means):
                     return None if self._is_loading(sequence, queue.others, running) else sequence
@@ -198,7 +172,7 @@ class ProgramAdmission:
         return min(heads, key=turn)[1] if heads else head[1]
 
     def _heads(self, queue: ClientQueue) -> list[tuple[Key, Sequence]]:
-        """The first ones of programs in memory that wait the longest."""
+        """Of programs in memory that wait the longest."""
         return [part.entries[0] for part in islice(queue.programs.values(), MOST_IN_TURN)]
 
     def _passing_programs(
@@ -213,10 +187,34 @@ class ProgramAdmission:
         if active is not None and active.admission_order:
             return None
         behind = [one for one in (active, own) if one is not None]
-        return head[1] if all(self._is_before(head[1], one) for one in behind) else None
+        found = self._next_other(queue)
+        return found if all(self._is_before(found, one) for one in behind) else None
+
+    def _next_other(self, queue: ClientQueue) -> Sequence:
+        """The next one without a place in memory: the first, unless another is short beside it."""
+        others, seconds = queue.others, self._programs.seconds_left
+        head = others.entries[0][1]
+        if len(others.entries) == 1 or head.admission_order:
+            return head
+        beside, priority, latest = seconds(head), head.group.priority, self._latest(queue)
+        for short, key, sequence in others.shortest(seconds, MOST_PASSING):
+            if not self._programs.turns.is_short(queue.client, short, beside):
+                break
+            if key[1] <= latest and sequence.group.priority >= priority:
+                self._short = sequence
+                return sequence
+        return head
 
     def _is_before(self, waiting: Sequence, other: Sequence) -> bool:
-        return self._programs.turns.is_before(waiting, other)
+        turns, seconds = self._programs.turns, self._programs.seconds_left
+        if waiting.group.priority < other.group.priority:
+            return False
+        if turns.is_before(waiting, other):
+            return True
+        if not turns.is_short(waiting.group.client, seconds(waiting), seconds(other)):
+            return False
+        self._short = waiting
+        return True
 
     def _latest(self, queue: ClientQueue) -> float:
         """The largest rank that may go first, so that the bounds of waiting hold. A program that
@@ -247,18 +245,24 @@ class ProgramAdmission:
                 return None
             queue = queues[client]
             own = min(queue.active.least_rank, queue.others.least_rank) + order.margin
-            for part in (queue.active, queue.others):
-                for key, sequence in part.entries[:MOST_PASSING]:
-                    if key[1] > min(latest, own):
-                        continue
-                    if steps is None:
-                        steps = self._steps_until_freed(running)
-                    most = inf if sequence is first else steps
-                    if self._fits_to_its_end(sequence, running, most):
-                        self._growth = None
-                        self.blocked_by = None
-                        return None if self._awaits_tier(sequence) else sequence
+            for key, sequence in self._candidates(queue):
+                if key[1] > min(latest, own):
+                    continue
+                if steps is None:
+                    steps = self._steps_until_freed(running)
+                most = inf if sequence is first else steps
+                if self._fits_to_its_end(sequence, running, most):
+                    self._growth = None
+                    self.blocked_by = None
+                    return None if self._awaits_tier(sequence) else sequence
         return None
+
+    def _candidates(self, queue: ClientQueue) -> Iterable[tuple[Key, Sequence]]:
+        """Those of a client that may go past the first in turn: in its order, and the shortest."""
+        yield from queue.active.entries[:MOST_PASSING]
+        yield from queue.others.entries[:MOST_PASSING]
+        for _, key, sequence in queue.others.shortest(self._programs.seconds_left, MOST_PASSING):
+            yield key, sequence
 
     def _steps_until_freed(self, running: Items[Sequence]) -> float:
         """After how many steps those that run are expected to have freed what the first in turn
@@ -318,6 +322,8 @@ class ProgramAdmission:
     def take_place(self, sequence: Sequence, now: float) -> None:
         """The sequence, which has left the queue, begins to run."""
         self.has_waited(sequence, now)
+        if sequence is self._short:
+            self._programs.turns.go_ahead(sequence, self._programs.seconds_left(sequence))
         if self._programs.admit(sequence, now):
             program = self._programs.number_of(sequence)
             self._waiting.move_program(program, is_active=True)
@@ -500,7 +506,7 @@ class RunningSequences:
 
     def turn_of(self, sequence: Sequence) -> int:
         """How many turns its program has used up; the least goes first among its client's."""
-        return int(self._programs.turns.served(sequence) / QUANTUM)
+        return self._programs.turns.turn_of(sequence)
 
     @property
     def blocked_by(self) -> WaitCause | None:

@@ -28,8 +28,8 @@ from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.radix.eviction import ExpectedReuse
-from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
-from lmprog.runtime.scheduling.admission import Memory, ProgramAdmission, RunningSequences
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Memory, Pins
+from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequences
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, apply_results
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
