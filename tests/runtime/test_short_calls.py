@@ -122,3 +122,65 @@ def test_short_calls_that_were_cancelled_while_they_waited_hold_nobody_up() -> N
         rig.scheduler.end(rig.short(number))
     rig.run()
     assert [one.num_generated for one in rig.long] == [40] * 4
+
+
+class AllRows(TimedRig):
+    """Four rows, which one client holds with long answers; others of its calls wait."""
+
+    def __init__(self) -> None:
+        super().__init__(0.005, 0.001, max_rows=4)
+        self.long = [self.gen(prompt(number, 20), 400, client="long") for number in range(8)]
+        for _ in range(20):
+            self.step()
+
+    def short_of(self, client: str, number: int) -> Sequence:
+        return self.gen(prompt(number, 8), 2, client=client)
+
+    def held_by(self, client: str) -> int:
+        return sum(one.group.client == client for one in self.scheduler.running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.scheduler.stats.preemptions
+
+
+@pytest.mark.parametrize("client", ["long", "other"])
+def test_a_short_call_is_given_a_row_at_once_though_long_answers_hold_all(client: str) -> None:
+    rig = AllRows()
+    waits = []
+    for number in range(20, 30):
+        short = rig.short_of(client, number)
+        before = len(rig.seconds)
+        while not short.num_generated:
+            rig.step()
+        waits.append(len(rig.seconds) - before)
+        for _ in range(8):
+            rig.step()
+    assert max(waits) <= 2
+    assert rig.num_preemptions == 10
+
+
+def test_a_short_call_is_given_no_row_of_a_higher_priority() -> None:
+    rig = TimedRig(0.005, 0.001, max_rows=1)
+    rig.gen(prompt(1, 20), 60, priority=1)
+    for _ in range(20):
+        rig.step()
+    short = rig.gen(prompt(2, 4), 1)
+    for _ in range(10):
+        rig.step()
+    assert not short.admission_order
+    rig.run()
+
+
+def test_two_clients_with_long_answers_have_half_of_the_rows_each_and_seldom_change_them() -> None:
+    rig = AllRows()
+    for number in range(40, 48):
+        rig.gen(prompt(number, 20), 400, client="other")
+    held, before = [], len(rig.seconds)
+    for _ in range(300):
+        rig.step()
+        held.append(rig.held_by("other"))
+        assert len(rig.scheduler.running) <= 4
+    assert held.index(2) <= 100, "one row after the other, by what was served"
+    assert 1.7 <= sum(held[100:]) / 200 <= 2.3
+    assert rig.num_preemptions <= 0.1 * (len(rig.seconds) - before)

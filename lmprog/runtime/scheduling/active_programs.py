@@ -485,6 +485,19 @@ class ActivePrograms:
         known = len(sequence.tokens) - max(sequence.computed, sequence.matched)
         return row + token * known + expected * (row + token)
 
+    def steps_until_freed(self, running: Iterable[Sequence], missing: float) -> float:
+        """After how many steps those that run are expected to have freed so many tokens of memory;
+        all of them where that is less.
+        """
+        freed = steps = 0.0
+        for steps, length in sorted(
+            (self.expected_tokens(one), len(one.tokens)) for one in running
+        ):
+            freed += length + steps
+            if freed >= missing:
+                break
+        return steps
+
     def replaceable(self, num_running: int, now: float, *, force: bool) -> list[ProgramPlace]:
         """Paused programs that should lose their place to one that waits, youngest first.
 

@@ -104,8 +104,9 @@ class StepPlanner:
         """The rows of a step that begins now."""
         rows: list[Row] = []
         self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
-        # Decodes first: they are short and somebody waits for each token. Then prefills, each
-        # client's in the order of admission.
+        if self._waiting.places and len(self._running.sequences) >= self._config.max_rows:
+            self._running.take_turns(step, now)
+        # Decodes first: somebody waits for each token. Then prefills, each client's as admitted.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
         if len(prefills) > 1:
