@@ -143,7 +143,7 @@ LEDGER_MUTANTS = [
         "short calls are given rows before priorities",
         "ledger",
         _SCHEDULING + "admission.py",
-        "        return found.group.priority >= sequence.group.priority\n",
+        "        return queue.client != client or found.group.priority >= sequence.group.priority\n",
         "        return True\n",
     ),
     Mutant(

@@ -171,6 +171,10 @@ def the_highest_priority() -> list[Asker]:
     return [liar]
 
 
+def long_answers_in_all_rows() -> list[Asker]:
+    return [Asker(LIAR, 4, 8, 500)]
+
+
 LIES = [
     one_call_at_a_time,
     ask_close_ask,
@@ -178,14 +182,18 @@ LIES = [
     a_full_queue,
     many_connections,
     the_highest_priority,
+    long_answers_in_all_rows,
 ]
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize(
+    ("lie", "num_tokens"),
+    [*((lie, 8) for lie in LIES), (a_full_queue, 16), (long_answers_in_all_rows, 16)],
+)
 def test_a_client_gets_its_part_in_any_ten_seconds_beside_one_that_lies(
-    lie: Callable[[], list[Asker]],
+    lie: Callable[[], list[Asker]], num_tokens: int
 ) -> None:
-    honest = [Asker(name, 4, 8, 8) for name in HONEST]
+    honest = [Asker(name, 4, 8, num_tokens) for name in HONEST]
     runtime = BusyRuntime([*lie(), *honest], max_waiting=MAX_WAITING)
     runtime.run(SECONDS)
     least = min(

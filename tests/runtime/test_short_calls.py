@@ -169,6 +169,10 @@ def test_a_short_call_is_given_no_row_of_a_higher_priority() -> None:
     for _ in range(10):
         rig.step()
     assert not short.admission_order
+    other = rig.gen(prompt(3, 4), 1, client="other")
+    rig.step()
+    rig.step()
+    assert other.num_generated == 1, "priorities are of one client's calls"
     rig.run()
 
 

@@ -160,7 +160,7 @@ class ProgramAdmission:
         found = self._next_other(queue) if active is None else active
         if served(queue.client) > served(client) or not self._is_short(found, sequence):
             return False
-        return found.group.priority >= sequence.group.priority
+        return queue.client != client or found.group.priority >= sequence.group.priority
 
     def _is_short(self, waiting: Sequence, other: Sequence) -> bool:
         turns, seconds = self._programs.turns, self._programs.seconds_left
