@@ -15,7 +15,7 @@ import pytest
 from lmprog.native import compiler
 from lmprog.runtime.engine.device.emulated_driver import EmulatedDriver, KernelFault
 from lmprog.runtime.engine.device.staging import Staging
-from lmprog.runtime.scheduling import active_programs, admission
+from lmprog.runtime.scheduling import step_costs
 from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.generation import Scoring
 from lmprog.runtime.scheduling.sequence import Sequence
@@ -55,8 +55,7 @@ def run_ahead(rig: Rig) -> tuple[int, int]:
 
 @pytest.mark.parametrize("max_chunk", [0, 7])
 def test_chunks_of_prompts_are_begun_ahead(max_chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (active_programs, admission):  # without a clock each token is a second
-        monkeypatch.setattr(module, "QUANTUM", 1e9)
+    monkeypatch.setattr(step_costs, "QUANTUM", 1e9)  # without a clock each token is a second
     rig = rig_for("emulated", token_budget=24, max_chunk=max_chunk)
     sequences = [rig.gen(prompt, NEW_TOKENS) for prompt in prompts()]
     num_ahead, num_mixed = run_ahead(rig)

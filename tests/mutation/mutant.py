@@ -14,7 +14,7 @@ ROOMS = {
     "tests/runtime/test_draft_chances.py tests/runtime/test_draft_worth.py "
     "tests/runtime/test_speculation.py tests/runtime/test_draft_model.py",
     "sessions": "tests/runtime/test_sessions.py",
-    "ledger": "tests/runtime/test_client_shares.py tests/runtime/test_backfill.py "
+    "ledger": "tests/runtime/test_short_calls.py tests/runtime/test_client_shares.py tests/runtime/test_backfill.py "
     "tests/runtime/test_pieces_of_selects.py tests/runtime/test_shares_hold.py "
     "tests/runtime/test_long_texts.py",
     "held bytes": "tests/server/test_memory.py tests/server/test_responses.py",

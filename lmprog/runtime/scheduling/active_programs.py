@@ -22,17 +22,18 @@ import heapq
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, inf, log, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from lmprog.radix import Node, RadixTree
+from lmprog.config import SchedulerConfig
+from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.plan import Row
+from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.sequence import Client, Sequence
-from lmprog.runtime.scheduling.step_costs import StepCosts
+from lmprog.runtime.scheduling.stats import Stats
+from lmprog.runtime.scheduling.step_costs import CallTurns, StepCosts
 
 if TYPE_CHECKING:
     from lmprog.runtime.tier.second_tier import SecondTier
@@ -52,8 +53,6 @@ TIMES_LOST_WITHOUT_PAUSES = 4.0
 """The same where programs do not pause, so that nobody's memory is free for others meanwhile."""
 IDLE_SECONDS = 1.0
 """So long at most a machine that has nothing to compute waits for programs that pause."""
-QUANTUM = 0.1
-"""Seconds of steps for which a program keeps its turn while other calls of its client wait."""
 
 
 @dataclass(eq=False, slots=True)
@@ -157,6 +156,29 @@ class Pins:
             self._tree.unpin(pin.node)
 
 
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The pages and everything that keeps them."""
+
+    config: SchedulerConfig
+    pages: PageAllocator
+    tree: RadixTree
+    tables: PageTables
+    pins: Pins
+    stats: Stats
+    tier: SecondTier | None = None
+
+    @property
+    def num_obtainable(self) -> int:
+        """Pages that are free or can be evicted, pinned ones too."""
+        return self.pages.num_free + self.tree.num_evictable
+
+    @property
+    def num_used(self) -> int:
+        """Pages that are locked, private or pinned."""
+        return self.pages.num_pages - self.num_obtainable + self.tree.num_pinned
+
+
 class ProgramSizes:
     """`longest` is the longest sequence, in tokens."""
 
@@ -240,81 +262,6 @@ class ProgramPlace:
     is_active: bool = False
     is_kept: bool = False
     """It has lost its place, and what it stands on has not been needed yet."""
-
-
-@dataclass(eq=False, slots=True)
-class _Turns:
-    """Of one client."""
-
-    time: float = 0.0
-    """What a program would have been served that always had its part."""
-    num_programs: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _Turn:
-    """Of one program with something open."""
-
-    client: Client
-    begun: float
-    served: float
-    admitted: float = -inf
-    """When its last sequence was."""
-
-
-class CallTurns:
-    """What programs with open sequences were served while calls waited, by client. One begins where
-    the fair part of its client's programs is: it has saved nothing up and owes nothing.
-    """
-
-    def __init__(self) -> None:
-        self._clients: dict[Client, _Turns] = {}
-        self.programs: dict[int, _Turn] = {}
-
-    def begin(self, program: int, client: Client) -> None:
-        turns = self._clients.setdefault(client, _Turns())
-        turns.num_programs += 1
-        self.programs[program] = _Turn(client, turns.time, turns.time)
-
-    def end(self, program: int) -> None:
-        """It has nothing open."""
-        client = self.programs.pop(program).client
-        turns = self._clients[client]
-        turns.num_programs -= 1
-        if not turns.num_programs:
-            del self._clients[client]
-
-    def serve(
-        self, rows: Items[Row], seconds: float, price: Callable[[int], tuple[float, float]]
-    ) -> None:
-        """A step with these rows took so long while calls waited."""
-        row, token = price(len(rows))
-        tokens = sum([one.end - one.start for one in rows])
-        rate = seconds / (row * len(rows) + token * tokens or 1.0)
-        for one in rows:
-            turn = self.programs.get(one.sequence.group.program or 0)
-            if turn is not None:  # it may have ended meanwhile
-                cost = (row + token * (one.end - one.start)) * rate
-                turn.served += cost
-                turns = self._clients[turn.client]
-                turns.time += cost / turns.num_programs
-
-    def served(self, sequence: Sequence) -> float:
-        """By what its program takes its turn, among those of its client."""
-        return self.programs[ActivePrograms.number_of(sequence)].served
-
-    def waited(self, sequence: Sequence) -> float:
-        """Since when its program waits for this sequence: no other one was admitted since."""
-        turn = self.programs[ActivePrograms.number_of(sequence)]
-        return max(sequence.queued_at, turn.admitted)
-
-    def is_before(self, waiting: Sequence, other: Sequence) -> bool:
-        """Whether a sequence that waits goes before one of a program of its client that has a place
-        in memory: that has used its turn up, and more than the first one's.
-        """
-        turn = self.programs[ActivePrograms.number_of(other)]
-        used = turn.served - max(turn.begun, self.served(waiting))
-        return used > QUANTUM and waiting.group.priority >= other.group.priority
 
 
 class ActivePrograms:
@@ -528,6 +475,30 @@ class ActivePrograms:
             if left > 0.0:
                 return min(left, task.left)
         return self._part_of_kind.get(_kind(sequence, task), self._generated_part) * task.left
+
+    def seconds_left(self, sequence: Sequence) -> float:
+        """Of steps that the sequence is expected to take, if it does not share them. inf: no step
+        has been measured.
+        """
+        if not self._costs.fixed + self._costs.per_token:
+            return inf
+        row, token = self._costs.price(1)
+        expected = self.expected_tokens(sequence)
+        known = len(sequence.tokens) - max(sequence.computed, sequence.matched)
+        return row + token * known + expected * (row + token)
+
+    def steps_until_freed(self, running: Iterable[Sequence], missing: float) -> float:
+        """After how many steps those that run are expected to have freed so many tokens of memory;
+        all of them where that is less.
+        """
+        freed = steps = 0.0
+        for steps, length in sorted(
+            (self.expected_tokens(one), len(one.tokens)) for one in running
+        ):
+            freed += length + steps
+            if freed >= missing:
+                break
+        return steps
 
     def replaceable(self, num_running: int, now: float, *, force: bool) -> list[ProgramPlace]:
         """Paused programs that should lose their place to one that waits, youngest first.

@@ -2,8 +2,9 @@
 
 Clients take turns by what they were served. Within a client, sequences of programs in memory go
 before others, unless another one has waited longer by more than the policy's margin, or the program
-has used its turn up: then one that was served less goes first if there is room for it. Programs in
-memory take turns, too, within the policy's margin. A sequence of a program that is not in memory
+has used its turn up: then one that was served less goes first if there is room for it. One that is
+short beside the first (`CallTurns`) goes before it, and programs in memory take turns, all within
+the policy's margin. A sequence of a program that is not in memory
 needs a place: room for its pages and for what it and all active programs are expected to add, if
 need be the places of programs that pause (what these stand on stays until the pages are really
 needed). Without room it runs all the same where sharing the fixed cost of steps saves more than
@@ -16,11 +17,12 @@ that they may have, however much those that run grow meanwhile, and that end bef
 (*backfill*). None that came more than the policy's margin after it does, so that the bounds of
 waiting hold; and before one that is overdue nobody does. The first one itself needs no more either.
 
-A running sequence leaves by its end, because others need its memory (*preempted*: it waits again at
-the head of the queue, and what it computed stays in the tree until its pages are needed), or
-because what it stood on was discarded. When memory runs out, unlocked pages are evicted first; then
-the sequences admitted last are preempted. The sequence admitted first can preempt all others and
-fits the pool alone, so at least one makes progress in each step.
+A running sequence leaves by its end, because others need its memory or its row (*preempted*: it
+waits again at the head of the queue, and what it computed stays in the tree until its pages are
+needed), or because what it stood on was discarded. A row goes to a client that was served less by a
+turn, or no more where its call is short. When memory runs out, unlocked pages are evicted first;
+then the sequences admitted last are preempted. The sequence admitted first can preempt all others
+and fits the pool alone, so at least one makes progress in each step.
 
 Knows pages, programs and the queue; knows no budget and no rows: which of those that run computes
 how much is the scheduler's matter.
@@ -30,26 +32,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
-from lmprog.config import SchedulerConfig
-from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import QUANTUM, ActivePrograms, Growth, Pins
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Growth, Memory
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
-from lmprog.runtime.scheduling.stats import Stats
+from lmprog.runtime.scheduling.stats import WaitCause
+from lmprog.runtime.scheduling.step_costs import QUANTUM
 from lmprog.runtime.scheduling.waiting_queue import (
     ClientQueue,
     ClientShares,
     Key,
     OrderedSequences,
-    WaitCause,
     WaitingQueue,
     preemption_order,
 )
@@ -72,29 +70,6 @@ FETCHED_AHEAD = 4
 """While the head of a queue waits for a load, so many from the head on are loaded too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The pages and everything that keeps them."""
-
-    config: SchedulerConfig
-    pages: PageAllocator
-    tree: RadixTree
-    tables: PageTables
-    pins: Pins
-    stats: Stats
-    tier: SecondTier | None = None
-
-    @property
-    def num_obtainable(self) -> int:
-        """Pages that are free or can be evicted, pinned ones too."""
-        return self.pages.num_free + self.tree.num_evictable
-
-    @property
-    def num_used(self) -> int:
-        """Pages that are locked, private or pinned."""
-        return self.pages.num_pages - self.num_obtainable + self.tree.num_pinned
-
-
 class ProgramAdmission:
     """Chooses from `waiting`; takes places from `programs`."""
 
@@ -108,7 +83,7 @@ class ProgramAdmission:
         self._memory = memory
         self._waiting = waiting
         self._programs = programs
-        self._shares = shares
+        self.shares = shares
         self._step = 0
         self._growth: Growth | None = None
         """What the active programs are expected to add, as it was reckoned in that step."""
@@ -116,8 +91,8 @@ class ProgramAdmission:
         """Why `next` found nobody ..."""
         self._first: Sequence | None = None
         """... who was the first in turn that may be passed; None for nobody ..."""
-        self._missing = 0.0
-        """... and pages that it lacked."""
+        self._missing = 0.0  # ... and pages that it lacked
+        self._short: Sequence | None = None  # goes before others because it is short
 
     def next(
         self, running: Items[Sequence], step: int, now: float, before: Sequence | None
@@ -130,7 +105,7 @@ class ProgramAdmission:
         self.blocked_by = self._first = None
         found = self._in_turn(running, now, before)
         if found is None and self._first is not None and running:
-            limit = inf if before is None else self._shares.served(before.group.client)
+            limit = inf if before is None else self.shares.served(before.group.client)
             return self._passing(self._first, running, limit)
         return found
 
@@ -139,10 +114,10 @@ class ProgramAdmission:
     ) -> Sequence | None:
         """The one whose turn it is."""
         queues = {queue.client: queue for queue in self._waiting.clients()}
-        limit = inf if before is None else self._shares.served(before.group.client)
-        for place, client in enumerate(self._shares.least_served_first(queues)):
+        limit = inf if before is None else self.shares.served(before.group.client)
+        for place, client in enumerate(self.shares.least_served_first(queues)):
             queue = queues[client]
-            if self._shares.served(client) > limit:
+            if self.shares.served(client) > limit:
                 return None
             own = before if before is not None and client == before.group.client else None
             is_overdue = self._is_overdue(queue)
@@ -163,7 +138,7 @@ class ProgramAdmission:
                     return None
                 return None if self._is_loading(active, queue.active, running) else active
             if queue.others.head is not None and (place == 0 or is_overdue):
-                sequence = queue.others.head[1]
+                sequence = queue.others.head[1] if is_overdue else self._next_other(queue)
                 means: Means = "force" if is_overdue else "replace"
                 if self._has_place(sequence, running, now, means):
                     return None if self._is_loading(sequence, queue.others, running) else sequence
@@ -172,6 +147,27 @@ class ProgramAdmission:
                     self._first = None
                     return None
         return None
+
+    def gives_row(self, sequence: Sequence) -> bool:
+        """Whether one that runs is to wait for one that waits, whose client was served less by a
+        turn, or no more where it is short beside it.
+        """
+        client, served = sequence.group.client, self.shares.served
+        queue = min(self._waiting.clients(), key=lambda one: served(one.client))
+        if served(queue.client) < served(client) - QUANTUM:
+            return True
+        active = self._next_active(queue)
+        found = self._next_other(queue) if active is None else active
+        if served(queue.client) > served(client) or not self._is_short(found, sequence):
+            return False
+        return queue.client != client or found.group.priority >= sequence.group.priority
+
+    def _is_short(self, waiting: Sequence, other: Sequence) -> bool:
+        turns, seconds = self._programs.turns, self._programs.seconds_left
+        if not turns.is_short(waiting.group.client, seconds(waiting), seconds(other)):
+            return False
+        self._short = waiting
+        return True
 
     def is_behind(self, sequence: Sequence) -> bool:
         """Whether calls of its client wait whose turn is before that of one that runs."""
@@ -194,12 +190,9 @@ class ProgramAdmission:
         def turn(entry: tuple[Key, Sequence]) -> tuple[int, float, Key]:
             return -entry[1].group.priority, served(entry[1]), entry[0]
 
-        heads = [one for one in self._heads(queue) if one[0][1] <= latest]
+        longest = islice(queue.programs.values(), MOST_IN_TURN)
+        heads = [part.entries[0] for part in longest if part.entries[0][0][1] <= latest]
         return min(heads, key=turn)[1] if heads else head[1]
-
-    def _heads(self, queue: ClientQueue) -> list[tuple[Key, Sequence]]:
-        """The first ones of programs in memory that wait the longest."""
-        return [part.entries[0] for part in islice(queue.programs.values(), MOST_IN_TURN)]
 
     def _passing_programs(
         self, queue: ClientQueue, active: Sequence | None, own: Sequence | None
@@ -213,10 +206,24 @@ class ProgramAdmission:
         if active is not None and active.admission_order:
             return None
         behind = [one for one in (active, own) if one is not None]
-        return head[1] if all(self._is_before(head[1], one) for one in behind) else None
+        found = self._next_other(queue)
+        return found if all(self._is_before(found, one) for one in behind) else None
+
+    def _next_other(self, queue: ClientQueue) -> Sequence:
+        """The next one without a place in memory: the first, unless another is short beside it."""
+        others, head = queue.others, queue.others.entries[0][1]
+        if len(others.entries) == 1 or head.admission_order:
+            return head
+        priority, latest = head.group.priority, self._latest(queue)
+        for _, key, sequence in others.shortest(self._programs.seconds_left, MOST_PASSING):
+            if key[1] <= latest and sequence.group.priority >= priority:
+                return sequence if self._is_short(sequence, head) else head
+        return head
 
     def _is_before(self, waiting: Sequence, other: Sequence) -> bool:
-        return self._programs.turns.is_before(waiting, other)
+        if waiting.group.priority < other.group.priority:
+            return False
+        return self._programs.turns.is_before(waiting, other) or self._is_short(waiting, other)
 
     def _latest(self, queue: ClientQueue) -> float:
         """The largest rank that may go first, so that the bounds of waiting hold. A program that
@@ -233,44 +240,33 @@ class ProgramAdmission:
         return least + order.margin
 
     def _block(self, cause: WaitCause, sequence: Sequence) -> None:
-        self.blocked_by = cause
-        self._first = self._first or sequence
+        self.blocked_by, self._first = cause, self._first or sequence
 
     def _passing(self, first: Sequence, running: Items[Sequence], limit: float) -> Sequence | None:
         """One that may run before `first`, its prefix locked."""
         order, places = self._waiting.order, self._waiting.places
         latest = places[first][0][1] + order.margin
         steps: float | None = None
+        size = self._memory.config.page_size
         queues = {queue.client: queue for queue in self._waiting.clients()}
-        for client in self._shares.least_served_first(queues):
-            if self._shares.served(client) > limit:
+        for client in self.shares.least_served_first(queues):
+            if self.shares.served(client) > limit:
                 return None
             queue = queues[client]
             own = min(queue.active.least_rank, queue.others.least_rank) + order.margin
-            for part in (queue.active, queue.others):
-                for key, sequence in part.entries[:MOST_PASSING]:
-                    if key[1] > min(latest, own):
-                        continue
-                    if steps is None:
-                        steps = self._steps_until_freed(running)
-                    most = inf if sequence is first else steps
-                    if self._fits_to_its_end(sequence, running, most):
-                        self._growth = None
-                        self.blocked_by = None
-                        return None if self._awaits_tier(sequence) else sequence
+            shortest = queue.others.shortest(self._programs.seconds_left, MOST_PASSING)
+            tried = queue.active.entries[:MOST_PASSING] + queue.others.entries[:MOST_PASSING]
+            for key, sequence in chain(tried, [one[1:] for one in shortest]):
+                if key[1] > min(latest, own):
+                    continue
+                if steps is None:
+                    steps = self._programs.steps_until_freed(running, self._missing * size)
+                most = inf if sequence is first else steps
+                if self._fits_to_its_end(sequence, running, most):
+                    self._growth = None
+                    self.blocked_by = None
+                    return None if self._awaits_tier(sequence) else sequence
         return None
-
-    def _steps_until_freed(self, running: Items[Sequence]) -> float:
-        """After how many steps those that run are expected to have freed what the first in turn
-        lacks; all of them where that is less.
-        """
-        size, freed, steps = self._memory.config.page_size, 0.0, 0.0
-        expected = self._programs.expected_tokens
-        for steps, length in sorted((expected(one), len(one.tokens)) for one in running):
-            freed += (length + steps) / size
-            if freed >= self._missing:
-                break
-        return steps
 
     def _fits_to_its_end(
         self, sequence: Sequence, running: Items[Sequence], most_steps: float
@@ -318,14 +314,16 @@ class ProgramAdmission:
     def take_place(self, sequence: Sequence, now: float) -> None:
         """The sequence, which has left the queue, begins to run."""
         self.has_waited(sequence, now)
+        if sequence is self._short:
+            self._programs.turns.go_ahead(sequence, self._programs.seconds_left(sequence))
         program = self._programs.number_of(sequence)
         if self._programs.admit(sequence, now):
             self._waiting.move_program(program, is_active=True)
         self._memory.pins.restore(program)
 
     def has_waited(self, sequence: Sequence, now: float) -> None:
-        until = self._waiting.clock.read(now)
-        self._shares.wait(sequence.group.client, sequence.waits_since, until)
+        since, until = sequence.waits_since, self._waiting.clock.read(now)
+        self.shares.wait(sequence.group.client, since, until)
 
     def _is_overdue(self, queue: ClientQueue) -> bool:
         """Whether the first sequence without a place has waited much longer than those with one."""
@@ -470,7 +468,7 @@ class RunningSequences:
         self._memory = memory
         self._waiting = waiting
         self._programs = programs
-        self.admission = admission
+        self.admission, self._served = admission, admission.shares.served
         self.sequences: list[Sequence] = []
         """In the order of first admission."""
         self.suspended: dict[Sequence, None] = {}
@@ -498,9 +496,16 @@ class RunningSequences:
         self.admission.take_place(sequence, now)
         return sequence
 
+    def take_turns(self, step: int, now: float) -> None:
+        """All rows are taken: one of whose client was served most is given to one that waits."""
+        served = self._served
+        last = max(self.sequences, key=lambda one: (served(one.group.client), one.admission_order))
+        if self.admission.gives_row(last) and self.admit_next(step, now, last) is not None:
+            self.preempt(last)
+
     def turn_of(self, sequence: Sequence) -> int:
         """How many turns its program has used up; the least goes first among its client's."""
-        return int(self._programs.turns.served(sequence) / QUANTUM)
+        return self._programs.turns.turn_of(sequence)
 
     @property
     def blocked_by(self) -> WaitCause | None:

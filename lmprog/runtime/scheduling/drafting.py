@@ -36,7 +36,7 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from lmprog.errors import LmprogError
-from lmprog.runtime.scheduling.admission import Memory
+from lmprog.runtime.scheduling.active_programs import Memory
 from lmprog.runtime.scheduling.draft_worth import (
     ASKED,
     MOST,

@@ -28,8 +28,8 @@ from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.radix.eviction import ExpectedReuse
-from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins
-from lmprog.runtime.scheduling.admission import Memory, ProgramAdmission, RunningSequences
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Memory, Pins
+from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequences
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, apply_results
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
@@ -104,7 +104,9 @@ class StepPlanner:
         """The rows of a step that begins now."""
         rows: list[Row] = []
         self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
-        # Decodes first, as somebody waits for each token; then prefills in the order of admission.
+        if self._waiting.places and len(self._running.sequences) >= self._config.max_rows:
+            self._running.take_turns(step, now)
+        # Decodes first: somebody waits for each token. Then prefills, each client's as admitted.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
         if len(prefills) > 1:
@@ -169,14 +171,11 @@ class StepPlanner:
         left = min(self._config.token_budget, self._config.max_rows)
         next_slot = self._tables.next_slot
         for sequence in self._running.sequences[:]:  # a preemption changes the list
+            if sequence.state is not SequenceState.RUNNING:
+                continue
             if len(sequence.tokens) - sequence.computed != 1:
-                if sequence.state is SequenceState.RUNNING:
-                    prefills.append(sequence)
-            elif (
-                left
-                and sequence.state is SequenceState.RUNNING
-                and (sequence.task.is_plain or sequence.task.is_ready())
-            ):
+                prefills.append(sequence)
+            elif left and (sequence.task.is_plain or sequence.task.is_ready()):
                 row = next_slot(sequence)
                 if row is not None:
                     rows.append(row)

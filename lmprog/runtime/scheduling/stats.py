@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
 
 from lmprog.runtime.scheduling.plan import Plan
 
@@ -124,3 +125,50 @@ class Stats:
                 else {one.name: float(value)}
             )
         return found
+
+
+WaitCause = Literal["memory", "place", "load", "step"]
+"""Why nobody is admitted: no pages are free, no place for a program, what is on the second tier
+is being loaded, or a step has no room for more rows or tokens."""
+WAIT_CAUSES: tuple[WaitCause, ...] = get_args(WaitCause)
+
+
+class WaitClock:
+    """Seconds in which somebody waited, by cause. What a sequence has waited is the difference
+    between two readings.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(WAIT_CAUSES, 0.0)
+        self._cause: WaitCause = "step"
+        self._since = 0.0
+
+    def set(self, cause: WaitCause, now: float) -> None:
+        """From now on those who wait do so because of that."""
+        self.read(now)
+        self._cause = cause
+
+    def read(self, now: float | None) -> tuple[float, ...]:
+        """In the order of `WAIT_CAUSES`; None: as it was read last."""
+        if now is not None:
+            self._seconds[self._cause] += max(0.0, now - self._since)
+            self._since = now
+        return tuple(self._seconds.values())
+
+
+@dataclass(slots=True)
+class AccountTotals:
+    """What the clients of one name have cost, and how long their calls have waited, in seconds."""
+
+    step_seconds: float = 0.0
+    host_seconds: float = 0.0
+    waited: list[float] = field(default_factory=lambda: [0.0] * len(WAIT_CAUSES))
+
+    def figures(self) -> dict[str, float]:
+        waited = zip(WAIT_CAUSES, self.waited, strict=True)
+        return {
+            "cost_seconds": self.step_seconds + self.host_seconds,
+            "step_seconds": self.step_seconds,
+            "host_seconds": self.host_seconds,
+            **{f"waited_seconds_{cause}": seconds for cause, seconds in waited},
+        }

@@ -7,13 +7,21 @@ median, and how far from that one by one: the more they vary, the less of that t
 many tokens of prompts a step may have follows from that (`tokens_beside`, `tokens_alone`). Nothing
 is known before the first step, so that is a small one, and each may be twice the largest so far.
 
+By these costs the calls of one client take turns (`CallTurns`).
+
 Knows counts and seconds; has no clock of its own.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
 from math import inf
+
+from lmprog.runtime.scheduling.plan import Row
+from lmprog.runtime.scheduling.sequence import Client, Sequence
 
 DECAY = 0.99
 """Weight of the past at each new step of a kind: about the last hundred steps count."""
@@ -46,6 +54,14 @@ UNKNOWN = 0.001
 """Seconds that a token counts until a step has been measured."""
 EXPLORING = 4.0
 """Steps may last so many times longer while no fixed cost is told from that of tokens."""
+
+
+QUANTUM = 0.1
+"""Seconds of steps for which a program keeps its turn while other calls of its client wait."""
+TIMES_LONGER = 2.0
+"""A call is short beside one that takes so many times as long."""
+MOST_AHEAD = 1.0
+"""Seconds of short calls that may go before long ones; as many more as those are served."""
 
 
 class _Sums:
@@ -211,3 +227,108 @@ class StepCosts:
             return self._most
         planned = seconds / (1.0 + HEADROOM * self._spread) / self._drift
         return min(self._most, max(0, int((planned - self.fixed) / self.per_token)))
+
+
+@dataclass(eq=False, slots=True)
+class _Turns:
+    """Of one client."""
+
+    time: float = 0.0
+    """What a program would have been served that always had its part."""
+    num_programs: int = 0
+    ahead: float = MOST_AHEAD
+    """What short calls may be served yet before long ones."""
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """Of one program with something open."""
+
+    client: Client
+    begun: float
+    served: float
+    admitted: float = -inf
+    """When its last sequence was."""
+    is_short: bool = False
+    """It went before others that take much longer."""
+
+
+class CallTurns:
+    """What programs with open sequences were served while calls waited, by client. One begins where
+    the fair part of its client's programs is: it has saved nothing up and owes nothing.
+
+    A call that is short beside another goes before it, whatever either was served, so that it does
+    not wait for a large batch of its own client: for as long together as others were served
+    meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._clients: dict[Client, _Turns] = {}
+        self.programs: dict[int, _Turn] = {}
+
+    def begin(self, program: int, client: Client) -> None:
+        turns = self._clients.setdefault(client, _Turns())
+        turns.num_programs += 1
+        self.programs[program] = _Turn(client, turns.time, turns.time)
+
+    def end(self, program: int) -> None:
+        """It has nothing open."""
+        client = self.programs.pop(program).client
+        turns = self._clients[client]
+        turns.num_programs -= 1
+        if not turns.num_programs:
+            del self._clients[client]
+
+    def serve(
+        self, rows: Items[Row], seconds: float, price: Callable[[int], tuple[float, float]]
+    ) -> None:
+        """A step with these rows took so long while calls waited."""
+        row, token = price(len(rows))
+        tokens = sum([one.end - one.start for one in rows])
+        rate = seconds / (row * len(rows) + token * tokens or 1.0)
+        for one in rows:
+            turn = self.programs.get(one.sequence.group.program or 0)
+            if turn is not None:  # it may have ended meanwhile
+                cost = (row + token * (one.end - one.start)) * rate
+                turn.served += cost
+                turns = self._clients[turn.client]
+                turns.time += cost / turns.num_programs
+                if not turn.is_short:
+                    turns.ahead = min(MOST_AHEAD, turns.ahead + cost)
+
+    def _of(self, sequence: Sequence) -> _Turn:
+        return self.programs[sequence.group.program or 0]
+
+    def turn_of(self, sequence: Sequence) -> int:
+        """How many turns its program has used up; the least goes first among its client's."""
+        turn = self._of(sequence)
+        return -1 if turn.is_short else int(turn.served / QUANTUM)
+
+    def is_short(self, client: Client, seconds: float, beside: float) -> bool:
+        """Whether a call of the client that is expected to take so many seconds may go before one
+        that takes as many as `beside`.
+        """
+        return TIMES_LONGER * seconds <= beside and seconds <= self._clients[client].ahead
+
+    def go_ahead(self, sequence: Sequence, seconds: float) -> None:
+        """It goes before others, and is expected to take so long."""
+        turn = self._of(sequence)
+        turn.is_short = True
+        self._clients[turn.client].ahead -= seconds
+
+    def served(self, sequence: Sequence) -> float:
+        """By what its program takes its turn, among those of its client."""
+        return self._of(sequence).served
+
+    def waited(self, sequence: Sequence) -> float:
+        """Since when its program waits for this sequence: no other one was admitted since."""
+        turn = self._of(sequence)
+        return max(sequence.queued_at, turn.admitted)
+
+    def is_before(self, waiting: Sequence, other: Sequence) -> bool:
+        """Whether a sequence that waits goes before one of a program of its client that has a place
+        in memory: that has used its turn up, and more than the first one's.
+        """
+        turn = self._of(other)
+        used = turn.served - max(turn.begun, self.served(waiting))
+        return used > QUANTUM

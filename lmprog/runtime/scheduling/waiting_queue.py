@@ -48,15 +48,16 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import inf
 from operator import itemgetter
-from typing import Literal, get_args
 
 from lmprog.config import PolicyName
 from lmprog.errors import Overloaded
 from lmprog.runtime.scheduling.plan import StepPart
 from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup
+from lmprog.runtime.scheduling.stats import AccountTotals, WaitClock
 
 LOOKED_UP_PER_STEP = 16
 MOST_IDLE = 4096
@@ -162,6 +163,56 @@ class OrderedSequences:
         return self.entries[0] if self.entries else None
 
 
+_Short = tuple[float, Key, Sequence]
+
+
+class OtherSequences(OrderedSequences):
+    """Those of programs that are not in memory; also the shortest, once they are asked for."""
+
+    __slots__ = ("_came", "_shortest")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._came: list[tuple[Key, Sequence]] = []
+        """Since the shortest were asked for last."""
+        self._shortest: list[_Short] = []
+        """A heap by seconds; those that have left are still there."""
+
+    def insert(self, key: Key, sequence: Sequence) -> None:
+        super().insert(key, sequence)
+        self._came.append((key, sequence))
+
+    def take_out(self, key: Key, sequence: Sequence) -> None:
+        super().take_out(key, sequence)
+        if not self.entries:
+            self._came.clear()
+            self._shortest.clear()
+
+    def shortest(self, seconds: Callable[[Sequence], float], count: int) -> list[_Short]:
+        """So many of them, those first that take the fewest seconds, with what they took when they
+        came.
+        """
+        heap, found = self._shortest, list[_Short]()
+        for key, sequence in self._came:
+            heappush(heap, (seconds(sequence), key, sequence))
+        self._came.clear()
+        if len(heap) > 2 * len(self.entries) + count:
+            heap[:] = [one for one in heap if self._has(one)]
+            heapify(heap)
+        while heap and len(found) < count:
+            one = heappop(heap)
+            if self._has(one):
+                found.append(one)
+        for one in found:
+            heappush(heap, one)
+        return found
+
+    def _has(self, entry: _Short) -> bool:
+        _, key, sequence = entry
+        index = bisect_left(self.entries, key, key=_key_of)
+        return index < len(self.entries) and self.entries[index][1] is sequence
+
+
 @dataclass(frozen=True, slots=True)
 class ClientQueue:
     """The waiting sequences of one client."""
@@ -169,7 +220,7 @@ class ClientQueue:
     client: Hashable
     active: OrderedSequences
     """Of programs in memory."""
-    others: OrderedSequences
+    others: OtherSequences
     programs: dict[int | None, OrderedSequences] = field(default_factory=dict)
     """Those of `active` by program."""
     queued: dict[Sequence, None] = field(default_factory=dict)
@@ -340,7 +391,7 @@ class WaitingQueue:
         client = sequence.group.client
         queue = self._clients.get(client)
         if queue is None:
-            queue = ClientQueue(client, OrderedSequences(), OrderedSequences())
+            queue = ClientQueue(client, OrderedSequences(), OtherSequences())
             self._clients[client] = queue
         self._insert_in(queue.active if is_active else queue.others, sequence)
 
@@ -364,53 +415,6 @@ class WaitingQueue:
             own.take_out(key, sequence)
             if not own.entries:
                 del queue.programs[program]
-
-
-WaitCause = Literal["memory", "place", "load", "step"]
-"""Why nobody is admitted: no pages are free, no place for a program, what is on the second tier
-is being loaded, or a step has no room for more rows or tokens."""
-WAIT_CAUSES: tuple[WaitCause, ...] = get_args(WaitCause)
-
-
-class WaitClock:
-    """Seconds in which somebody waited, by cause. What a sequence has waited is the difference
-    between two readings.
-    """
-
-    def __init__(self) -> None:
-        self._seconds = dict.fromkeys(WAIT_CAUSES, 0.0)
-        self._cause: WaitCause = "step"
-        self._since = 0.0
-
-    def set(self, cause: WaitCause, now: float) -> None:
-        """From now on those who wait do so because of that."""
-        self.read(now)
-        self._cause = cause
-
-    def read(self, now: float | None) -> tuple[float, ...]:
-        """In the order of `WAIT_CAUSES`; None: as it was read last."""
-        if now is not None:
-            self._seconds[self._cause] += max(0.0, now - self._since)
-            self._since = now
-        return tuple(self._seconds.values())
-
-
-@dataclass(slots=True)
-class AccountTotals:
-    """What the clients of one name have cost, and how long their calls have waited, in seconds."""
-
-    step_seconds: float = 0.0
-    host_seconds: float = 0.0
-    waited: list[float] = field(default_factory=lambda: [0.0] * len(WAIT_CAUSES))
-
-    def figures(self) -> dict[str, float]:
-        waited = zip(WAIT_CAUSES, self.waited, strict=True)
-        return {
-            "cost_seconds": self.step_seconds + self.host_seconds,
-            "step_seconds": self.step_seconds,
-            "host_seconds": self.host_seconds,
-            **{f"waited_seconds_{cause}": seconds for cause, seconds in waited},
-        }
 
 
 @dataclass(slots=True)
