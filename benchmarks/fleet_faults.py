@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -152,6 +152,7 @@ async def stops(s: lmprog.Branch, rng: random.Random, between: Between) -> None:
     await s.gen(temperature=1.0, max_tokens=40, stop_regex="[xyz]{2}", logprobs=0)
 
 
+KINDS: tuple[Callable[..., Coroutine[Any, Any, None]], ...]
 KINDS = (chain, greedy, chat, forks, choices, patterns, typed)
 KINDS += (several, streamed, references, snapshots, stops)
 
