@@ -4,6 +4,7 @@ blocks of a production trace in the real prefix tree. No model computes.
     python -m benchmarks.agents --like miniswe [--rates 2] [--memory 60000,90000] [--costs cheap,dear]
     python -m benchmarks.agents --trace FOLDER            public traces that you have fetched
     python -m benchmarks.agents --like production [--blocks 1000,3000,10000]
+    python -m benchmarks.agents bars [--trace FOLDER]     all rates and memories; prints what misses its bar
 
 A folder holds either sessions, one in each `*.jsonl` file, whose lines have `timestamp` (microseconds),
 `input` and `output`; or requests of a service, whose lines have `timestamp` (milliseconds) and `hash_ids`.
@@ -31,7 +32,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, product, takewhile
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Annotated, Any, Literal
 
 from benchmarks import runner
@@ -462,6 +463,89 @@ def main(
     return None
 
 
+BARS = (
+    ("programs", ("pins", "requests alone", "alone, fcfs"), 1.03, True),
+    ("requests", ("programs",), 1.15, False),
+    ("with hints", ("programs",), 1.05, False),
+)
+"""A side, those whose best it is measured by, how many times that it may take, in the mean, and whether
+in the ninth decile too."""
+BAR_FOR_ALL = 1.01
+"""Of programs, by pins alone, where memory suffices for all."""
+
+
+@dataclass(eq=False)
+class Cell:
+    """The same sessions on all sides, each seed with another order of them and other beginnings."""
+
+    made: list[Session]
+    memory: int
+    rate: float
+    costs: tuple[float, float]
+    found: dict[tuple[str, int], tuple[Outcome, str]] = field(default_factory=dict)
+
+    def outcome(self, side: str, seed: int) -> tuple[Outcome, str]:
+        """With where its time went: tokens computed, and seconds waited by a session, by cause."""
+        if (side, seed) not in self.found:
+            sessions = self.made[:]
+            random.Random(seed).shuffle(sessions)
+            replay = Replay(sessions, SIDES[side], self.memory, self.rate, self.costs, seed)
+            outcome = replay.run()
+            waited = replay.scheduler.shares.totals[""].waited
+            each = [f"{one / len(sessions):.1f}" for one in waited]
+            self.found[side, seed] = outcome, f"{outcome.computed:,} / {' / '.join(each)}"
+        return self.found[side, seed]
+
+    def ratios(self, side: str, others: Items[str], seed: int) -> tuple[float, float]:
+        """Of the mean and of the ninth decile, to the best of the others."""
+        got = self.outcome(side, seed)[0]
+        beside = [self.outcome(other, seed)[0] for other in others]
+        best = min(one.mean for one in beside), min(one.p90 for one in beside)
+        return got.mean / best[0], got.p90 / best[1]
+
+
+def bars(
+    *,
+    like: Literal["miniswe", "magentic", "chat"] = "miniswe",
+    trace: Annotated[Path | None, "a folder of sessions instead"] = None,
+    sessions: int = 20,
+    rates: runner.Floats = (0.1, 0.2, 0.5, 1, 2, 4),
+    memory: runner.Ints = (40_000, 60_000, 90_000, 120_000, FOR_ALL),
+    costs: runner.Names = ("cheap", "dear"),
+    seeds: Annotated[int, "where the first one misses a bar; the mean of all counts"] = 5,
+    sides: Annotated[str, "bars of those whose name contains this"] = "",
+) -> None:
+    """All cells of rates, memories and costs; those in which a side misses its bar. What took the time:
+    tokens computed / seconds that the calls of a session waited for memory / a place / a load / a step.
+    """
+    made = KINDS[like](random.Random(1), sessions) if trace is None else recorded(trace, sessions)
+    titles = ("side", "of", "costs", "a second", "memory", "times", "±", "bar", "seconds")
+    runner.head(*titles, "its time", "the other's", texts=3)
+    num_bars = num_missed = 0
+    for cost, rate, tokens in product(costs, rates, memory):
+        cell = Cell(fitting(made, tokens), tokens, rate, COSTS[cost])
+        wanted = BARS if tokens < FOR_ALL else (("programs", ("pins",), BAR_FOR_ALL, True),)
+        for side, others, most, has_p90 in wanted:
+            if sides not in side or not cell.made:
+                continue
+            for number in range(1 + has_p90):
+                num_bars += 1
+                if cell.ratios(side, others, 1)[number] <= most:
+                    continue
+                each = [cell.ratios(side, others, seed)[number] for seed in range(1, seeds + 1)]
+                if mean(each) <= most:
+                    continue
+                num_missed += 1
+                error = stdev(each) / len(each) ** 0.5 if len(each) > 1 else float("nan")
+                best = min(others, key=lambda other: cell.outcome(other, 1)[0].mean)
+                seconds = mean(cell.outcome(side, seed)[0].mean for seed in range(1, seeds + 1))
+                about = (f"{rate:g}", f"{tokens:,}", f"{mean(each):.2f}", f"{error:.2f}", most)
+                names = side + (", p90" if number else ""), best, cost
+                told = cell.outcome(side, 1)[1], cell.outcome(best, 1)[1]
+                runner.say(*names, *about, f"{seconds:.1f}", *told)
+    print(f"\n{num_missed} of {num_bars} missed")
+
+
 def is_service(folder: Path) -> bool:
     with next(iter(sorted(folder.glob("*.jsonl")))).open() as file:
         return "hash_ids" in json.loads(file.readline())
@@ -478,4 +562,4 @@ def production(requests: list[Asked], blocks: Items[int]) -> None:
         runner.say(f"{count:,}", *(f"{100 * part:.1f}" for part in found))
 
 
-runner.command(main)
+COMMANDS = runner.commands(main, bars)

@@ -19,6 +19,7 @@ from benchmarks import runner
 from lmprog import wire
 from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
+from lmprog.runtime.engine.device.flashinfer_reader import paged_rows, shared_runs
 from lmprog.runtime.engine.device.items import Tiling, plan_items
 from lmprog.runtime.engine.device.step_arrays import ItemPlans
 from lmprog.runtime.engine.model.locate import NANO
@@ -119,20 +120,29 @@ def milliseconds_per_step(num_rows: int, num_steps: int) -> float:
     return 1e3 * median(times)
 
 
-def plan_milliseconds(num_rows: int, prefix: int, own: int, num_steps: int) -> tuple[float, float]:
-    """The medians of planning a GPU's attention anew and patched, for decode rows on a common
-    prefix with so many tokens of their own."""
+def plan_milliseconds(num_rows: int, prefix: int, own: int, num_steps: int) -> tuple[float, ...]:
+    """The medians of planning a GPU's attention anew and patched, and of the requests of its
+    cascade, for decode rows on a common prefix with so many tokens of their own."""
     rules = Tiling(group=4)
     plans = ItemPlans(rules, None, 1 << 20)
-    anew, patched = list[float](), list[float]()
+    anew, patched, requests = list[float](), list[float](), list[float]()
     for step in range(num_steps):
         batch = _fork(num_rows, prefix, own + step)
         whole = partial(plan_items, batch, rules, None, 1 << 20)
         anew.append(1e3 * runner.seconds(whole, 1, time.thread_time))
         patched.append(1e3 * runner.seconds(partial(plans.of, batch), 1, time.thread_time))
+        cascade = partial(_cascade, batch, num_rows)
+        requests.append(1e3 * runner.seconds(cascade, 1, time.thread_time))
     if plans.num_patched != num_steps - 1:
         raise RuntimeError(f"{plans.num_patched} of {num_steps - 1} plans were patched")
-    return median(anew), median(patched)
+    return median(anew), median(patched), median(requests)
+
+
+def _cascade(batch: Batch, num_rows: int) -> None:
+    shared = shared_runs(batch, 1 << 20)
+    if shared is None or len(shared.gather) < num_rows:
+        raise RuntimeError("nothing is shared")
+    paged_rows(batch, shared.depths)
 
 
 def _fork(num_rows: int, prefix: int, own: int) -> Batch:
@@ -160,11 +170,11 @@ def main(
     plan: Annotated[bool, "a GPU's plan of attention instead"] = False,
 ) -> None:
     if plan:
-        runner.head("rows", "prefix", "plan made anew, ms", "patched, ms")
+        runner.head("rows", "prefix", "plan made anew, ms", "patched, ms", "cascade anew, ms")
         for num_rows in rows:
             for prefix in (1024, 8192):
-                anew, patched = plan_milliseconds(num_rows, prefix, 100, steps)
-                runner.say(num_rows, f"{prefix:,}", f"{anew:.3f}", f"{patched:.3f}")
+                found = plan_milliseconds(num_rows, prefix, 100, steps)
+                runner.say(num_rows, f"{prefix:,}", *(f"{one:.3f}" for one in found))
         return
     runner.head("rows", "processor ms a step", "us a row")
     for num_rows in rows:

@@ -163,7 +163,7 @@ class SimClient:
                 if as_tokens
                 else wire.TextPiece(words)
             )
-            return [wire.Append(mirror.number, (piece,))]
+            return [wire.Append(mirror.number, (piece,), early=mirror.number % 2 == 0)]
         if kind == "refer" and self.calls:
             return self._refer(mirror)
         if kind == "fork" and len(self.open) < 24:

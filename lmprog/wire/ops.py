@@ -122,8 +122,13 @@ class Open(Message, frozen=True):
 
 
 class Append(Message, frozen=True):
+    """`early`: more of it comes later, and meanwhile it may be computed, as far as nobody else has
+    anything to compute.
+    """
+
     branch: Id
     pieces: tuple[Piece, ...]
+    early: bool = False
 
 
 class Judge(Message, frozen=True):

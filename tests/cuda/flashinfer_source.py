@@ -15,8 +15,7 @@ from typing import Any
 
 RECORD = Path(__file__).parent / "flashinfer_signatures.json"
 WRAPPER = "BatchPrefillWithPagedKVCacheWrapper"
-CASCADE = "MultiLevelCascadeAttentionWrapper"
-FILES = {WRAPPER: "prefill.py", CASCADE: "cascade.py"}
+FILES = {WRAPPER: "prefill.py"}
 METHODS = ("__init__", "plan", "run")
 
 

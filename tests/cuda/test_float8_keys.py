@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from functools import cache
 from typing import Any
 
@@ -15,9 +17,10 @@ from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.attention.backend import Float8Scales, e4m3, in_float8
 from lmprog.runtime.engine.device import loading
-from lmprog.runtime.engine.device.attention_choice import page_reader
+from lmprog.runtime.engine.device.attention_choice import DeviceAttentionName, page_reader
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.device.items import plan_items
+from lmprog.runtime.engine.device.page_pool import Parts
 from lmprog.runtime.engine.device.tree_attention import TreeAttention
 from lmprog.runtime.engine.engine import SelectedEngine, select_engine
 from lmprog.runtime.engine.sharded.shard import check_ranks
@@ -225,26 +228,34 @@ def test_wrong_scales_would_change_the_answer(fault: str, monkeypatch: pytest.Mo
 # --- what is refused, and who else reads such pages
 
 
-def test_flashinfer_gets_the_scales_and_its_cascade_is_refused() -> None:
+@pytest.mark.parametrize("name", ["flashinfer", "cascade"])
+def test_flashinfer_gets_the_scales(name: DeviceAttentionName) -> None:
     shape = AttentionShape(
         (LayerAttention(0.125),), 4, 2, 64, 64, torch.bfloat16, Float8Scales((0.5,), (0.25,))
     )
     cpu = torch.device("cpu")
     drawn = torch.Generator().manual_seed(0)
-    batch = batch_of([Row(3, 4, (1,)), Row(17, 2, (0, 2))], 16)
-    pages = torch.randn(3, 2, 2, 16, 64, generator=drawn)
+    shared = (Row(240, 2, (*range(15), 15)), Row(240, 1, (*range(15), 16)))
+    batch = batch_of([*shared, Row(3, 4, (17,))], 16)
+    pages = torch.randn(18, 2, 2, 16, 64, generator=drawn)
     kept = torch.stack((e4m3(pages[:, 0], 0.5), e4m3(pages[:, 1], 0.25)), 1)
-    q = torch.randn(6, 4, 64, generator=drawn).bfloat16()
+    q = torch.randn(7, 4, 64, generator=drawn).bfloat16()
     found = []
     with flashinfer_double():
-        for name in ("flashinfer", "reference"):
-            reader, out = page_reader(name, shape, cpu), torch.empty_like(q)
+        for one in (name, "reference"):
+            reader, out = page_reader(one, shape, cpu), torch.empty_like(q)
             assert reader is not None
-            reader.begin(batch)
-            reader.read(0, kept, q, out)
-            found.append(out.double())
-        with pytest.raises(NotSupported, match="takes no scales of keys and values"):
-            page_reader("cascade", shape, cpu)
+            parts = Parts(torch.full((16, 4, 64), math.nan), torch.full((16, 4), math.nan))
+            plan = reader.plan(batch, 16)
+            reader.begin(plan)
+            reader.read(0, kept, q, out, parts)
+            merged = out.double()
+            starts = [] if plan.part_starts is None else plan.part_starts.tolist()
+            for token, (first, end) in enumerate(itertools.pairwise(starts)):
+                weights = torch.softmax(parts.sums[first:end].double() * math.log(2), 0)
+                merged[token] = (weights[..., None] * parts.values[first:end]).sum(0)
+            assert (len(starts) > 0) is (one == "cascade")
+            found.append(merged)
     assert error(found[0], found[1]) < 1e-2
 
 

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from threading import Event
 
 import pydantic
 import pytest
 
 import lmprog
 from lmprog.backends.client import RuntimeBackend
-from lmprog.errors import IncompleteValue, NotSupported, UnsupportedSchema
+from lmprog.errors import IncompleteValue, NotSupported, ProgramError, UnsupportedSchema
 from tests.backends.programs import FACTS, on
 from tests.backends.scripted_api import ScriptedApi
+from tests.lang.small_runtime import Small
 
 
 @lmprog.function
@@ -100,3 +103,36 @@ def test_without_outlines_core_the_way_without_it_is_told(monkeypatch: pytest.Mo
 def test_the_pattern_is_one_that_gen_takes() -> None:
     made = lmprog.constraint(regex=lmprog.sglang.build_regex_from_object(Wizard))
     assert made.accepts('{"name": "Merlin", "age": 7}')
+
+
+def test_an_iterator_of_texts_is_computed_while_it_goes_on(
+    backend: RuntimeBackend, small: Small
+) -> None:
+    """The second part comes when the first one has been computed; the text is that of both."""
+    computed = Event()
+    parts = [f"The answer of the tool has begun here, {'and it goes on ' * 4}", "to its end."]
+    small.scheduler.hooks.committed.append(lambda *_: computed.set())
+
+    @lmprog.function
+    def reading(s: lmprog.Branch, is_early: bool) -> lmprog.Gen[str]:
+        def arriving() -> Iterator[str]:
+            yield parts[0]
+            assert computed.wait(60.0)
+            yield parts[1]
+
+        s.append(arriving() if is_early else "".join(parts))
+        return s.gen("x", max_tokens=5, temperature=0)
+
+    early = reading.using(backend=backend).run(True)
+    late = reading.using(backend=backend).run(False)
+    assert early.text() == late.text()
+    assert early.text().startswith("".join(parts))
+
+
+def test_an_iterator_gives_texts_only(backend: RuntimeBackend) -> None:
+    @lmprog.function
+    def wrong(s: lmprog.Branch) -> None:
+        s.append(iter([1]))
+
+    with pytest.raises(ProgramError, match="an iterator of texts gave int"):
+        wrong.using(backend=backend).run()

@@ -487,11 +487,18 @@ MEMORY_MUTANTS = [
         "",
     ),
     Mutant(
-        "a session that is late keeps its place",
+        "what a session that is late stands on goes no sooner",
         "sessions",
         _SCHEDULING + "sessions.py",
-        "                self._lose_place(pause.number)\n",
+        "                self._pins.demote(pause.number)\n",
         "                pass\n",
+    ),
+    Mutant(
+        "tokens of those who hardly come back count in full",
+        "scheduling",
+        _SCHEDULING + "active_programs.py",
+        " * place.size * place.returns(now - place.paused_at)\n",
+        " * place.size\n",
     ),
 ]
 """In the order of the data: tree, eviction, holds, page tables, queue, policies and sessions."""

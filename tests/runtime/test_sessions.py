@@ -185,11 +185,16 @@ def test_a_name_that_was_confirmed_once_makes_few_requests_older() -> None:
 def test_those_that_never_come_back_are_kept_for_shorter_times() -> None:
     machine = Machine()
     sessions_of_two_turns(machine, 1)
-    machine.wait(1.0)
-    assert len(machine.scheduler.programs) == 1
-    machine.wait(29.0)
-    assert len(machine.scheduler.programs) == 0, "it is late, and loses its place first"
-    assert machine.scheduler.tree.num_pinned
+    (place,) = machine.scheduler.programs.paused[""].values()
+    chances = [place.returns(seconds) for seconds in (0.0, 1.0, 30.0, 3600.0)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[1] > 0.5 > chances[2] > chances[3]
+    machine.wait(30.0)
+    tree = machine.scheduler.tree
+    assert tree.num_pinned
+    sessions_of_two_turns(machine, 1)
+    dropped = machine.scheduler.pins.drop_for(tree.num_evictable - tree.num_pinned + 1)
+    assert dropped == [1], "it is late: what it stands on goes first, though it is the older one"
     machine.wait(3600.0)
     for _ in range(12):
         sessions_of_two_turns(machine, 1)

@@ -226,6 +226,14 @@ def test_small_programs_go_first_and_of_equals_the_youngest() -> None:
     assert [place.number for place in programs.replaceable(0, 0.0, force=True)] == [3, 2, 1]
 
 
+def test_a_program_that_hardly_comes_back_loses_its_place_the_sooner() -> None:
+    """Its tokens will have to be computed again only if it does."""
+    programs = paused_programs(1000, 1000)
+    programs.expect(1, 0.1, lambda seconds: 0.05 if seconds > 0.2 else 0.9)
+    assert programs.replaceable(0, 0.1, force=False) == []
+    assert [place.number for place in programs.replaceable(0, 0.3, force=False)] == [1]
+
+
 def test_paused_programs_lose_no_more_than_memory_holds() -> None:
     """They added more over time, on branches that have ended."""
     programs = paused_programs(4000, capacity=1000)

@@ -128,7 +128,9 @@ class BranchContents:
         self.settings = settings
 
     def append(self, *contents: object) -> None:
-        """Appends text, ops, results (also pending ones), or lists of these."""
+        """Appends text, ops, results (also pending ones), or lists of these. An iterator of texts
+        is read to its end; what it has given is computed meanwhile, where the machine is idle.
+        """
         for content in contents:
             self.cursor.put(content, self.settings)
 

@@ -9,6 +9,7 @@ runtime, except for how roles are written, which only the checkpoint's template 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +130,15 @@ class Cursor:
             self._put_other(content, settings)
 
     def _put_other(self, content: object, settings: BranchSettings) -> None:
-        """The results of tools."""
+        """Texts that come one by one, each sent when it is there; the results of tools."""
+        if isinstance(content, Iterator):
+            for part in content:
+                if not isinstance(part, str):
+                    raise ProgramError(f"an iterator of texts gave {type(part).__name__}")
+                self.put(part, settings)
+                self.send_text(early=True)
+                self.scope.client.flush()
+            return
         from lmprog.lang.branches import acting
         from lmprog.lang.ops.tool_calls import ToolResults
 
@@ -139,7 +148,7 @@ class Cursor:
             kind = "None" if content is None else type(content).__name__
             raise ProgramError(
                 f"{kind} cannot be appended to a branch; append text, a gen, a select, a role, "
-                "or a list of these"
+                "a list of these, or an iterator of texts"
             )
 
     def put_text(self, text: str, quoted: bool = False) -> None:
@@ -192,8 +201,10 @@ class Cursor:
             self._unsent.add_gained(GainedBy(child.log, child.base), child.id)
         self.send_text()  # before the child can be closed
 
-    def send_text(self) -> None:
-        """Posts what was collected: after this, other branches may refer to this one."""
+    def send_text(self, early: bool = False) -> None:
+        """Posts what was collected: after this, other branches may refer to this one. `early`: as
+        `wire.Append` says it.
+        """
         if not self._opened:
             self._opened = True
             self.scope.speculate(self.id, self.budget)
@@ -203,7 +214,7 @@ class Cursor:
                 if not call.is_pending_in(self.scope):
                     PendingCall.wait(call)
             with self.scope.posting:
-                self.scope.post(wire.Append(self.id, self._unsent.take()))
+                self.scope.post(wire.Append(self.id, self._unsent.take(), early))
 
     # --- calls
 

@@ -61,7 +61,7 @@ from lmprog.runtime.programs.clients import (
     unknown_branch,
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
-from lmprog.runtime.programs.long_texts import LONG, LongTexts
+from lmprog.runtime.programs.long_texts import LONG, EarlyTexts, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
@@ -117,6 +117,7 @@ class Interpreter:
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
+        self._early = EarlyTexts(scheduler, texts, model.namespaces, delivery.move_pin_to)
         self._works: list[tuple[Sized, Callable[[], object]]] = [
             (texts.under_way, lambda: texts.turn(self._ready.append)),
             (judged, lambda: judging().turn()),
@@ -194,7 +195,10 @@ class Interpreter:
             case wire.Fork():
                 self._fork(client, op)
             case wire.Append(branch=number, pieces=pieces):
-                self._queue(client.branches.get(number), self._bind(client, pieces))
+                grown = client.branches.get(number)
+                self._queue(grown, self._bind(client, pieces))
+                if op.early and grown is not None:
+                    self._early.grown.append(grown)
             case wire.Generate() | wire.Select() | wire.Read():
                 self._arrive(client_id, client, op)
             case wire.Close(branch=number, forget=forget):
@@ -332,12 +336,9 @@ class Interpreter:
             )
             self._completion.send(client_id, failed(op.call, error))
             return
-        num_results = 1
-        if isinstance(op, wire.Generate):
-            num_results = op.sampling.n if op.keep == "first" else 1
         promises = [Promise()]
-        while len(promises) < num_results:
-            promises.append(Promise())
+        if isinstance(op, wire.Generate) and op.keep == "first":
+            promises += [Promise() for _ in range(op.sampling.n - 1)]
         call = ActiveCall(client_id, op, branch, tuple(promises))
         if isinstance(op, wire.Generate):
             owner = branch.payer, branch.salt
@@ -374,11 +375,12 @@ class Interpreter:
     # --- what a step brought
 
     def deliver(self, progress: list[Progress], began: float) -> list[Addressed]:
-        """Turns the progress of a step that began then into replies and lets branches go on.
-
-        Returns all unsent replies.
+        """Turns the progress of a step that began then into replies and lets branches go on. All
+        unsent replies.
         """
         now = self._clock()
+        if self._early.under_way:
+            self._early.deliver(progress)
         for one in progress:
             before = self._clock() if one.ended else now
             self._delivery.deliver(one, began, now)
@@ -408,14 +410,15 @@ class Interpreter:
 
     @property
     def awaits_thread(self) -> bool:
-        """A branch may go on without a message or a step: when a thread has compiled its constraint
-        or tokenised its text."""
+        """A branch may go on without a message or a step: when a thread has ended its work."""
         return any(map(itemgetter(0), self._works))
 
     @property
     def is_working(self) -> bool:
         """A long text is tokenised further in the next step, or the host has other work."""
-        return bool(self._work.under_way) or (bool(self._texts.under_way) and self._texts.is_busy)
+        is_tokenising = bool(self._texts.under_way) and self._texts.is_busy
+        is_early = bool(self._early.grown) and self.scheduler.idle
+        return is_tokenising or is_early or bool(self._work.under_way)
 
     @property
     def next_deadline(self) -> float | None:
@@ -436,13 +439,10 @@ class BranchRunner:
         model: ServedModel,
     ) -> None:
         self._scheduler = scheduler
-        self._stats = scheduler.stats
         self._completion = completion
         self._delivery = delivery
         self._calls = calls
         self._texts = texts
-        self._tokenizer = model.tokenizer
-        self._template = model.template
         self._model = model
 
     def open(self, branch: RuntimeBranch, op: wire.Open) -> None:
@@ -514,8 +514,8 @@ class BranchRunner:
                 child.open(branch)
                 child.adapter = adapter
                 self._completion.move_pin(child, branch.pin.node if branch.pin and shares else None)
-                self._stats.forks += 1
-                self._stats.fork_shared_tokens += len(branch.tokens) if shares else 0
+                self._scheduler.stats.forks += 1
+                self._scheduler.stats.fork_shared_tokens += len(branch.tokens) if shares else 0
                 if unknown is not None:
                     self._completion.fail_branch(child, unknown)
                 self._completion.wake(child)
@@ -537,7 +537,7 @@ class BranchRunner:
             case wire.TokensPiece():
                 self._texts.check_length(branch)
                 tokens, text = self._texts.service.tokens_of(piece)
-                encoder, piece_of = self._texts.encoder, self._tokenizer.token_bytes
+                encoder, piece_of = self._texts.encoder, self._model.tokenizer.token_bytes
                 if piece.heals:
                     branch.heal(tokens, text, encoder, piece_of, piece.rest)
                 else:
@@ -548,12 +548,12 @@ class BranchRunner:
                 assert piece.passage is not None, "the append has waited for it"
                 branch.append(piece.passage.text, piece.passage.quoted)
             case wire.RoleBegin(role=role):
-                branch.begin_role(role, self._template())
+                branch.begin_role(role, self._model.template())
             case wire.RoleEnd(role=role):
-                branch.end_role(role, self._template())
+                branch.end_role(role, self._model.template())
             case wire.Conversation():
                 guard = self._texts.service.guard
-                written = self._template().converse(
+                written = self._model.template().converse(
                     piece.messages, piece.tools, guard, piece.variables
                 )
                 branch.append(written.text, written.quoted)
@@ -588,7 +588,7 @@ class BranchRunner:
         from lmprog.runtime.programs.beam_search import BeamCalls
 
         return BeamCalls(
-            self._scheduler, self._calls, self._completion, self._delivery, self._tokenizer
+            self._scheduler, self._calls, self._completion, self._delivery, self._model.tokenizer
         )
 
     def _read(self, call: ActiveCall) -> None:

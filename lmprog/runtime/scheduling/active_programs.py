@@ -235,6 +235,8 @@ class ProgramPlace:
     """When its last open sequence ended."""
     pause: float | None = None
     """How long it is expected to pause then; None: as long as the mean."""
+    returns: Callable[[float], float] = lambda _: 1.0
+    """The chance that it comes back once it has paused for so many seconds."""
     is_active: bool = False
     is_kept: bool = False
     """It has lost its place, and what it stands on has not been needed yet."""
@@ -427,10 +429,10 @@ class ActivePrograms:
         if not self.paused[place.client]:
             del self.paused[place.client]
 
-    def expect(self, number: int, seconds: float) -> None:
-        """The program is expected to pause so long."""
+    def expect(self, number: int, seconds: float, returns: Callable[[float], float]) -> None:
+        """The program is expected to pause so long; `returns` as its place has it."""
         if number in self._places:
-            self._places[number].pause = seconds
+            self._places[number].pause, self._places[number].returns = seconds, returns
 
     def finish(self, pins: Pins) -> None:
         """Forgets programs that have neither sequences nor pins: their branches are closed."""
@@ -533,7 +535,8 @@ class ActivePrograms:
         Another running sequence shares the fixed cost of a step with `num_running` others for as
         long as the pause lasts; with none, the machine idles until the first of the paused programs
         returns. That is weighed against computing the program's tokens again. A pause is expected
-        to last as long as the mean one, or once more as long as it has lasted. No machine idles for
+        to last as long as the mean one, or once more as long as it has lasted, and the tokens count
+        as far as the program is expected back (`ProgramPlace.returns`). No machine idles for
         more than `IDLE_SECONDS` while somebody waits. Of what they added more may be gone than is
         there, since branches ended: they lose no more than memory holds. `force`: all of them.
         """
@@ -551,7 +554,7 @@ class ActivePrograms:
             for place in paused
             if force
             or gain * max(self.pause_of(place), now - place.paused_at)
-            >= self._cost_of_return() * held * place.size
+            >= self._cost_of_return() * held * place.size * place.returns(now - place.paused_at)
         ]
         if not found and idle >= IDLE_SECONDS:
             found = paused

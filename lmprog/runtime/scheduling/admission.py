@@ -318,10 +318,10 @@ class ProgramAdmission:
     def take_place(self, sequence: Sequence, now: float) -> None:
         """The sequence, which has left the queue, begins to run."""
         self.has_waited(sequence, now)
+        program = self._programs.number_of(sequence)
         if self._programs.admit(sequence, now):
-            program = self._programs.number_of(sequence)
             self._waiting.move_program(program, is_active=True)
-            self._memory.pins.restore(program)
+        self._memory.pins.restore(program)
 
     def has_waited(self, sequence: Sequence, now: float) -> None:
         until = self._waiting.clock.read(now)

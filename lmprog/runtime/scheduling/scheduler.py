@@ -242,6 +242,8 @@ class StepHooks:
     """The results of a step that began then are applied; by row, how many tokens that were not
     known were right.
     """
+    spare: list[Callable[[], object]] = field(default_factory=list)
+    """A step is planned for which nobody has anything to compute; it may submit a group to it."""
     idle: list[Callable[[float], object]] = field(default_factory=list)
     """A turn at that time had no work."""
 
@@ -279,7 +281,7 @@ class Scheduler:
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
-        self.sessions = Sessions(self.pins, self.programs, self._found, self._lose_place)
+        self.sessions = Sessions(self.pins, self.programs, self._found)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)
@@ -435,9 +437,6 @@ class Scheduler:
     def _found(self, group: SequenceGroup) -> Match:
         return self.tables.match(group.sequences[0])
 
-    def _lose_place(self, program: int) -> None:
-        self._admission.lose_place(program, is_kept=True)
-
     def unpin(self, node: Node) -> None:
         """Undoes the pin of `end`."""
         self.tree.unpin(node)
@@ -473,8 +472,11 @@ class Scheduler:
         self.programs.finish(self.pins)
         self.tables.begin()
         if not (self._running.sequences or self.waiting.places):  # `idle`, once for each turn
-            self._work += 1.0
-            return _NOTHING
+            for spare in self.hooks.spare:
+                spare()
+            if not self.waiting.places:
+                self._work += 1.0
+                return _NOTHING
         rows, bill, budget, is_bounded = self.planner.rows(self.step, self._step_began)
         drafts: dict[int, RowDraft] = {}
         for extend_rows in self.hooks.extend_rows:
@@ -524,9 +526,7 @@ class Scheduler:
         return progress
 
     def fail(self, plan: Plan, error: LmprogError) -> list[Progress]:
-        """The step raised: its sequences fail, and nothing it should have computed stays
-        anywhere.
-        """
+        """The step raised: its sequences fail, and nothing that it should have computed stays."""
         self.shares.settle(plan.parts, self.clock() - self._step_began, self.costs.price)
         for row in plan.rows:
             self.tables.discard_row(row)

@@ -59,6 +59,11 @@ class ExpectedPause(NamedTuple):
     seconds: float
     late: float
     limit: float
+    returns: tuple[float, ...]
+    """By age: the chance that it ends at all once it has lasted so long."""
+
+    def chance_after(self, seconds: float) -> float:
+        return self.returns[age_of(max(0.0, seconds))]
 
 
 class PauseTimes:
@@ -97,21 +102,22 @@ class PauseTimes:
             (ended + unknown * prior) / reached
             for ended, prior, reached in zip(self._ended, self._prior, self._reached, strict=True)
         ]
-        stays, late, limit = 1.0, 0.0, 0.0
+        stays, late, limit, returns = 1.0, 0.0, 0.0, list[float]()
         for age in range(NUM_AGES - 1, -1, -1):
             stays *= 1.0 - chances[age]
+            returns.append(1.0 - stays)
             if not limit and stays < HARDLY:
                 limit = _begin(age + 1)
-            if stays < RATHER:
+            if not late and stays < RATHER:
                 late = _begin(age + 1)
-                break
         left, total, seconds = 1.0, 0.0, 0.0
         for age in range(age_of(limit)):
             chance = left * chances[age]
             left -= chance
             total += chance
             seconds += chance * _begin(age + 1)
-        return ExpectedPause(seconds / total if total else 0.0, late, limit)
+        mean = seconds / total if total else 0.0
+        return ExpectedPause(mean, late, limit, tuple(reversed(returns)))
 
 
 def _begin(age: int) -> float:
@@ -191,13 +197,9 @@ class Sessions:
         pins: Pins,
         programs: ActivePrograms,
         find: Callable[[SequenceGroup], Match],
-        lose_place: Callable[[int], object],
     ) -> None:
-        """`find`: the cached prefix of a group that has been built. `lose_place`: of the program of
-        that number, what it stands on stays until others need the pages.
-        """
+        """`find`: the cached prefix of a group that has been built."""
         self._pins = pins
-        self._lose_place = lose_place
         self._programs = programs
         self._find = find
         self._named: dict[tuple[Client, str], Session] = {}
@@ -367,7 +369,7 @@ class Sessions:
         self._limit(pause, now)
         if pin is not None:
             self._keep(pause)
-        self._programs.expect(turn.number, expected.seconds)
+        self._programs.expect(turn.number, expected.seconds, expected.chance_after)
         if len(self._pauses) > MOST_PAUSES:
             own = self._of_client[session.client]
             is_more = len(own) * len(self._of_client) > MOST_PAUSES  # than an equal share
@@ -414,7 +416,9 @@ class Sessions:
         heapq.heappush(self.limits, (at, self._num_limits, is_late, pause))
 
     def tick(self, now: float) -> None:
-        """Those that are late lose their places; those hardly expected back any more their pins."""
+        """What those that are late stand on goes first where memory is short; those hardly expected
+        back any more lose their pins.
+        """
         limits = self.limits
         while limits and limits[0][0] <= now:
             _, _, is_late, pause = heapq.heappop(limits)
@@ -424,7 +428,7 @@ class Sessions:
                 self._count(pause, now, ended=False)
                 self._unpin(pause)
             elif pause.pin is not None and not pause.session.num_open:
-                self._lose_place(pause.number)
+                self._pins.demote(pause.number)
 
     def check(self) -> None:
         """Each client keeps what it has pinned, and that is counted; AssertionError otherwise."""

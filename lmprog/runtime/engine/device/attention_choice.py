@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -34,7 +34,7 @@ NAMES: Sequence[DeviceAttentionName] = get_args(DeviceAttentionName)
 
 def page_reader(
     name: DeviceAttentionName, shape: AttentionShape, device: torch.device
-) -> PageReader | None:
+) -> PageReader[Any] | None:
     """What reads the pages; None: the tree kernels."""
     match name:
         case "tree":

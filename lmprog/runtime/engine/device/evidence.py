@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ class Evidence:
     is_right: bool
 
 
-ReaderOf: TypeAlias = Callable[[AttentionShape], PageReader | None]
+ReaderOf: TypeAlias = Callable[[AttentionShape], PageReader[Any] | None]
 """What reads the pages of a model of this shape; None: the tree kernels."""
 
 

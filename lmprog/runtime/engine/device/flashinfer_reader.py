@@ -1,13 +1,13 @@
-"""FlashInfer's attention on our pages, whose layout is its "HND": paged, and by its cascade.
+"""FlashInfer's attention on our pages, whose layout is its "HND": paged, and by the tree of pages.
 
 Every row is an "append" of FlashInfer: its last tokens are the queries, whether one or many, so
 that prefills and decodes are the same call, as in our own kernels. The paged attention reads what
-rows share once for each of them. The cascade reads whole pages that neighbouring rows share from
-the beginning of their texts once for them, in two levels: a level gives every query a stretch of
-pages; the last level is causal and has a row's own pages. Layers with a window are read by the
-paged attention, since a level knows no positions. Which kernels the wrapper takes, it decides
-itself. The package is imported on first use (`pip install 'lmprog[flashinfer]'`). Knows its index
-arrays; knows nothing of trees.
+rows share once for each of them. The cascade reads every run of pages that rows share once for all
+of them, at any depth: such a run is a request of FlashInfer whose queries see all of its keys, what
+a row has behind its last one is a causal request, and our own merge joins what the requests of a
+token gave. Layers with a window are read by the paged attention, since a run of pages knows no
+positions. The package is imported on first use (`pip install 'lmprog[flashinfer]'`). Knows its
+index arrays; knows nothing of programs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.device.items import ranges
+from lmprog.runtime.engine.device.page_pool import Parts, ReadPlan
+from lmprog.runtime.engine.device.step_arrays import goes_on
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
 WORKSPACE_BYTES = 128 << 20
@@ -72,53 +75,86 @@ class PagedRows:
     last_page_lens: NDArray[np.int32]  # paged_kv_last_page_len [rows], 1 .. page_size
 
 
-def paged_rows(batch: Batch) -> PagedRows:
-    """The pages that hold a row's tokens so far; a page table may go on behind them."""
+def paged_rows(batch: Batch, skipped: NDArray[np.int64] | int = 0) -> PagedRows:
+    """The pages that hold a row's tokens so far, behind its first `skipped` ones; a page table may
+    go on behind them.
+    """
     used = -(-batch.kv_lens // batch.page_size)
-    starts = np.zeros(batch.num_rows + 1, np.int32)
-    np.cumsum(used, out=starts[1:])
-    first_of_row = np.repeat(batch.page_starts[:-1] - starts[:-1], used)
+    counts = used - skipped
     return PagedRows(
         query_starts=batch.row_starts,
-        page_starts=starts,
-        pages=batch.pages[np.arange(starts[-1]) + first_of_row].astype(np.int32),
+        page_starts=_starts(counts),
+        pages=batch.pages[ranges(batch.page_starts[:-1] + skipped, counts)].astype(np.int32),
         last_page_lens=(batch.kv_lens - (used - 1) * batch.page_size).astype(np.int32),
     )
 
 
-class FlashInferPageReader:
-    """See `PageReader`. Layers with the same rules share a plan."""
+class _Wrappers:
+    """A wrapper of FlashInfer for each of `layers`, which differ; layers with the same rules share
+    a plan.
+    """
 
-    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
-        """Raises NotSupported where the package is missing or has no kernels for the type."""
-        refuse("flashinfer", shape)
-        self._shape = shape
-        self._num_tokens = 0
-        make = partial(
-            flashinfer().BatchPrefillWithPagedKVCacheWrapper, kv_layout="HND", backend="fa2"
-        )
-        self._wrappers = {layer: make(workspace(device)) for layer in dict.fromkeys(shape.layers)}
+    def __init__(
+        self, shape: AttentionShape, layers: Iterable[LayerAttention], device: torch.device, by: str
+    ) -> None:
+        self._shape, self._device = shape, device
+        make = flashinfer().BatchPrefillWithPagedKVCacheWrapper
+        self._wrappers = {
+            layer: make(workspace(device), kv_layout="HND", backend=by)
+            for layer in dict.fromkeys(layers)
+        }
 
-    def begin(self, batch: Batch) -> None:
-        rows, shape = paged_rows(batch), self._shape
-        self._num_tokens = batch.num_tokens
+    def plan(self, rows: PagedRows, page_size: int, is_causal: bool = True) -> None:
+        shape, pages = self._shape, sent(rows.pages, self._device)
         for layer, wrapper in self._wrappers.items():
             wrapper.plan(
                 qo_indptr=torch.from_numpy(rows.query_starts),
                 paged_kv_indptr=torch.from_numpy(rows.page_starts),
-                paged_kv_indices=torch.from_numpy(rows.pages),
+                paged_kv_indices=pages,
                 paged_kv_last_page_len=torch.from_numpy(rows.last_page_lens),
+                num_qo_heads=shape.num_heads,
+                num_kv_heads=shape.num_kv_heads,
                 head_dim_qk=shape.head_dim,
+                page_size=page_size,
+                causal=is_causal,
                 window_left=-1 if layer.window is None else layer.window - 1,
-                **plan_rules(shape, layer, batch.page_size),
+                sm_scale=layer.scale,
+                logits_soft_cap=layer.softcap,
+                q_data_type=shape.dtype,
+                kv_data_type=shape.kept,
             )
 
-    def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-        count, scales = self._num_tokens, self._shape.float8
-        named: dict[str, Any] = {"out": out[:count]}
+    def run(self, layer: int, pages: torch.Tensor, q: torch.Tensor, **named: Any) -> Any:
+        scales = self._shape.float8
         if scales is not None:
             named |= {"k_scale": scales.keys[layer], "v_scale": scales.values[layer]}
-        self._wrappers[self._shape.layers[layer]].run(q[:count], pages, **named)
+        return self._wrappers[self._shape.layers[layer]].run(q, pages, **named)
+
+
+class FlashInferPageReader:
+    """See `PageReader`."""
+
+    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
+        """Raises NotSupported where the package is missing or has no kernels for the type."""
+        refuse("flashinfer", shape)
+        self._num_tokens = 0
+        self._wrappers = _Wrappers(shape, shape.layers, device, "fa2")
+
+    def plan(self, batch: Batch, most_parts: int) -> ReadPlan:
+        return ReadPlan(batch)
+
+    def begin(self, plan: ReadPlan) -> None:
+        self._num_tokens = plan.batch.num_tokens
+        self._wrappers.plan(paged_rows(plan.batch), plan.batch.page_size)
+
+    def has_parts(self, layer: int) -> bool:
+        return False
+
+    def read(
+        self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor, parts: Parts
+    ) -> None:
+        count = self._num_tokens
+        self._wrappers.run(layer, pages, q[:count], out=out[:count])
 
 
 def workspace(device: torch.device) -> torch.Tensor:
@@ -126,18 +162,10 @@ def workspace(device: torch.device) -> torch.Tensor:
     return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
-def plan_rules(shape: AttentionShape, layer: LayerAttention, page_size: int) -> dict[str, Any]:
-    """What every `plan` of FlashInfer is told of a layer."""
-    return {
-        "num_qo_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads,
-        "page_size": page_size,
-        "causal": True,
-        "sm_scale": layer.scale,
-        "logits_soft_cap": layer.softcap,
-        "q_data_type": shape.dtype,
-        "kv_data_type": shape.kept,
-    }
+def sent(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A copy on the device, by way of pinned memory, so that nobody waits for it."""
+    here = torch.from_numpy(array)
+    return here if device.type == "cpu" else here.pin_memory().to(device, non_blocking=True)
 
 
 def flashinfer() -> ModuleType:
@@ -145,134 +173,196 @@ def flashinfer() -> ModuleType:
     return importlib.import_module("flashinfer")
 
 
-# --- cascade --------------------------------------------------------------------------------------
+# --- the cascade ----------------------------------------------------------------------------------
 
-_LEVELS = 2
+_WORTH = 128
+"""A run of pages is a request of its own where that saves at least so many positions of reading."""
 
 
-def cascade_levels(batch: Batch) -> tuple[PagedRows, PagedRows]:
-    """What groups of neighbouring rows share, and what each row has behind that. A group that
-    shares nothing has no pages, and a last page of no tokens.
+@dataclass(frozen=True, slots=True)
+class SharedRuns:
+    """Runs of pages that several rows have behind each other's last common page, as requests."""
+
+    requests: PagedRows
+    gather: NDArray[np.int64]  # tokens: the queries of one request after the other
+    parts: NDArray[np.int64]  # which part each of their results is
+    part_starts: Ints  # see `ReadPlan`; the first part of a token is its own row's
+    depths: NDArray[np.int64]  # [rows]: pages of a row that are in requests
+
+
+@dataclass(frozen=True, slots=True)
+class CascadePlan(ReadPlan):
+    """`shared` None: nothing is worth a request."""
+
+    shared: SharedRuns | None = None
+
+
+def shared_runs(batch: Batch, most_parts: int, worth: int = _WORTH) -> SharedRuns | None:
+    """Of whole pages before new tokens. What saves least is not shared until there are at most
+    `most_parts` partial results.
     """
-    rows = paged_rows(batch)
-    common = _common_pages(batch)
-    share_of, first_rows = _shared(common)
-    shares = share_of[first_rows]
-    groups = PagedRows(
-        query_starts=_ended(batch.row_starts[first_rows], batch.num_tokens),
-        page_starts=_starts(shares),
-        pages=_gathered(batch, first_rows, np.zeros_like(shares), shares),
-        last_page_lens=np.where(shares > 0, batch.page_size, 0).astype(np.int32),
+    order, common = _sorted_rows(batch)
+    while common.any():
+        runs = _runs(common)
+        saved = (runs.sizes - 1) * (runs.ends - runs.begins) * batch.page_size
+        few = (saved < worth) & (common > 0)
+        if few.any():
+            common = np.where(few, runs.begins, common)
+            continue
+        found = _requests(batch, order, runs)
+        if found.part_starts[-1] <= most_parts:
+            return found
+        worth = int(saved[common > 0].min()) + 1
+    return None
+
+
+def _sorted_rows(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows with those that share pages together, and how many pages each of them has in common
+    with the next one, from the first on. # [rows], [rows - 1]
+    """
+    rows = np.arange(batch.num_rows)
+    settled = batch.positions[batch.row_starts[:-1]] // batch.page_size
+    width = int(settled.max(initial=0))
+    if not width:
+        return rows, np.zeros(max(0, len(rows) - 1), np.int64)
+    place = np.arange(width, dtype=np.int32)
+    table = batch.pages.take(batch.page_starts[:-1, None] + place, mode="clip")
+    if int(settled.min()) < width:  # what a row does not have is equal to nothing
+        np.copyto(table, -1 - rows[:, None], "same_kind", place >= settled[:, None])
+    order = np.argsort(table.view(f"V{4 * width}")[:, 0], kind="stable")
+    table = table[order]
+    differs = np.ones((len(rows) - 1, width + 1), np.bool_)
+    np.not_equal(table[1:], table[:-1], out=differs[:, :-1])
+    return order, differs.argmax(axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """For each two neighbours of the sorted rows, what is shared by all that share as much as they
+    do: rows `firsts` and `sizes - 1` more have pages begin to end in common.
+    """
+
+    firsts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    leads: NDArray[np.int64]
+    """Of the neighbours with one run the first: each run once."""
+
+
+def _runs(common: NDArray[np.int64]) -> _Runs:
+    """Of neighbours that have `common` pages in common: each run as far as its rows go together."""
+    index, count = np.arange(len(common)), len(common)
+    is_earlier = index < index[:, None]  # [neighbours, others]
+    is_less = common < common[:, None]
+    before = np.where(is_less & is_earlier, index, -1).max(axis=1)
+    after = np.where(is_less & is_earlier.T, index, count).min(axis=1)
+    bounded = np.concatenate((common, np.zeros(1, np.int64)))  # beyond both ends nothing is shared
+    alike = (common == common[:, None]) & is_earlier & (index > before[:, None])
+    return _Runs(
+        firsts=before + 1,
+        sizes=after - before,
+        begins=np.maximum(bounded[before], bounded[after]),
+        ends=common,
+        leads=np.flatnonzero((common > 0) & ~alike.any(axis=1)),
     )
-    own = np.diff(rows.page_starts) - share_of
-    each = np.arange(batch.num_rows)
-    return groups, PagedRows(
-        query_starts=rows.query_starts,
-        page_starts=_starts(own),
-        pages=_gathered(batch, each, share_of, own),
-        last_page_lens=rows.last_page_lens,
+
+
+def _requests(batch: Batch, order: NDArray[np.int64], runs: _Runs) -> SharedRuns:
+    firsts, sizes, begins, ends = (
+        of[runs.leads] for of in (runs.firsts, runs.sizes, runs.begins, runs.ends)
     )
-
-
-def _common_pages(batch: Batch) -> NDArray[np.int64]:
-    """Whole pages before their new tokens that a row and the one before have in common, from the
-    first on; of the first row none. # [rows]
-    """
-    before = batch.positions[batch.row_starts[:-1]].astype(np.int64) // batch.page_size
-    most = np.minimum(before[1:], before[:-1])
-    starts = _starts(most)
-    place = np.arange(starts[-1]) - np.repeat(starts[:-1], most)
-    left, right = (np.repeat(batch.page_starts[at], most) for at in (slice(-2), slice(1, -1)))
-    differs = batch.pages[left + place] != batch.pages[right + place]
-    # a pair's first difference, else all of its pages
-    at = np.where(differs, place, np.iinfo(np.int64).max)
-    common = most.copy()
-    some = most > 0
-    if some.any():
-        found = np.minimum.reduceat(at, starts[:-1][some])
-        common[some] = np.minimum(most[some], found)
-    return np.concatenate((np.zeros(1, np.int64), common))
-
-
-def _shared(common: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How many pages each row shares with its group, and the first row of each group: where
-    neighbours with that many pages or more in common are together, of the powers of two the one
-    that saves most.
-    """
-    best, best_saved = (np.zeros_like(common), np.arange(len(common))), 0
-    least = 1
-    while least <= common.max(initial=0):
-        first_rows = np.flatnonzero(common < least)
-        shares = np.where(common < least, np.iinfo(np.int64).max, common)
-        of_group = np.minimum.reduceat(shares, first_rows)
-        sizes = np.diff(_ended(first_rows, len(common)))
-        of_group = np.where(sizes > 1, of_group, 0)
-        saved = int((of_group * (sizes - 1)).sum())
-        if saved > best_saved:
-            best, best_saved = (np.repeat(of_group, sizes), first_rows), saved
-        least *= 2
-    return best
-
-
-def _gathered(
-    batch: Batch, rows: NDArray[Any], skipped: NDArray[Any], counts: NDArray[Any]
-) -> Ints:
-    """`counts` pages of each of `rows`, behind the first `skipped` ones."""
-    starts = _starts(counts)
-    first = np.repeat(batch.page_starts[rows] + skipped - starts[:-1], counts)
-    found: Ints = batch.pages[np.arange(starts[-1]) + first].astype(np.int32)
-    return found
+    rows = order[ranges(firsts, sizes)]
+    tokens_of = np.diff(batch.row_starts)[rows]
+    gather = ranges(batch.row_starts[rows], tokens_of)
+    lengths = ends - begins
+    first_pages = batch.page_starts[order[firsts]] + begins
+    # a token's parts: its own row's, then those of its requests
+    by_token = np.argsort(gather, kind="stable")
+    parts = np.empty(len(gather), np.int64)
+    parts[by_token] = np.arange(len(gather)) + gather[by_token] + 1
+    counts = 1 + np.bincount(gather, minlength=batch.num_tokens)
+    depths = np.zeros(len(order), np.int64)
+    np.maximum.at(depths, rows, np.repeat(ends, sizes))
+    return SharedRuns(
+        requests=PagedRows(
+            query_starts=_starts_from(np.cumsum(tokens_of)[np.cumsum(sizes) - 1]),
+            page_starts=_starts(lengths),
+            pages=batch.pages[ranges(first_pages, lengths)].astype(np.int32),
+            last_page_lens=np.full(len(lengths), batch.page_size, np.int32),
+        ),
+        gather=gather,
+        parts=parts,
+        part_starts=_starts(counts),
+        depths=depths,
+    )
 
 
 def _starts(counts: NDArray[Any]) -> Ints:
-    return np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+    return _starts_from(np.cumsum(counts))
 
 
-def _ended(starts: NDArray[Any], end: int) -> Ints:
-    return np.append(starts, end).astype(np.int32)
+def _starts_from(ends: NDArray[Any]) -> Ints:
+    return np.concatenate((np.zeros(1, np.int32), ends.astype(np.int32)))
 
 
 class FlashInferCascadeReader:
-    """See `PageReader`. Layers with the same rules share a plan."""
+    """See `PageReader`."""
 
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         """Raises NotSupported where the package is missing or has no kernels for the type."""
         refuse("cascade", shape)
-        if shape.float8 is not None:
-            raise NotSupported(
-                "attention = 'cascade' takes no scales of keys and values, which kv_dtype = 'fp8' "
-                "has; flashinfer does"
-            )
-        self._shape = shape
-        self._num_tokens = 0
-        self._windowed = tuple(layer for layer in shape.layers if layer.window is not None)
-        self._paged = None
-        if self._windowed:
-            self._paged = FlashInferPageReader(replace(shape, layers=self._windowed), device)
-        make = partial(flashinfer().MultiLevelCascadeAttentionWrapper, _LEVELS, kv_layout="HND")
-        unbounded = dict.fromkeys(one for one in shape.layers if one.window is None)
-        self._wrappers = {
-            layer: make(float_workspace_buffer=workspace(device)) for layer in unbounded
-        }
+        self._shape, self._device = shape, device
+        windowed = tuple(layer for layer in shape.layers if layer.window is not None)
+        others = [layer for layer in shape.layers if layer.window is None]
+        self._paged = _Wrappers(shape, windowed, device, "fa2")
+        # which kernels are best on the device is left to FlashInfer
+        self._shared = _Wrappers(shape, others, device, "auto")
+        self._own = _Wrappers(shape, others, device, "auto")
+        self._plan: CascadePlan | None = None
+        self._last: CascadePlan | None = None
+        self._places: tuple[torch.Tensor, ...] = ()
 
-    def begin(self, batch: Batch) -> None:
-        self._num_tokens = batch.num_tokens
-        if self._paged is not None:
-            self._paged.begin(batch)
-        levels, shape = cascade_levels(batch), self._shape
-        for layer, wrapper in self._wrappers.items():
-            wrapper.plan(
-                qo_indptr_arr=[torch.from_numpy(one.query_starts) for one in levels],
-                paged_kv_indptr_arr=[torch.from_numpy(one.page_starts) for one in levels],
-                paged_kv_indices_arr=[torch.from_numpy(one.pages) for one in levels],
-                paged_kv_last_page_len=[torch.from_numpy(one.last_page_lens) for one in levels],
-                head_dim=shape.head_dim,
-                **plan_rules(shape, layer, batch.page_size),
-            )
+    def plan(self, batch: Batch, most_parts: int) -> CascadePlan:
+        last = self._last
+        if last is not None and goes_on(last.batch, batch):
+            shared = last.shared  # the same rows share the same pages
+        else:
+            shared = shared_runs(batch, most_parts)
+        starts = None if shared is None else shared.part_starts
+        self._last = CascadePlan(batch, starts, shared)
+        return self._last
 
-    def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-        own, count = self._shape.layers[layer], self._num_tokens
-        if self._paged is not None and own.window is not None:
-            self._paged.read(self._windowed.index(own), pages, q, out)
+    def begin(self, plan: CascadePlan) -> None:
+        self._plan, batch, shared = plan, plan.batch, plan.shared
+        size = batch.page_size
+        self._paged.plan(paged_rows(batch), size)
+        if shared is None:
+            self._own.plan(paged_rows(batch), size)
             return
-        out[:count].copy_(self._wrappers[own].run(q[:count], pages))
+        self._own.plan(paged_rows(batch, shared.depths), size)
+        self._shared.plan(shared.requests, size, is_causal=False)
+        own = shared.part_starts[:-1].astype(np.int64)
+        self._places = tuple(sent(one, self._device) for one in (shared.gather, shared.parts, own))
+
+    def has_parts(self, layer: int) -> bool:
+        return self._shape.layers[layer].window is None
+
+    def read(
+        self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor, parts: Parts
+    ) -> None:
+        plan = self._plan
+        assert plan is not None, "begin() comes before read()"
+        count = plan.batch.num_tokens
+        if not self.has_parts(layer):
+            self._paged.run(layer, pages, q[:count], out=out[:count])
+            return
+        if plan.shared is None:
+            self._own.run(layer, pages, q[:count], out=out[:count])
+            return
+        own = self._own.run(layer, pages, q[:count], out=out[:count], return_lse=True)
+        gather, shared_at, own_at = self._places
+        shared = self._shared.run(layer, pages, q[gather], return_lse=True)
+        for places, (values, sums) in ((own_at, own), (shared_at, shared)):
+            parts.values[places] = values.float()
+            parts.sums[places] = sums

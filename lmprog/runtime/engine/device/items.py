@@ -110,7 +110,7 @@ def _counts(positions: _Longs, lowest: _Longs, chunk: int) -> _Longs:
     return positions // chunk - lowest // chunk + 1
 
 
-def _ranges(starts: _Longs, counts: _Longs) -> _Longs:
+def ranges(starts: NDArray[np.integer], counts: NDArray[np.integer]) -> _Longs:
     """starts[0] .. starts[0] + counts[0], then the next ones."""
     offsets = np.cumsum(counts) - counts
     return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
@@ -220,7 +220,7 @@ class _Planner:
         first, last = self._first_seen // chunk, (self._lens - 1) // chunk
         counts = last - first + 1
         row = np.repeat(np.arange(len(counts)), counts)
-        index = _ranges(first, counts)
+        index = ranges(first, counts)
         is_whole = (index + 1) * chunk <= self._lens[row]
         last_page = self._page_starts[row] + np.where(is_whole, (index + 1) * chunk // page - 1, 0)
         keys = np.where(is_whole, self._page_hashes[last_page], row.astype(np.uint64))
@@ -285,15 +285,15 @@ class _Planner:
         set_of = np.empty(len(names), np.int64)
         set_of[sets.order] = np.repeat(np.arange(len(sets.sizes)), sets.sizes)
         lead = sets.order[sets.starts]
-        rows = segments.rows[_ranges(segments.row_starts[lead], segments.num_rows[lead])]
-        queries = _ranges(self._token_starts[rows], self._num_tokens[rows])
+        rows = segments.rows[ranges(segments.row_starts[lead], segments.num_rows[lead])]
+        queries = ranges(self._token_starts[rows], self._num_tokens[rows])
         row_ends = np.cumsum(segments.num_rows[lead])
         lengths = np.add.reduceat(self._num_tokens[rows], row_ends - segments.num_rows[lead])
 
         most = self._tiling.most_queries
         num_tiles = -(-lengths // most)
         first_tile = np.cumsum(num_tiles) - num_tiles
-        tile_begin = _ranges(np.zeros(len(lengths), np.int64), num_tiles) * most
+        tile_begin = ranges(np.zeros(len(lengths), np.int64), num_tiles) * most
         tile_count = np.minimum(np.repeat(lengths, num_tiles) - tile_begin, most)
         tile_begin += np.repeat(np.cumsum(lengths) - lengths, num_tiles)
         lowest, at = self._lowest[queries], positions[queries]
@@ -305,7 +305,7 @@ class _Planner:
 
         counts = num_tiles[set_of]
         of = np.repeat(np.arange(len(set_of)), counts)  # segment of each (segment, tile)
-        tile = _ranges(first_tile[set_of], counts)
+        tile = ranges(first_tile[set_of], counts)
         end = np.minimum(segments.end[of], most_at[tile] + 1)
         begin = segments.begin[of]
         seen = (begin < end) & (least_low[tile] < end)

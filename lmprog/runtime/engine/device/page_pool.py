@@ -13,7 +13,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.attention.reference import attend
 from lmprog.runtime.engine.device.device_memory import DeviceMemory, VirtualMemory
-from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.batch import Batch, Ints
 
 
 class PagePool(Protocol):
@@ -175,18 +175,51 @@ class VirtualPages:
         self._has_memory = mapped == self._last + 1 - self._first
 
 
-class PageReader(Protocol):
-    """One step: `begin` once, then `read` for every layer in order, all within `Driver.compute`.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Room for partial results of a layer, which `tree_merge` joins."""
+
+    values: torch.Tensor  # [parts, heads, dim] float32, each divided by its sum of weights
+    sums: torch.Tensor  # [parts, heads] float32: base-2 logarithm of the sum of weights
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What a reader does in a step."""
+
+    batch: Batch
+    part_starts: Ints | None = None
+    """The partial results of token t are part_starts[t] .. part_starts[t + 1]; one alone is written
+    to `out` directly. None: no token has more.
+    """
+
+
+PlanT = TypeVar("PlanT", bound=ReadPlan)
+
+
+class PageReader(Protocol[PlanT]):
+    """One step: `plan` on the host, then `begin` once, then `read` for every layer in order, these
+    two within `Driver.compute`, which may be later.
 
     The reference reads pages with torch; FlashInfer has a file of its own. Both exist so that a
     device on which our kernels are wrong, or slower, need not use them.
     """
 
-    def begin(self, batch: Batch) -> None:
-        """Takes the rows of the step and their pages."""
+    def plan(self, batch: Batch, most_parts: int) -> PlanT:
+        """Of the rows of the step and their pages, with at most so many partial results."""
         ...
 
-    def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
+    def begin(self, plan: PlanT) -> None:
+        """Takes the plan."""
+        ...
+
+    def has_parts(self, layer: int) -> bool:
+        """Whether this layer's results are in parts where those of the plan are."""
+        ...
+
+    def read(
+        self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor, parts: Parts
+    ) -> None:
         """Causal attention of every row over its own pages, the step's tokens included.
 
         pages [pages, 2, kv_heads, page_size, dim], keys before values, as they are kept; q and out
@@ -202,10 +235,18 @@ class ReferencePageReader:
         self._shape = shape
         self._batch: Batch | None = None
 
-    def begin(self, batch: Batch) -> None:
-        self._batch = batch
+    def plan(self, batch: Batch, most_parts: int) -> ReadPlan:
+        return ReadPlan(batch)
 
-    def read(self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
+    def begin(self, plan: ReadPlan) -> None:
+        self._batch = plan.batch
+
+    def has_parts(self, layer: int) -> bool:
+        return False
+
+    def read(
+        self, layer: int, pages: torch.Tensor, q: torch.Tensor, out: torch.Tensor, parts: Parts
+    ) -> None:
         batch = self._batch
         assert batch is not None, "begin() comes before read()"
         for row in range(batch.num_rows):

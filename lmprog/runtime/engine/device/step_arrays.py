@@ -130,20 +130,22 @@ class ItemPlans:
 
     def _goes_on(self, before: Batch, batch: Batch, items: AttentionItems) -> bool:
         """Whether each row decodes one token more on its page table, and sees all before it."""
-        if batch.num_rows != before.num_rows or batch.num_tokens != batch.num_rows:
-            return False
-        if not np.array_equal(batch.kv_lens, before.kv_lens + np.int32(1)):
+        if not goes_on(before, batch):
             return False
         if self._window is not None and int(batch.kv_lens.max()) > self._window:
             return False
         lowest = np.zeros(batch.num_tokens, np.int64)
-        if exceeds(batch, lowest, items.chunk, self._most_parts):
-            return False
-        return _is_grown(before, batch)
+        return not exceeds(batch, lowest, items.chunk, self._most_parts)
 
 
-def _is_grown(before: Batch, batch: Batch) -> bool:
-    """Whether each page table is what it was, with at most one page more that no other has got."""
+def goes_on(before: Batch, batch: Batch) -> bool:
+    """Whether each row decodes one token more, and its page table is what it was, with at most one
+    page more that no other has got.
+    """
+    if batch.num_rows != before.num_rows or batch.num_tokens != batch.num_rows:
+        return False
+    if not np.array_equal(batch.kv_lens, before.kv_lens + np.int32(1)):
+        return False
     if len(batch.pages) == len(before.pages):
         return np.array_equal(batch.page_starts, before.page_starts) and np.array_equal(
             batch.pages, before.pages

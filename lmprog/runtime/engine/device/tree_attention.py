@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,13 @@ from lmprog.runtime.engine.device.kernels import (
     TreeArgs,
     address,
 )
-from lmprog.runtime.engine.device.page_pool import FixedPages, PagePool, PageReader, VirtualPages
+from lmprog.runtime.engine.device.page_pool import (
+    FixedPages,
+    PagePool,
+    PageReader,
+    Parts,
+    VirtualPages,
+)
 from lmprog.runtime.engine.device.staging import Staging
 from lmprog.runtime.engine.device.step_arrays import StepRules
 from lmprog.runtime.scheduling.batch import Batch
@@ -97,7 +104,7 @@ class TreeAttention:
         num_pages: int,
         page_size: int,
         budget: int,
-        reader: PageReader | None = None,
+        reader: PageReader[Any] | None = None,
         is_virtual: bool = False,
     ) -> None:
         """`budget`: the most tokens of a step. `reader` reads the pages in place of our kernels,
@@ -134,6 +141,9 @@ class TreeAttention:
         windows = () if reader else tuple(dict.fromkeys(layer.window for layer in shape.layers))
         self.rules = StepRules(tiling, windows, most_parts)
         self._copying = Staging(self.driver, 1 << 12)
+        self._joining = Staging(self.driver, 1 << 12)
+        self._joined: Mapping[str, int] = {}
+        """Arrays of the merge of what the reader leaves in parts."""
         self._copied = torch.empty(0)
         self._coming: dict[int, DeviceMark] = {}
         """By layer: the end of what brings pages to it, not waited for yet."""
@@ -287,8 +297,16 @@ class TreeAttention:
     def begin(self, batch: Batch) -> None:
         """Before the first layer of a step."""
         reader = self._reader
-        if reader is not None:
-            self.driver.compute(lambda: reader.begin(batch))
+        if reader is None:
+            return
+        plan = reader.plan(batch, self.rules.most_parts)
+        self.driver.compute(lambda: reader.begin(plan))
+        self._joined = {}
+        if plan.part_starts is not None:
+            counts = np.zeros(NUM_COUNTS, np.int32)
+            counts[Count.TOKENS] = batch.num_tokens
+            arrays = {"counts": counts, "part_starts": plan.part_starts}
+            self._joined = self._joining.send(arrays)
 
     def attend(self, layer: int, at: Mapping[str, int], q: torch.Tensor, out: torch.Tensor) -> None:
         """q and out hold at least the step's tokens. # [tokens, heads, dim]"""
@@ -302,7 +320,13 @@ class TreeAttention:
             q.view(-1, self.shape.num_heads, dim),
             out.view(-1, self.shape.num_heads, dim),
         )
-        self.driver.compute(lambda: reader.read(layer, pages, queries, attended))
+        parts = Parts(
+            self._partials.view(torch.float32).view(-1, self.shape.num_heads, dim),
+            self._sums.view(torch.float32).view(-1, self.shape.num_heads),
+        )
+        self.driver.compute(lambda: reader.read(layer, pages, queries, attended, parts))
+        if self._joined and reader.has_parts(layer):
+            self._merge(self._joined["counts"], self._joined["part_starts"], out)
 
     def _pages_of(self, layer: int) -> torch.Tensor:
         """# [pages, 2, kv_heads, page_size, dim]"""
@@ -348,15 +372,19 @@ class TreeAttention:
                 value_scale=value_scale,
             )
             self._kernels.launch(f"tree_attention_{kind}", args)
-        merging = MergeArgs(
+        self._merge(at[f"counts{plan}"], at[f"part_starts{plan}"], out)
+
+    def _merge(self, counts: int, part_starts: int, out: torch.Tensor) -> None:
+        """Of what is in parts; the arrays by their addresses."""
+        args = MergeArgs(
             partials=address(self._partials),
             sums=address(self._sums),
             out=address(out),
-            counts=at[f"counts{plan}"],
-            part_starts=at[f"part_starts{plan}"],
-            heads=shape.num_heads,
+            counts=counts,
+            part_starts=part_starts,
+            heads=self.shape.num_heads,
         )
-        self._kernels.launch("tree_merge", merging)
+        self._kernels.launch("tree_merge", args)
 
     def _layer(self, layer: int) -> int:
         return address(self._pool) + layer * self._layer_bytes
