@@ -74,7 +74,7 @@ class Places:
     def _start(self, name: str) -> None:
         channel = LocalRuntimeChannel()
         given = {"threads": 1, "scheduler": SchedulerConfig(num_pages=96), **self._options}
-        config = RuntimeConfig("dummy:tiny", generation=self.generation, **given)  # type: ignore[arg-type]
+        config = RuntimeConfig("dummy:tiny", generation=self.generation, **given)
         loop, _ = assemble(config, channel)
         self._channels[name], self._threads[name] = channel, RuntimeThread(loop, channel)
         self._lives[name] += 1
