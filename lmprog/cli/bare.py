@@ -28,8 +28,8 @@ from lmprog.launch.runtime_process import configured
 
 STOP_GRACE = 30.0
 """Seconds that the runtime has for an orderly shutdown."""
-HANGS = HangTimeouts(stall=8.0)
-"""With 8 s a runtime that stands still is gone within 10."""
+HANGS = HangTimeouts(stall=5.0)
+"""With 5 s a runtime that stands still is gone within 6; the rest of 10 is for its next start."""
 ASK_SECONDS = 0.5
 """Between two questions for figures."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

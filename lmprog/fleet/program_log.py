@@ -26,11 +26,15 @@ LONGEST_PREFIX = 16_384
 """Characters of a program's first text that count for its replica."""
 MOST_DEATHS = 2
 """When so many replicas have died during a program's calls, it may be the cause, or stand beside
-it: it is tried alone. When one dies that it had for itself, it is the cause and not moved again.
+it: it is tried alone.
 """
+MOST_DEATHS_ALONE = 2
+"""When so many die that it had for itself, which hurts nobody else, it is the cause and not moved
+again …"""
+MOST_DEATHS_IN_STORM = 4
+"""… or so many, where replicas die without it as well."""
 MOST_DEATHS_BESIDE = 2 * MOST_DEATHS
-"""With more of them it is not moved either, though it never was alone: where there is one replica.
-"""
+"""With more deaths beside others it is not moved either: where there is one replica."""
 
 
 class Diverged(Exception):
@@ -62,10 +66,14 @@ class ProgramLog:
     moves: int = 0
     deaths: int = 0
     """Replicas that died while they worked on a call of it, since it was tried alone."""
+    deaths_alone: int = 0
+    """Those of them that worked on nothing else."""
     is_cause: bool = False
     """Whether it has ended replicas that worked on nothing else."""
     size: int = 0
     """Bytes of ops and replies, about."""
+    _first_death: int = 0
+    """The number of the first of `deaths` among all of the fleet's."""
     _asked_at: dict[int, float] = field(default_factory=dict)
     _streamed: dict[tuple[int, int], StreamedText] = field(default_factory=dict)
     _again: dict[tuple[int, int], StreamedText] = field(default_factory=dict)
@@ -90,7 +98,13 @@ class ProgramLog:
     @property
     def movable(self) -> bool:
         """Whether it can be built again, and may be."""
-        return not self.is_large and not self.is_cause and self.deaths <= MOST_DEATHS_BESIDE
+        beside = self.deaths - self.deaths_alone
+        return not self.is_large and not self.is_cause and beside <= MOST_DEATHS_BESIDE
+
+    @property
+    def unanswered(self) -> set[int]:
+        """The calls that its replica will still answer, each once."""
+        return self.pending.keys() | self._muted.keys()
 
     @property
     def waits_for_all(self) -> bool:
@@ -102,12 +116,21 @@ class ProgramLog:
         """Whether it is to be tried alone."""
         return self.deaths >= MOST_DEATHS
 
-    def note_death(self, is_alone: bool) -> None:
+    def note_death(self, number: int, is_alone: bool) -> None:
         """A replica died while it worked on a call of it, and on those of no other program where it
-        `is_alone`.
+        `is_alone`. It was the `number`-th of the fleet to die.
         """
+        if not self.deaths:
+            self._first_death = number
         self.deaths += 1
-        self.is_cause = is_alone and self.deaths > MOST_DEATHS
+        self.deaths_alone += is_alone
+        without_it = 1 + number - self._first_death - self.deaths
+        enough = MOST_DEATHS_IN_STORM if without_it else MOST_DEATHS_ALONE
+        self.is_cause = is_alone and self.deaths > MOST_DEATHS and self.deaths_alone >= enough
+
+    def clear(self) -> None:
+        """It was tried alone, and its replica lives: it is no suspect."""
+        self.deaths = self.deaths_alone = 0
 
     def take(self, op: wire.Op) -> None:
         """One more op of the program."""

@@ -55,6 +55,8 @@ class Router:
         self.replies: deque[wire.Reply] = deque()
         self.num_moved = 0
         """Programs that were built again on another replica."""
+        self._num_died = 0
+        """Replicas that died, were they working or not."""
         self._draw = draw or random.Random()
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
@@ -122,12 +124,13 @@ class Router:
         self.outgoing = deque(frame for frame in self.outgoing if frame[0] != name)
         self.replies.extend(self._questions.without(name))
         self._ask(self._questions.postponed())
+        self._num_died += died
         programs = self._at(lost)
         asked = [one for one in programs if one.log.pending]
         for program in programs:
             program.home = None
             if died and program.log.pending:
-                program.log.note_death(is_alone=len(asked) == 1)
+                program.log.note_death(self._num_died, is_alone=len(asked) == 1)
         for program in programs:
             self._move(program)
 
@@ -179,6 +182,7 @@ class Router:
             if program.failure is None and program.log.movable:
                 close: list[wire.Op] = [wire.Close(one) for one in sorted(program.branches)]
                 self.outgoing.append((source.name, close))
+                source.left |= program.log.unanswered
                 self._leave_home(program)
                 self._move(program)
 
@@ -207,7 +211,7 @@ class Router:
             if tried is not None and (tried.home is not replica or not tried.log.pending):
                 replica.trial = None
                 if tried.home is replica:
-                    tried.log.deaths = 0  # it was not the cause
+                    tried.log.clear()
         suspects, self._suspects = self._suspects, []
         for program in suspects:
             if program.failure is None and program.log.pending:
@@ -355,6 +359,10 @@ class Router:
                 continue
             call = getattr(reply, "call", None)
             if call is None:
+                continue
+            if call in replica.left:
+                if not isinstance(reply, wire.Delta):
+                    replica.left.discard(call)
                 continue
             if self._questions.is_asked(call):
                 self.replies.extend(self._questions.take(name, call, reply))
@@ -557,6 +565,9 @@ class Replica:
     """Its open programs by the key of their first block; 0: they have none."""
     model: str = ""
     """The digest of its fingerprint."""
+    left: set[int] = field(default_factory=set)
+    """Calls of programs that went elsewhere, which it has still to answer: that they were closed,
+    say. A program may be back before it does, and the answer is not of what it asks then."""
 
 
 @dataclass(eq=False, slots=True)

@@ -235,6 +235,54 @@ def until(happens: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
+class Answering(Wire):
+    """It tells its figures when it is asked, until it `is_silent`."""
+
+    is_silent = False
+
+    def send(self, ops: Sequence[wire.Op]) -> None:
+        super().send(ops)
+        for op in ops:
+            if isinstance(op, wire.Describe) and not self.is_silent:
+                self.replies.put(wire.Described(op.call, {}, {}))
+
+
+@pytest.mark.parametrize("looks_before", range(4))
+def test_nothing_new_goes_to_a_replica_that_has_been_silent_for_two_seconds(
+    monkeypatch: pytest.MonkeyPatch, looks_before: int
+) -> None:
+    """Whenever it was asked last; what had waited there by then is elsewhere, too."""
+    look_seconds = fleet_channel.LOOK_SECONDS
+    monkeypatch.setattr(fleet_channel, "LOOK_SECONDS", 3600.0)
+    wires = [Answering(), Answering()]
+    channel = FleetChannel(Places(wires))
+    assert channel.wait_for(2, PATIENCE)
+    links = [channel._links[f"replica-{number}"] for number in range(2)]
+
+    def look() -> None:
+        channel._now += look_seconds
+        channel._looked = time.monotonic()  # of our time none passes
+        channel._look_once()
+        until(lambda: all(one.is_silent or not link._is_asked for one, link in both))
+
+    both = list(zip(wires, links, strict=True))
+    for _ in range(looks_before):
+        look()
+    wires[0].is_silent = True
+    channel.send([op for one in range(1, 9) for op in (wire.Open(one), wire.Read(one, one))])
+    assert channel.loads["replica-0"] > 0
+    began = channel._now
+    while channel._now + look_seconds <= began + 2.0:
+        look()
+    channel.send([op for one in range(9, 41) for op in (wire.Open(one), wire.Read(one, one))])
+    assert channel.loads["replica-0"] <= 8, "nothing new"
+    assert channel.loads["replica-1"] >= 32
+    look()
+    look()
+    assert channel.loads == {"replica-0": 0, "replica-1": 40}
+    channel.close()
+
+
 def test_an_update_waits_for_a_missing_replica_so_long_and_then_goes_on_without_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

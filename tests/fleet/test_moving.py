@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 from lmprog import wire
 from lmprog.fleet.placement import choose_for_session
@@ -146,3 +147,29 @@ def test_what_waits_at_a_silent_replica_is_asked_elsewhere_once() -> None:
     heard += fleet.until_idle()
     assert outcome(heard) == expected
     assert fleet.router.num_moved == 1
+
+
+def test_what_a_replica_answers_of_an_earlier_stay_is_not_heard() -> None:
+    """A program is back before a silent replica tells that its calls were closed."""
+    calm = Fleet(2)
+    calm.say(*ask(1))
+    expected = calm.until_idle()
+    fleet = Fleet(2)
+    fleet.say(*ask(1))
+    heard = [*fleet.step(), *fleet.step()]
+    first = fleet.where(1)
+    silent = fleet.replicas.pop(first)
+    frames: list[tuple[str, list[wire.Op]]] = []
+    for _ in range(2):  # to the other one, and back
+        fleet.router.evacuate(fleet.where(1))
+        fleet.router._replicas[first].draining = False
+        frames += [frame for frame in fleet.router.outgoing if frame[0] == first]
+        fleet.router.outgoing = deque(one for one in fleet.router.outgoing if one[0] != first)
+        heard += fleet.step()
+    assert fleet.where(1) == first
+    fleet.router.outgoing.extend(frames)
+    fleet.replicas[first] = silent
+    heard += fleet.until_idle()
+    assert outcome(heard) == outcome(expected)
+    assert streamed(heard) == streamed(expected)
+    assert not fleet.router._replicas[first].left

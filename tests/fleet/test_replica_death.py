@@ -220,3 +220,36 @@ def test_where_there_is_one_replica_a_cause_is_found_all_the_same() -> None:
     found = answers_beside_poison(1)
     assert isinstance(found[110], wire.Failed)
     assert len(found) == 10
+
+
+def alone(fleet: Fleet) -> None:
+    """A program of one call, under which two replicas have died."""
+    fleet.say(wire.Open(1), wire.Append(1, (wire.TextPiece("abcd"),)), wire.Generate(1, 2, SLOW))
+    for _ in range(2):
+        fleet.step()
+        fleet.kill(fleet.where(1))
+        fleet.add()
+
+
+def test_where_replicas_die_without_it_too_a_program_is_not_the_cause_of_one_death_alone() -> None:
+    fleet = Fleet(3)
+    alone(fleet)
+    other = next(name for name in fleet.replicas if name != fleet.where(1))
+    fleet.kill(other)
+    fleet.add()
+    fleet.step()
+    fleet.kill(fleet.where(1))
+    assert outcome(fleet.until_idle())[2] != "runtime_gone"
+
+
+def test_a_cause_is_found_also_where_replicas_die_without_it() -> None:
+    fleet, heard = Fleet(3), list[wire.Reply]()
+    alone(fleet)
+    fleet.kill(next(name for name in fleet.replicas if name != fleet.where(1)))
+    for _ in range(4):
+        heard += fleet.step()
+        if fleet.router._branches[1].home is not None:
+            fleet.kill(fleet.where(1))
+            fleet.add()
+    assert outcome(heard + fleet.step()) == {2: "runtime_gone"}
+    assert fleet.router._num_died <= 6
