@@ -112,7 +112,7 @@ class Answering(Protocol):
 
 class PlainRequest(RequestResponseCycle):
     """One request, and the answer that is written to it: for ASGI by `receive` and `send`, and
-    by shorter ways for our own application: `answer`, `when_gone`.
+    by shorter ways for our own application: `answer`, `when_gone`, and a `whole_body`.
     """
 
     def __init__(
@@ -145,6 +145,8 @@ class PlainRequest(RequestResponseCycle):
         state = scope["state"]
         state["write_answer"] = self.answer
         state["when_gone"] = self.when_gone
+        if body and not missing:
+            state["whole_body"] = body
 
     def feed(self, data: bytes) -> bytes:
         """More of the body has come; what of `data` lies behind it."""
