@@ -6,7 +6,8 @@ Searches all fields of all routes of the server's own document (`/openapi.json`)
 harmful, or that reach what none before has reached, are changed and tried again. The harm of a body is
 the processor time of gateway and runtime from when it was sent until another key's request of two
 tokens is answered, less what that takes alone; who sent it leaves after a second. Worst bodies are
-printed as they are found. Knows documents and requests; a `Target` knows the server.
+printed as they are found, and those beyond a bar: `BYSTANDERS_SECONDS`, `GROWN_MEGABYTES`. Knows
+documents and requests; a `Target` knows the server.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import random
 import time
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +33,10 @@ HEAD_BYTES = 200
 DEEPEST = 5
 KEPT = 24
 """Bodies from which new ones are made."""
+BYSTANDERS_SECONDS = 0.5
+"""Of processor time: a bystander may wait no longer."""
+GROWN_MEGABYTES = 128
+"""Neither process may become so much larger."""
 TEXTS = (
     "a",
     "word ",
@@ -75,10 +80,18 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """Processor seconds that a bystander waited longer; the answer's status, 0: none came."""
+    """Processor seconds that a bystander waited longer; the answer's status, 0: none came; by how
+    many megabytes a process has become larger than any before.
+    """
 
     seconds: float
     status: int
+    grown: float = 0.0
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether no request may do so much."""
+        return self.seconds > BYSTANDERS_SECONDS or self.grown > GROWN_MEGABYTES
 
 
 class Target(Protocol):
@@ -236,12 +249,14 @@ class LiveTarget:
         where = urllib.parse.urlsplit(url)
         self._where = (str(where.hostname), int(where.port or 80))
         self._alone = 0.0
+        self._largest: dict[int, float] = {}
 
     async def document(self) -> Json:
         headers = {"authorization": f"Bearer {self.KEYS[0]}"}
         async with httpx2.AsyncClient(base_url=self._url, headers=headers, timeout=60) as client:
             found: Json = (await client.get("/openapi.json")).json()
         self._alone = min([await self._bystander() for _ in range(5)])
+        self._grown()
         return found
 
     async def harm(self, attack: Attack) -> Harm:
@@ -259,7 +274,21 @@ class LiveTarget:
         writer.transport.abort()
         while await self._bystander() > 3 * self._alone + 0.01:  # until it is over
             await asyncio.sleep(0.1)
-        return Harm(max(0.0, waited - self._alone), status)
+        return Harm(max(0.0, waited - self._alone), status, self._grown())
+
+    @property
+    def largest(self) -> Iterable[float]:
+        """Megabytes of each process when it was largest."""
+        return self._largest.values()
+
+    def _grown(self) -> float:
+        """Megabytes by which a process is larger than ever before."""
+        most = 0.0
+        for pid in self._pids:
+            now = runner.Footprint.of(pid).kilobytes / 1024
+            most = max(most, now - self._largest.get(pid, now))
+            self._largest[pid] = max(now, self._largest.get(pid, now))
+        return most
 
     async def _bystander(self) -> float:
         before = runner.processor_time(*self._pids)
@@ -273,24 +302,28 @@ class LiveTarget:
 
 
 async def searched(target: Target, search: Search, goes_on: Callable[[], bool]) -> None:
-    """Tries bodies for as long as it `goes_on`, and prints each that is the worst so far."""
+    """Tries bodies for as long as it `goes_on`, and prints each that is the worst so far, or that
+    does more than one may.
+    """
     while goes_on():
         attack = search.next()
         harm = await target.harm(attack)
-        if search.learn(attack, harm):
+        if search.learn(attack, harm) or harm.is_beyond:
             print(_line(attack, harm), flush=True)
 
 
 def _line(attack: Attack, harm: Harm) -> str:
     size = len(attack.raw)
     shown = json.dumps(attack.body, ensure_ascii=True)
-    return f"{harm.seconds:8.3f} s  {size:>9,} bytes  {harm.status}  {attack.path} {shown[:300]}"
+    costs = f"{harm.seconds:8.3f} s  {harm.grown:+7.1f} MB"
+    return f"{costs}  {size:>9,} bytes  {harm.status}  {attack.path} {shown[:300]}"
 
 
 async def _run(target: LiveTarget, seed: int, until: float, keep: int) -> None:
     search = Search(await target.document(), seed)
     await searched(target, search, lambda: time.monotonic() < until)
     print(f"\n{search.tried:,} bodies tried, {len(search.reached):,} kinds of field reached")
+    print("largest processes:", *(f"{one:,.0f} MB" for one in target.largest))
     for _, attack, harm in search.worst[:keep]:
         print(_line(attack, harm))
 

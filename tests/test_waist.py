@@ -152,7 +152,7 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
     assert len(modules["all"]) <= RUNTIME_MODULES
 
 
-MOST_FILES = 462
+MOST_FILES = 464
 MOST_LINES = 110_012
 """Of the package; the aims are 420 and 84,000."""
 MOST_BESIDE = 44

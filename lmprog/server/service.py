@@ -26,8 +26,9 @@ from lmprog.server.app import build_app
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.gateway.routes import Guard
 from lmprog.server.http.auth import Access
+from lmprog.server.http.early_refusal import EarlyRefusal
 from lmprog.server.http.http_errors import HttpError, response_of
-from lmprog.server.http.http_server import EarlyRefusal, HttpServer, bind
+from lmprog.server.http.http_server import HttpServer, bind
 from lmprog.server.link.runtime_link import RuntimeLink, RuntimeSource
 from lmprog.server.observability.spans import traces
 from lmprog.server.options.server_settings import ServerSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from lmprog import wire
 from lmprog.runtime.programs import long_texts
 from lmprog.runtime.programs.branch import BranchState, RuntimeBranch
 from lmprog.runtime.programs.long_texts import CHARS_PER_STEP, LongTexts
+from lmprog.runtime.scheduling.sequence import Client
 from lmprog.runtime.text.quoting import Span
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import (
@@ -141,6 +143,20 @@ def test_an_encode_of_a_long_text_is_answered_when_it_is_tokenised() -> None:
     talk.say(wire.Encode(3, long, prefix=False))
     (again,) = [one for _ in range(20) for one in talk.step() if isinstance(one, wire.TokensAre)]
     assert list(again.tokens) == ByteTokenizer().encode(long)
+
+
+def test_who_asks_for_tokens_pays_from_the_first_character_on() -> None:
+    paid: list[tuple[Client, float]] = []
+    ticks = itertools.count()
+    tokenizer = ByteTokenizer()
+    service = TextService(tokenizer, tokenizer.vocab_size, 10**6)
+    encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
+    longs = LongTexts(encoder, service, None, lambda *one: paid.append(one), lambda: next(ticks))
+    payer = (b"", "one")
+    longs.encode_now(wire.Encode(1, "short"), payer)
+    assert paid == [(payer, 1)]
+    longs.encode(story(CHARS_PER_STEP), lambda: True, lambda outcome: None, payer)
+    assert paid == [(payer, 1), (payer, 1)]
 
 
 def test_long_texts_take_turns() -> None:

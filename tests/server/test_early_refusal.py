@@ -226,7 +226,7 @@ def test_a_body_that_is_still_coming_is_read_before_the_connection_ends(fake: Fa
 def test_a_refused_client_that_goes_on_writing_is_cut_off(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lmprog.server.http.http_server.LINGER_SECONDS", 0.05)
+    monkeypatch.setattr("lmprog.server.http.early_refusal.LINGER_SECONDS", 0.05)
 
     async def run() -> None:
         async with full(fake) as server:

@@ -229,7 +229,7 @@ class Interpreter:
         try:
             match op:
                 case wire.Encode():
-                    return self._texts.service.encode(op)
+                    return self._texts.encode_now(op, payer_of(client_id, ""))
                 case wire.Decode():
                     return self._texts.service.decode(op)
                 case wire.Inspect():

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
+from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.runtime.programs.branch import Awaited, BranchState, RuntimeBranch
 from lmprog.runtime.scheduling.generation import Scoring
@@ -271,7 +272,17 @@ class LongTexts:
             last = () if long.last is None else self.encoder.tokens(long.last)
             reply([*long.tokens, *last] if long.error is None else long.error)
 
+        began = self._clock()
         self._begin(LongText(len(text), self.encoder.parts(text, ()), is_wanted, finish, payer))
+        self._charge(payer, self._clock() - began)
+
+    def encode_now(self, op: wire.Encode, payer: Client) -> wire.TokensAre:
+        """The reply to what is not long. Raises LmprogError."""
+        began = self._clock()
+        try:
+            return self.service.encode(op)
+        finally:
+            self._charge(payer, self._clock() - began)
 
     def encode_elsewhere(self, text: LongText, part: TextPart) -> Future[array[int]]:
         """The tokens of a part of `text`; where its length is checked, also why it cannot fit."""

@@ -138,6 +138,10 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
         raise _too_large(limit)
+    whole: bytes | None = request.scope.get("state", {}).pop("whole_body", None)
+    if whole is not None:
+        _take(request, len(whole))
+        return whole
     parts: list[bytes] = []
     size = 0
     try:
@@ -240,13 +244,7 @@ def parse_json(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise refused(f"The body is not UTF-8 (byte {error.start}).", code="invalid_json") from None
     try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            parse_int=_integer,
-        )
+        value = _decoder.decode(text)
     except json.JSONDecodeError as error:
         raise refused(
             f"The body is not JSON: {error.msg} at character {error.pos}.", code="invalid_json"
@@ -301,6 +299,14 @@ def _integer(text: str) -> int:
             f"The number {text[:20]}... of {len(text):,} digits is too large.", code="invalid_json"
         )
     return int(text)
+
+
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_constant=_no_constant,
+    parse_float=_finite,
+    parse_int=_integer,
+)
 
 
 def _depth(value: Any) -> int:

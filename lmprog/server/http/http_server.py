@@ -1,6 +1,7 @@
 """The HTTP server: uvicorn with h11 and limits, on a socket that is bound before anything starts.
 
-Adds to uvicorn's h11 protocol: a time within which headers must have come and answers be read, the
+Requests of the usual form are read without h11 (`plain_requests`), all others by it. Adds to
+uvicorn's protocol: a time within which headers must have come and answers be read, the
 transport for `sse.cut_off`, a short way for the parts of streams, an answer with its reason to what
 is not HTTP, refusals in the turn in which a head has come (`EarlyRefusal`), and of connections
 beyond what a process may have. Installs no signal handler and prints nothing: its caller does.
@@ -16,15 +17,12 @@ import importlib.util
 import resource
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator
 from http import HTTPStatus
 from typing import Any, ClassVar
 
 import h11
 import uvicorn
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -32,13 +30,9 @@ from uvicorn.server import ServerState
 
 from lmprog.errors import InvalidParameter
 from lmprog.server.fairness.accounts import HeldBytes
+from lmprog.server.http.early_refusal import EarlyRefusal, RefusedBody
 from lmprog.server.http.http_errors import Problem
-from lmprog.server.http.middleware import (
-    RequestMonitor,
-    log_request,
-    request_id_headers,
-    request_id_of,
-)
+from lmprog.server.http.plain_requests import FULL, PlainRequest, plain_head
 from lmprog.server.options.server_settings import ServerSettings
 
 BACKLOG = 65_535
@@ -53,98 +47,6 @@ LEAST_SPARE_FILES = 64
 """Of the files that the process may have open, so many are for others than connections: for pipes,
 logs, and what comes faster than it can be refused.
 """
-LINGER_SECONDS = 2.0
-"""How long the rest of a refused body may take."""
-_STATUS_LINES = {
-    status.value: b"HTTP/1.1 %d %b" % (status.value, status.phrase.encode())
-    for status in HTTPStatus
-}
-_FULL_BODY = Problem(503, "The server has as many connections as it may.", code="overloaded").body()
-_FULL = (
-    b"%bcontent-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\n"
-    b"connection: close\r\n\r\n%b" % (_STATUS_LINES[503] + b"\r\n", len(_FULL_BODY), _FULL_BODY)
-)
-
-
-class EarlyRefusal:
-    """Answers requests for which there is no room, before a task is made for them: a flood of
-    thousands is refused in a fifth of the time that it would take in the application.
-    """
-
-    def __init__(
-        self,
-        routes: Iterable[Route],
-        refuse: Callable[[Request], Response | None],
-        monitor: RequestMonitor,
-    ) -> None:
-        """`refuse` gives the refusal of a POST to one of `routes`; None: it may go on. It is asked
-        only while the `monitor` says that requests are being refused.
-        """
-        self._routes = {route.path.encode(): route for route in routes}
-        self._refuse = refuse
-        self._monitor = monitor
-
-    def is_for(self, head: h11.Request) -> bool:
-        """Whether such a request may have to be refused."""
-        return (
-            self._monitor.is_refusing
-            and head.method == b"POST"
-            and head.http_version == b"1.1"
-            and head.target in self._routes
-        )
-
-    def answer(self, head: h11.Request, fields: list[tuple[bytes, bytes]], ends: bool) -> bytes:
-        """The whole answer; empty where the request may go on. `ends`: the connection ends with
-        it.
-        """
-        route = self._routes[head.target]
-        scope: dict[str, Any] = {
-            "type": "http",
-            "method": "POST",
-            "path": route.path,
-            "route": route,
-            "headers": fields,
-            "query_string": b"",
-            "root_path": "",
-        }
-        request = Request(scope)
-        request_id = request_id_of(request.headers)
-        scope["state"] = {"request_id": request_id}
-        response = self._refuse(request)
-        if response is None:
-            return b""
-        with self._monitor.watch(scope) as end:
-            lines = [_STATUS_LINES[response.status_code]]
-            lines += [b"%b: %b" % field for field in response.raw_headers]
-            for name in request_id_headers(route.path):
-                lines.append(b"%b: %b" % (name.encode(), request_id.encode()))
-            if ends:
-                lines.append(b"connection: close")
-            log_request(scope, response.status_code, end, request_id)
-        return b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body)
-
-
-class RefusedBody:
-    """What is still to come of a refused request: forgotten, and then the connection ends. Bytes
-    that nobody reads would make the system take the answer back.
-    """
-
-    def __init__(
-        self, transport: asyncio.Transport, missing: int, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self._transport = transport
-        self._missing = missing
-        self._timer = loop.call_later(LINGER_SECONDS, transport.abort)
-        self.forget(0)
-
-    def forget(self, count: int) -> None:
-        self._missing -= count
-        if self._missing <= 0:
-            self._transport.close()
-
-    def end(self) -> None:
-        """The connection is gone."""
-        self._timer.cancel()
 
 
 class _Parser(h11.Connection):
@@ -269,12 +171,16 @@ class HttpConnection(H11Protocol):
         self._held = _HeldUntilRead(self)
         self._refused: RefusedBody | None = None
         """What is still to come of a request that was refused."""
+        self._has_h11_read = False
+        self._ahead = b""
+        """What has come behind a request that is under way."""
+        self._rests_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.most_connections:
             type(self).when_full()
-            transport.write(_FULL)
+            transport.write(FULL)
             transport.close()
             return
         self.app_state["transport"] = transport
@@ -290,6 +196,7 @@ class HttpConnection(H11Protocol):
             self._refused.end()
         self.resume_writing()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -299,6 +206,17 @@ class HttpConnection(H11Protocol):
         if self._refused is not None:
             self._refused.forget(len(data))
             return
+        plain = self.cycle if type(self.cycle) is PlainRequest else None
+        if plain is not None and plain.missing:
+            data = plain.feed(data)
+            self._note_rest_of(plain)
+        if plain is not None and not plain.response_complete:
+            self._keep_ahead(data)
+        elif data and not self._begin_plain(data):
+            self._read_by_h11(data)
+
+    def _read_by_h11(self, data: bytes) -> None:
+        self._has_h11_read = True
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:  # a request is under way
             self._time_headers(False)
@@ -306,11 +224,80 @@ class HttpConnection(H11Protocol):
             # uvicorn's own timer between requests ends with the first byte of the next
             self._time_headers(True)
 
+    def _begin_plain(self, data: bytes) -> bool:
+        """Whether a request begins here that needs no h11."""
+        most = self.config.h11_max_incomplete_event_size or 0
+        if self._has_h11_read:
+            states = {self.conn.our_state, self.conn.their_state}
+            if states != {h11.IDLE} or self.conn.trailing_data[0]:
+                return False
+        if self.early is not None and self.early.is_refusing:
+            return False
+        head = plain_head(data, most)
+        if head is None:
+            return False
+        if self._timer is not None:
+            self._time_headers(False)
+        end = head.end + head.length
+        body = data[head.end : end]
+        scope = head.scope()
+        scope["server"], scope["client"] = self.server, self.client
+        scope["scheme"], scope["state"] = self.scheme, self.app_state.copy()
+        fields = self.server_state.default_headers
+        request = PlainRequest(self, scope, body, head.length - len(body), fields, self.logger)
+        self.scope, self.headers, self.cycle = request.scope, head.fields, request
+        self._keep_ahead(data[end:])
+        task = self.loop.create_task(request.run_asgi(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+        return True
+
+    def _keep_ahead(self, data: bytes) -> None:
+        if data:  # requests are answered one after the other
+            self._ahead += data
+            self.flow.pause_reading()
+
+    def _note_rest_of(self, answered: PlainRequest) -> None:
+        """A body goes on to come that nobody reads; so it may, for as long as headers may."""
+        if answered.response_complete:
+            self._rests_since = self.loop.time()
+            if self._timer is None:
+                self._time_headers(True)
+
     def on_response_complete(self) -> None:
         is_watched = self._unread is not None and not self._unread.is_over
         if not is_watched and self.transport.get_write_buffer_size():
             self._unread = UnreadAnswer(self.transport, self.loop, self.write_stall)
-        super().on_response_complete()
+        if type(self.cycle) is not PlainRequest:
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._rests_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._time_rest(self.timeout_keep_alive)
+        self.flow.resume_reading()
+        ahead, self._ahead = self._ahead, b""
+        if ahead:
+            self.data_received(ahead)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes the connection if nothing has come for so long. The timer goes on while plain
+        requests come and go: to set it for each would cost each.
+        """
+        self.timeout_keep_alive_task = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            return  # it is set when the answer is written
+        left = self._rests_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._time_rest(left)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _time_rest(self, seconds: float) -> None:
+        handler = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
 
     def _time_headers(self, waits: bool) -> None:
         """Whether the headers of a request are waited for, from now on."""

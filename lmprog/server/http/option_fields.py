@@ -106,12 +106,22 @@ def carry(body: msgspec.Struct, dialect: wire.Dialect, chat: msgspec.Struct) -> 
             setattr(chat, ours, getattr(body, theirs))
 
 
+_SPELLED: Mapping[str, tuple[tuple[str, wire.OptionLine], ...]] = {
+    dialect: tuple(
+        (spelling, line)
+        for line in wire.SAMPLING_OPTIONS.values()
+        if (spelling := line.spelling(dialect)) is not None
+    )
+    for dialect in wire.DIALECTS
+}
+"""The fields of each dialect: asked for by each request."""
+
+
 def _values(body: msgspec.Struct, dialect: wire.Dialect) -> Iterator[tuple[str, Any]]:
-    for line in wire.SAMPLING_OPTIONS.values():
-        spelling = line.spelling(dialect)
-        value = None if spelling is None else getattr(body, spelling)
+    for spelling, line in _SPELLED[dialect]:
+        value = getattr(body, spelling)
         if value is not None:
-            yield line.name, _value(line, value, spelling or "")
+            yield line.name, _value(line, value, spelling)
 
 
 def _value(line: wire.OptionLine, value: Any, spelling: str) -> Any:

@@ -73,15 +73,14 @@ async def until_gone(request: Request, work: Awaitable[T]) -> T:
     """
     task, is_gone, is_over = asyncio.current_task(), False, False
     assert task is not None
-    leaving = asyncio.ensure_future(_gone(request.receive))
 
-    def leave(_: object) -> None:
+    def leave() -> None:
         nonlocal is_gone
         if not is_over:
             is_gone = True
             task.cancel()
 
-    leaving.add_done_callback(leave)
+    forget = _watch(request, leave)
     try:
         try:
             return await work
@@ -94,7 +93,18 @@ async def until_gone(request: Request, work: Awaitable[T]) -> T:
         raise
     finally:
         is_over = True  # a callback that is due already cannot be taken back
-        leaving.cancel()
+        forget()
+
+
+def _watch(request: Request, leave: Callable[[], None]) -> Callable[[], object]:
+    """Calls `leave` when the client leaves; what ends that. Our own listener says so by itself."""
+    when_gone: Callable[..., Callable[[], object]] | None
+    when_gone = request.scope.get("state", {}).get("when_gone")
+    if when_gone is not None:
+        return when_gone(leave)
+    leaving = asyncio.ensure_future(_gone(request.receive))
+    leaving.add_done_callback(lambda _: leave())
+    return leaving.cancel
 
 
 class EventStream(Response):

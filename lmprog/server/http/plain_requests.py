@@ -1,0 +1,267 @@
+"""Requests in the form in which nearly all of them come, and their answers, without h11.
+
+Such a head comes whole, in HTTP/1.1, with one host, at most a `content-length`, and no field
+twice. What has any other form is left to h11, so that no form is understood in two ways:
+`plain_head` takes a part of what h11 takes, and reads it as h11 does. Knows bytes and ASGI; knows
+no application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, RequestResponseCycle
+
+from lmprog.server.http.http_errors import Problem
+
+Field = tuple[bytes, bytes]
+
+_HEAD = re.compile(
+    rb"(GET|POST|PUT|DELETE) (/[!-~]*+) HTTP/1\.1\r\n"
+    rb"((?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[\t -~\x80-\xff]*+\r\n)++)\r\n"
+)
+_H11S = frozenset((b"transfer-encoding", b"expect", b"upgrade"))
+"""Fields that ask for more than is done here."""
+_MOST_DIGITS = 15
+STATUS_LINES = {
+    status: b"HTTP/1.1 %d %b" % (status, phrase) for status, phrase in STATUS_PHRASES.items()
+}
+_CHUNKED = (b"transfer-encoding", b"chunked")
+_NO_BODY = (204, 304)
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class PlainHead:
+    """The head of one request. `end`: where its body begins; `length`: that of the body."""
+
+    __slots__ = ("end", "fields", "length", "method", "target")
+
+    def __init__(
+        self, method: bytes, target: bytes, fields: list[Field], end: int, length: int
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.fields = fields
+        self.end = end
+        self.length = length
+
+    def scope(self) -> dict[str, Any]:
+        """What ASGI says of the request itself."""
+        path, _, query = self.target.partition(b"?")
+        text = path.decode("ascii")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": self.method.decode("ascii"),
+            "root_path": "",
+            "path": unquote(text) if "%" in text else text,
+            "raw_path": path,
+            "query_string": query,
+            "headers": self.fields,
+        }
+
+
+def plain_head(data: bytes, most: int) -> PlainHead | None:
+    """The head that `data` begins with, of `most` bytes; None where h11 has to read it."""
+    found = _HEAD.match(data)
+    if found is None or found.end() > most:
+        return None
+    method, target, block = found.groups()
+    fields = []
+    for line in block[:-2].split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        fields.append((name.lower(), value.strip(b" \t")))
+    given = dict(fields)
+    length = given.get(b"content-length", b"0")
+    if (
+        len(given) != len(fields)
+        or b"host" not in given
+        or not _H11S.isdisjoint(given)
+        or given.get(b"connection", b"keep-alive").lower() != b"keep-alive"
+        or not length.isdigit()
+        or len(length) > _MOST_DIGITS
+    ):
+        return None
+    return PlainHead(method, target, fields, found.end(), int(length))
+
+
+def head_of(status: int, fields: Iterable[Field]) -> bytes:
+    """The head of an answer. Raises ValueError for what would be another field."""
+    lines = [STATUS_LINES[status], *[b"%b: %b" % field for field in fields]]
+    head = b"\r\n".join(lines) + b"\r\n\r\n"
+    ends = len(lines) + 1
+    if head.count(b"\n") != ends or head.count(b"\r") != ends or b"\0" in head:
+        raise ValueError("a header's value has the end of a line in it")
+    return head
+
+
+class Answering(Protocol):
+    """The connection of a request."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+
+    def on_response_complete(self) -> None: ...
+
+
+class PlainRequest(RequestResponseCycle):
+    """One request, and the answer that is written to it: for ASGI by `receive` and `send`, and
+    by shorter ways for our own application: `answer`, `when_gone`, and a `whole_body`.
+    """
+
+    def __init__(
+        self,
+        connection: Answering,
+        scope: dict[str, Any],
+        body: bytes,
+        missing: int,
+        default_fields: list[Field],
+        logger: Any,
+    ) -> None:
+        """`missing` bytes of the body are still to come."""
+        self.scope = scope  # type: ignore[assignment]
+        self.transport = connection.transport
+        self.flow = connection.flow
+        self.logger = logger
+        self.on_response = connection.on_response_complete
+        self.message_event = self  # type: ignore[assignment]
+        self.disconnected = self.response_started = self.response_complete = False
+        self.keep_alive = True
+        self._defaults = default_fields
+        self._parts = [body] if body else []
+        self._held = len(body)
+        self.missing = missing
+        self._is_told = False
+        self._is_chunked = False
+        self._head = b""
+        self._news: asyncio.Event | None = None
+        self._leavers: list[Callable[[], None]] = []
+        state = scope["state"]
+        state["write_answer"] = self.answer
+        state["when_gone"] = self.when_gone
+        if body and not missing:
+            state["whole_body"] = body
+
+    def feed(self, data: bytes) -> bytes:
+        """More of the body has come; what of `data` lies behind it."""
+        part = data[: self.missing]
+        self.missing -= len(part)
+        if not self.response_complete:
+            self._parts.append(part)
+            self._held += len(part)
+            if self._held > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            self._wake()
+        return data[len(part) :]
+
+    def set(self) -> None:
+        """uvicorn's connection says so when the client has left."""
+        self._wake()
+        if self.disconnected:
+            leavers, self._leavers = self._leavers, []
+            for leave in leavers:
+                leave()
+
+    def when_gone(self, action: Callable[[], None]) -> Callable[[], None]:
+        """Calls `action` when the client leaves before the answer is complete; what takes that
+        back.
+        """
+        if self.disconnected:
+            action()
+            return lambda: None
+        self._leavers.append(action)
+        return lambda: self._leavers.remove(action) if action in self._leavers else None
+
+    async def receive(self) -> Any:
+        """As ASGI has it."""
+        while not (
+            self.disconnected
+            or self.response_complete
+            or self._parts
+            or (not self.missing and not self._is_told)
+        ):
+            self.flow.resume_reading()
+            if self._news is None:
+                self._news = asyncio.Event()
+            await self._news.wait()
+            self._news.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts, self._held = [], 0
+        self._is_told = not self.missing
+        return {"type": "http.request", "body": body, "more_body": self.missing > 0}
+
+    async def send(self, message: Any) -> None:
+        """As ASGI has it."""
+        kind = message["type"]
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        expected = "http.response.body" if self.response_started else "http.response.start"
+        if kind != expected or self.response_complete:
+            raise RuntimeError(f"The answer goes on with {expected!r}, not with {kind!r}.")
+        if not self.response_started:
+            self._begin(message["status"], message.get("headers", ()))
+            return
+        body, more = message.get("body", b""), message.get("more_body", False)
+        if self._is_chunked and body:
+            body = b"%x\r\n%b\r\n" % (len(body), body)
+        last = _LAST_CHUNK if self._is_chunked and not more else b""
+        written = self._head + body + last
+        self._head = b""
+        if written:
+            self.transport.write(written)
+        if not more:
+            self._end()
+
+    async def answer(self, status: int, fields: list[Field], body: bytes) -> None:
+        """A whole answer at once; `fields` say its length."""
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if not self.disconnected:
+            self._begin(status, fields)
+            self.transport.write(self._head + body)
+            self._end()
+
+    def _begin(self, status: int, given: Iterable[Field]) -> None:
+        """The head is written with the body where its length is known, else at once."""
+        fields = [*self._defaults, *given]
+        names = dict(fields)
+        self._is_chunked = b"content-length" not in names and status not in _NO_BODY
+        if self._is_chunked:
+            fields.append(_CHUNKED)
+        self._head = head_of(status, fields)
+        self.response_started = True
+        if names.get(b"connection", b"").lower() == b"close":
+            self.keep_alive = False
+        if self._is_chunked:
+            self.transport.write(self._head)
+            self._head = b""
+
+    def _end(self) -> None:
+        self.response_complete = True
+        self._leavers.clear()
+        self._wake()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set()
+
+
+FULL_BODY = Problem(503, "The server has as many connections as it may.", code="overloaded").body()
+FULL = (
+    b"%bcontent-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\n"
+    b"connection: close\r\n\r\n%b" % (STATUS_LINES[503] + b"\r\n", len(FULL_BODY), FULL_BODY)
+)
+"""The answer to a connection beyond what the process may have."""
