@@ -42,17 +42,13 @@ class EarlyRefusal:
         """
         self._routes = {route.path.encode(): route for route in routes}
         self._refuse = refuse
-        self._monitor = monitor
-
-    @property
-    def is_refusing(self) -> bool:
-        """Whether requests may have to be refused now."""
-        return self._monitor.is_refusing
+        self.monitor = monitor
+        """Knows whether requests may have to be refused now."""
 
     def is_for(self, head: h11.Request) -> bool:
         """Whether such a request may have to be refused."""
         return (
-            self.is_refusing
+            self.monitor.is_refusing
             and head.method == b"POST"
             and head.http_version == b"1.1"
             and head.target in self._routes
@@ -78,7 +74,7 @@ class EarlyRefusal:
         response = self._refuse(request)
         if response is None:
             return b""
-        with self._monitor.watch(scope) as end:
+        with self.monitor.watch(scope) as end:
             lines = [STATUS_LINES[response.status_code]]
             lines += [b"%b: %b" % field for field in response.raw_headers]
             for name in request_id_headers(route.path):

@@ -25,14 +25,13 @@ import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from lmprog.errors import InvalidParameter
 from lmprog.server.fairness.accounts import HeldBytes
 from lmprog.server.http.early_refusal import EarlyRefusal, RefusedBody
 from lmprog.server.http.http_errors import Problem
-from lmprog.server.http.plain_requests import FULL, PlainRequest, plain_head
+from lmprog.server.http.plain_requests import FULL, PlainConnection
 from lmprog.server.options.server_settings import ServerSettings
 
 BACKLOG = 65_535
@@ -141,13 +140,9 @@ class _HeldUntilRead:
             self._parts.pop().leave()
 
 
-class HttpConnection(H11Protocol):
+class HttpConnection(PlainConnection):
     """One client's connection."""
 
-    header_seconds: ClassVar[float] = 60.0
-    """Within which the headers of a request must be there, from its first byte or the connection's
-    beginning.
-    """
     write_stall: ClassVar[float] = 60.0
     """An answer that was written, and of which its client reads nothing for so long, is cut off."""
     early: ClassVar[EarlyRefusal | None] = None
@@ -166,15 +161,10 @@ class HttpConnection(H11Protocol):
         super().__init__(config, server_state, dict(app_state), _loop)
         if self.early is not None and config.h11_max_incomplete_event_size is not None:
             self.conn = _Parser(config.h11_max_incomplete_event_size, self._refuse)
-        self._timer: asyncio.TimerHandle | None = None
         self._unread: UnreadAnswer | None = None
         self._held = _HeldUntilRead(self)
         self._refused: RefusedBody | None = None
         """What is still to come of a request that was refused."""
-        self._has_h11_read = False
-        self._ahead = b""
-        """What has come behind a request that is under way."""
-        self._rests_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -186,10 +176,10 @@ class HttpConnection(H11Protocol):
         self.app_state["transport"] = transport
         self.app_state["write_part"] = self.write_part
         self.app_state["keep_until_read"] = self._held.keep
-        self._time_headers(True)
+        self.time_headers(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._time_headers(False)
+        self.time_headers(False)
         if self._unread is not None:
             self._unread.end()
         if self._refused is not None:
@@ -202,110 +192,21 @@ class HttpConnection(H11Protocol):
         super().resume_writing()
         self._held.leave()
 
+    @property
+    def may_refuse(self) -> bool:
+        return self.early is not None and self.early.monitor.is_refusing
+
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
             self._refused.forget(len(data))
-            return
-        plain = self.cycle if type(self.cycle) is PlainRequest else None
-        if plain is not None and plain.missing:
-            data = plain.feed(data)
-            self._note_rest_of(plain)
-        if plain is not None and not plain.response_complete:
-            self._keep_ahead(data)
-        elif data and not self._begin_plain(data):
-            self._read_by_h11(data)
-
-    def _read_by_h11(self, data: bytes) -> None:
-        self._has_h11_read = True
-        super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:  # a request is under way
-            self._time_headers(False)
-        elif self._timer is None:
-            # uvicorn's own timer between requests ends with the first byte of the next
-            self._time_headers(True)
-
-    def _begin_plain(self, data: bytes) -> bool:
-        """Whether a request begins here that needs no h11."""
-        most = self.config.h11_max_incomplete_event_size or 0
-        if self._has_h11_read:
-            states = {self.conn.our_state, self.conn.their_state}
-            if states != {h11.IDLE} or self.conn.trailing_data[0]:
-                return False
-        if self.early is not None and self.early.is_refusing:
-            return False
-        head = plain_head(data, most)
-        if head is None:
-            return False
-        if self._timer is not None:
-            self._time_headers(False)
-        end = head.end + head.length
-        body = data[head.end : end]
-        scope = head.scope()
-        scope["server"], scope["client"] = self.server, self.client
-        scope["scheme"], scope["state"] = self.scheme, self.app_state.copy()
-        fields = self.server_state.default_headers
-        request = PlainRequest(self, scope, body, head.length - len(body), fields, self.logger)
-        self.scope, self.headers, self.cycle = request.scope, head.fields, request
-        self._keep_ahead(data[end:])
-        task = self.loop.create_task(request.run_asgi(self.app))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
-        return True
-
-    def _keep_ahead(self, data: bytes) -> None:
-        if data:  # requests are answered one after the other
-            self._ahead += data
-            self.flow.pause_reading()
-
-    def _note_rest_of(self, answered: PlainRequest) -> None:
-        """A body goes on to come that nobody reads; so it may, for as long as headers may."""
-        if answered.response_complete:
-            self._rests_since = self.loop.time()
-            if self._timer is None:
-                self._time_headers(True)
+        else:
+            super().data_received(data)
 
     def on_response_complete(self) -> None:
         is_watched = self._unread is not None and not self._unread.is_over
         if not is_watched and self.transport.get_write_buffer_size():
             self._unread = UnreadAnswer(self.transport, self.loop, self.write_stall)
-        if type(self.cycle) is not PlainRequest:
-            super().on_response_complete()
-            return
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self._rests_since = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._time_rest(self.timeout_keep_alive)
-        self.flow.resume_reading()
-        ahead, self._ahead = self._ahead, b""
-        if ahead:
-            self.data_received(ahead)
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Closes the connection if nothing has come for so long. The timer goes on while plain
-        requests come and go: to set it for each would cost each.
-        """
-        self.timeout_keep_alive_task = None
-        if self.cycle is not None and not self.cycle.response_complete:
-            return  # it is set when the answer is written
-        left = self._rests_since + self.timeout_keep_alive - self.loop.time()
-        if left > 0:
-            self._time_rest(left)
-        else:
-            super().timeout_keep_alive_handler()
-
-    def _time_rest(self, seconds: float) -> None:
-        handler = self.timeout_keep_alive_handler
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
-
-    def _time_headers(self, waits: bool) -> None:
-        """Whether the headers of a request are waited for, from now on."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        if waits:
-            self._timer = self.loop.call_later(self.header_seconds, self.transport.abort)
+        super().on_response_complete()
 
     def _refuse(self, head: h11.Request) -> bytes | None:
         """Answers a request for which there is no room, and gives what has come after it. A body
@@ -329,7 +230,7 @@ class HttpConnection(H11Protocol):
         if ends:
             self._refused = RefusedBody(self.transport, missing, self.loop)
             return b""
-        self._time_headers(True)
+        self.time_headers(True)
         return come[length:]
 
     async def write_part(self, part: bytes) -> None:

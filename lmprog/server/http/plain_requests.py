@@ -11,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import unquote
 
+import h11
+from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from lmprog.server.http.http_errors import Problem
 
@@ -257,6 +260,127 @@ class PlainRequest(RequestResponseCycle):
     def _wake(self) -> None:
         if self._news is not None:
             self._news.set()
+
+
+class PlainConnection(H11Protocol):
+    """uvicorn's connection, on which requests of the usual form are read without h11."""
+
+    header_seconds: ClassVar[float] = 60.0
+    """Within which the headers of a request must be there, from its first byte or the connection's
+    beginning.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_h11_read = False
+        self._ahead = b""
+        """What has come behind a request that is under way."""
+        self._rests_since = 0.0
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether heads have to be seen by h11's parser, which may refuse them."""
+        return False
+
+    def data_received(self, data: bytes) -> None:
+        plain = self.cycle if type(self.cycle) is PlainRequest else None
+        if plain is not None and plain.missing:
+            data = plain.feed(data)
+            if plain.response_complete:  # of a body that nobody reads, for as long as headers may
+                self._rests_since = self.loop.time()
+                if self._timer is None:
+                    self.time_headers(True)
+        if plain is not None and not plain.response_complete:
+            self._keep_ahead(data)
+        elif data and not self._begin_plain(data):
+            self._read_by_h11(data)
+
+    def _read_by_h11(self, data: bytes) -> None:
+        self._has_h11_read = True
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:  # a request is under way
+            self.time_headers(False)
+        elif self._timer is None:
+            # uvicorn's own timer between requests ends with the first byte of the next
+            self.time_headers(True)
+
+    def _begin_plain(self, data: bytes) -> bool:
+        """Whether a request begins here that needs no h11."""
+        most = self.config.h11_max_incomplete_event_size or 0
+        if self._has_h11_read:
+            states = {self.conn.our_state, self.conn.their_state}
+            if states != {h11.IDLE} or self.conn.trailing_data[0]:
+                return False
+        if self.may_refuse:
+            return False
+        head = plain_head(data, most)
+        if head is None:
+            return False
+        if self._timer is not None:
+            self.time_headers(False)
+        end = head.end + head.length
+        body = data[head.end : end]
+        scope = head.scope()
+        scope["server"], scope["client"] = self.server, self.client
+        scope["scheme"], scope["state"] = self.scheme, self.app_state.copy()
+        fields = self.server_state.default_headers
+        request = PlainRequest(self, scope, body, head.length - len(body), fields, self.logger)
+        self.scope, self.headers, self.cycle = request.scope, head.fields, request
+        self._keep_ahead(data[end:])
+        task = self.loop.create_task(request.run_asgi(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+        return True
+
+    def _keep_ahead(self, data: bytes) -> None:
+        if data:  # requests are answered one after the other
+            self._ahead += data
+            self.flow.pause_reading()
+
+    def on_response_complete(self) -> None:
+        if type(self.cycle) is not PlainRequest:
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self._rests_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            seconds, handler = self.timeout_keep_alive, self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)
+        self.flow.resume_reading()
+        ahead, self._ahead = self._ahead, b""
+        if ahead:
+            self.data_received(ahead)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes the connection if nothing has come for so long. The timer goes on while plain
+        requests come and go: to set it for each would cost each.
+        """
+        self.timeout_keep_alive_task = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            return  # it is set when the answer is written
+        left = self._rests_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            handler = self.timeout_keep_alive_handler
+            self.timeout_keep_alive_task = self.loop.call_later(left, handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def time_headers(self, waits: bool) -> None:
+        """Whether the headers of a request are waited for, from now on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if waits:
+            self._timer = self.loop.call_later(self.header_seconds, self.transport.abort)
 
 
 FULL_BODY = Problem(503, "The server has as many connections as it may.", code="overloaded").body()

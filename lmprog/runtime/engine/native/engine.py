@@ -422,11 +422,10 @@ class NativeEngine:
         recurrent = c_recurrent(shape, self.memory.states)
         state_bytes = int(self._library.lmprog_engine_state_bytes(byref(recurrent)))
         state_bytes *= recurrent.num_slots + 1
-        num_recurrent = shape.num_layers - shape.num_attending
         ones = np.ones(max(heads.head_dim for heads in map(shape.heads_of, range(len(layers)))))
         ones = ones.astype(np.float32)
         self._pool = pool = Region(sum(aligned(size) for both in sizes.values() for size in both))
-        self._state_pool = Region(aligned(state_bytes) * num_recurrent)
+        self._state_pool = Region(aligned(state_bytes) * (shape.num_layers - shape.num_attending))
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             layer.shape, layer.inner = attention[index], shape.inner_of(index)
             for name, part in parts.items():
