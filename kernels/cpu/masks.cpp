@@ -98,6 +98,7 @@ Verdict explore(lmprog_automaton& a, const lmprog_bucket& bucket, uint32_t state
         a.next.clear();
         for (const uint32_t from : a.here) {
             const Steps& steps = a.groups.steps(from);
+            a.let_others();
             for (int g = 0; g < lmprog::kGroups; g++) {
                 if (!(bucket.groups >> g & 1)) continue;
                 const lmprog::Step& step = steps[g];

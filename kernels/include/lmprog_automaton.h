@@ -146,13 +146,13 @@ class Automaton {
     // In the midst of a call, others are made meanwhile.
     template <class Body> void pause(Body others) {
         const Work work = work_;
-        const int64_t states = states_before_, held = held_before_;
+        const int64_t states = num_states() - states_before_, held = num_held() - held_before_;
         is_paused_ = true;
         others();
         is_paused_ = false;
         work_ = work;
-        states_before_ = states;
-        held_before_ = held;
+        states_before_ = num_states() - states;  // what others added is not this call's
+        held_before_ = num_held() - held;
     }
 
     // A fresh automaton of the same net with some of the states. `to[i]` becomes the new number of `from[i]`: of the
@@ -269,6 +269,7 @@ class Automaton {
     const Closure& frame_closure(uint32_t frame) {
         if (!closures_[frame]) {
             auto made = std::make_unique<Closure>();
+            entered_.clear();  // a call that grew too large left some
             resumed_.assign(1, frame);
             close(*made);
             closed_ += made->positions.size();
@@ -501,15 +502,7 @@ class Automaton {
         return largest_;
     }
 
-    void step(int64_t steps = 1) {
-        try {
-            work_.take(steps);
-        } catch (const Grown&) {
-            entered_.clear();
-            resumed_.clear();
-            throw;
-        }
-    }
+    void step(int64_t steps = 1) { work_.take(steps); }
 
     lmprog_net net_;
     uint32_t start_ = 0;

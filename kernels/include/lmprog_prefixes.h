@@ -42,11 +42,15 @@ class Prefixes {
         return net_.kind[net_.args[3 * frame.node]] == kLeaf;
     }
 
+    // Only where nothing is taken for granted: a call may end here.
+    void spend() { a_.take_work(1 + std::exchange(spent_, 0)); }
+
     int32_t start_of_loop(const Position& loop) const { return net_.args[3 * net_.args[3 * a_.frame_of(loop.frame).node]]; }
 
     // Whether all that `at` reads goes on from one of these, as far as they are loops.
     bool is_within(const Position& at, const std::vector<Position>& kept) {
         for (const Position& loop : kept) {
+            spend();
             if (!is_loop(loop)) return false;  // the loops come first
             const int32_t start = start_of_loop(loop);
             if (!goes_on(at.leaf_state, loop.leaf_state, start)) continue;
@@ -96,6 +100,7 @@ class Prefixes {
         std::vector<std::pair<int32_t, int32_t>> pairs{{at, in}};
         bool out = true;
         for (size_t i = 0; out && i < pairs.size(); i++) {
+            spent_ += static_cast<int64_t>(pairs.size());
             const auto [here, there] = pairs[i];
             for (int32_t e = net_.edge_start[here]; out && e < net_.edge_start[here + 1]; e++)
                 out = moves(net_.edges + 3 * e, there, start, pairs);
@@ -128,6 +133,7 @@ class Prefixes {
     Automaton& a_;
     const lmprog_net& net_;
     int depth_ = 0;
+    int64_t spent_ = 0;  // steps that were not counted yet
     std::vector<Position> all_;
     std::unordered_map<uint64_t, bool> nodes_;
     std::unordered_map<std::pair<uint64_t, int32_t>, bool, Hash> leaves_;

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, too_large
-from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
+from lmprog.constraints.kernel import INT, LONG, POINTER, free_with, kernel, or_memory
 from lmprog.constraints.lower import any_json_character, any_text
 from lmprog.constraints.net import UNREACHABLE, Leaf, Net
 from lmprog.constraints.vocabulary import NUM_GROUPS, Vocabulary, group_bytes
@@ -165,7 +165,7 @@ class _Tokens:
         arrays = any_content.edges, starts, any_content.final, any_content.cost
         view = _CLeaf(*(one.ctypes.data for one in arrays), any_content.num_states)
         made = or_memory(self._kernel.lmprog_string_tokens_new(self.pointer, ctypes.byref(view)))
-        weakref.finalize(self, self._kernel.lmprog_string_tokens_free, made)
+        free_with(self, self._kernel.lmprog_string_tokens_free, made)
         return made
 
 
@@ -207,7 +207,7 @@ class Automaton:
         self._handle: int = core.lmprog_automaton_new(ctypes.byref(view), self._vocabulary.pointer)
         if not self._handle:
             raise too_large(limits)
-        weakref.finalize(self, core.lmprog_automaton_free, self._handle)
+        free_with(self, core.lmprog_automaton_free, self._handle)
         self._result = _CResult()
         self._ids = np.zeros(NARROW, np.int32)
         self.start: int = core.lmprog_automaton_start(self._handle)

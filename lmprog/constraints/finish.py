@@ -19,7 +19,7 @@ from array import array
 
 import numpy as np
 
-from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
+from lmprog.constraints.kernel import INT, LONG, POINTER, free_with, kernel, or_memory
 from lmprog.constraints.lower import any_text
 from lmprog.constraints.net import (
     ALL_BYTES,
@@ -73,7 +73,7 @@ class _Letters:
         lengths = array("i", map(len, short)).tobytes()
         core = kernel()
         self.cover = or_memory(core.lmprog_cover_new(b"".join(short), lengths, len(short)))
-        weakref.finalize(self, core.lmprog_cover_free, self.cover)
+        free_with(self, core.lmprog_cover_free, self.cover)
 
 
 _alphabets: weakref.WeakKeyDictionary[Alphabet, _Letters] = weakref.WeakKeyDictionary()

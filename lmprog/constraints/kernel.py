@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from lmprog import native
@@ -91,3 +93,10 @@ def or_memory(made: int | None) -> int:
     if not made:
         raise MemoryError("no memory for a constraint")
     return made
+
+
+def free_with(owner: object, free: Callable[[int], object], made: int) -> None:
+    """Frees what the library made once `owner` is gone, but not at the end of the process, where
+    threads may still use it.
+    """
+    weakref.finalize(owner, free, made).atexit = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from threading import Event
+from threading import Event, Lock
 from typing import TypeVar
 from weakref import ref
 
@@ -25,7 +25,7 @@ from lmprog.constraints.constraint import (
 )
 from lmprog.constraints.net import UNREACHABLE
 from lmprog.constraints.vocabulary import Vocabulary
-from lmprog.errors import LmprogError
+from lmprog.errors import GrammarError, LmprogError
 
 _MAX_FORCED = 512
 _MAX_ADVANCES = 1 << 13
@@ -42,16 +42,30 @@ class _MaskApart:
     def __init__(self, engine: Automaton, state: State, budget: int | None) -> None:
         self.state = state  # held, so that its number stays what it is
         self.budget = budget
-        self.made: RawMask | LmprogError | MemoryFull | None = None
+        self.made: RawMask | LmprogError | None = None
+        """None where the memory is full."""
         self.is_over = Event()
         self._engine = engine
         self._of = state.number, _most(budget)
+        self._begun = Lock()
+
+    def give_up(self) -> bool:
+        """True: it has not begun, and never does."""
+        return self._begun.acquire(blocking=False)
 
     def __call__(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
         try:
             self.made = self._engine.mask_apart(*self._of)
-        except (LmprogError, MemoryFull) as error:
+        except MemoryFull:
+            pass
+        except LmprogError as error:
             self.made = error
+        except Exception as error:  # noqa: BLE001  the thread's border: the call must fail
+            what = f"a mask could not be made: {type(error).__name__}: {error}"
+            self.made = GrammarError(what, position=None)
+            self.made.__cause__ = error
         finally:
             self.is_over.set()
 
@@ -145,22 +159,27 @@ class RegularConstraint:
                 made, used = None, 0
             work.left -= used
             if made is not None:
-                if made.like and not self.is_ready(self._state(made.like)):
-                    return False
+                if made.like:
+                    twin = self._state(made.like)
+                    if not self.is_ready(twin):
+                        return False
+                    if (twin, None) in self._failed:
+                        self._failed[state, budget] = self._failed.pop((twin, None))
+                        return True
                 self._keep(state, budget, made)
                 return True
         self._begin(state, budget, work)
         return False
 
     def _take(self, work: MaskWork | None = None) -> None:
-        """What was made in another thread, once that is over. With `work`, the mask that it is
-        like is made next.
+        """What was made in another thread, once that is over; what waits there for other masks is
+        given up. With `work`, the mask that it is like is made next.
         """
-        apart = self._apart
-        if apart is None:
+        apart, self._apart = self._apart, None
+        if apart is None or apart.give_up():
             return
         apart.is_over.wait()
-        self._apart, made = None, apart.made
+        made = apart.made
         if isinstance(made, LmprogError):
             self._failed[apart.state, apart.budget] = made
         elif isinstance(made, RawMask):

@@ -10,7 +10,6 @@ and no JSON.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +34,7 @@ from lmprog.constraints.expression import (
     has_looks,
     lengths,
 )
-from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
+from lmprog.constraints.kernel import INT, LONG, POINTER, free_with, kernel, or_memory
 from lmprog.constraints.lower import Lowering, all_but
 from lmprog.constraints.net import FAIL, NetBuilder, Node, UnfinishedTable
 from lmprog.errors import GrammarError
@@ -280,7 +279,7 @@ class _Matcher:
         self.expression = expression
         self._takes = core.lmprog_matcher_takes
         self._handle = or_memory(core.lmprog_matcher_new(program, len(program) // 4))
-        weakref.finalize(self, core.lmprog_matcher_free, self._handle)
+        free_with(self, core.lmprog_matcher_free, self._handle)
         self._lock = Lock()  # the kernel remembers what it finds out
 
     def takes(self, text: str) -> bool:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections.abc import Callable, Hashable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from lmprog import wire
 from lmprog.constraints.automaton import Automaton
-from lmprog.constraints.compiling.compiler import regular_net
-from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.compiling.compiler import compile_constraint, regular_net
+from lmprog.constraints.constraint import CompileLimits, State
 from lmprog.constraints.net import UNREACHABLE
+from lmprog.constraints.regular import RegularConstraint
 from lmprog.errors import GrammarError
 from lmprog.runtime.programs.call_constraints import CallConstraints, vocabulary_of
 from lmprog.runtime.programs.compile_pool import CompilePool, MaskThread
@@ -194,3 +196,66 @@ def test_other_calls_are_let_in_while_a_mask_is_made() -> None:
     late, used = fresh.mask_within(fresh.run(fresh.start, text), UNREACHABLE, work // 2)
     assert late is None
     assert used <= work // 2 + 10_000
+
+
+def late(text: bytes) -> tuple[RegularConstraint, Held, State]:
+    """A constraint behind a text, from where its mask is that of another state."""
+    made = compile_constraint(wire.Regex("(?s).*a.{30}"), vocabulary_of(byte_tokenizer()))
+    assert isinstance(made, RegularConstraint)
+    made.work = held = Held()
+    state = made.advance_bytes(made.start, text)
+    assert state is not None
+    return made, held, state
+
+
+def test_a_mask_that_waits_for_others_is_not_waited_for() -> None:
+    made, held, state = late(b"aba")
+    assert not made.is_ready(state)
+    assert made.mask(state).count, "made here, though the other thread never comes to it"
+    assert not made.is_ready(made.start)
+    made._collect()
+    for job in held.jobs:
+        job()
+    assert made.start.row is None, "what was given up is not made"
+    assert not made.is_ready(made.start)
+    assert held.num_begun == 3
+
+
+def test_the_mask_of_another_state_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only whoever asks for the mask is told so."""
+    made, held, state = late(b"aba")
+    assert not made.is_ready(state)
+    held.jobs.pop()()
+    assert not made.is_ready(state), "the mask of the other state is made now"
+
+    def fails(self: Automaton, state: int, most: int) -> None:
+        raise GrammarError("too large", position=None)
+
+    monkeypatch.setattr(Automaton, "mask_apart", fails)
+    held.jobs.pop()()
+    held.left = 1000
+    assert made.is_ready(state)
+    with pytest.raises(GrammarError, match="too large"):
+        made.mask(state)
+    assert made.mask(state).count
+
+
+def test_any_error_of_the_thread_is_the_calls_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Automaton, state: int, most: int) -> None:
+        raise MemoryError("no room")
+
+    made, held, state = late(b"aba")
+    monkeypatch.setattr(Automaton, "mask_apart", fails)
+    assert not made.is_ready(state)
+    held.jobs.pop()()
+    assert made.is_ready(state)
+    with pytest.raises(GrammarError, match="MemoryError: no room"):
+        made.mask(state)
+
+
+def test_nothing_is_freed_at_the_end_of_the_process() -> None:
+    """A thread may be in the midst of a mask there."""
+    made, _, _ = late(b"aba")
+    registry: dict[Any, object] = vars(weakref.finalize)["_registry"]
+    ours = [one for one in registry if (found := one.peek()) and found[0] is made._engine]
+    assert [one.atexit for one in ours] == [False]

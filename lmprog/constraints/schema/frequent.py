@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -24,7 +23,7 @@ from threading import Lock
 from lmprog import wire
 from lmprog.constraints.constraint import Check, CompileLimits, CompileTooLong
 from lmprog.constraints.expression import ANYTHING
-from lmprog.constraints.kernel import INT, LONG, POINTER, kernel, or_memory
+from lmprog.constraints.kernel import INT, LONG, POINTER, free_with, kernel, or_memory
 from lmprog.constraints.lower import Lowering
 from lmprog.constraints.net import AllBut, LeafSource, NetBuilder, NetPart, NewNodes, Node
 from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, REFUSED
@@ -214,7 +213,7 @@ class NativeReader:
         self._document = document
         self._text = text
         self._wanted, self._nodes = _CWanted(), _CNodes()
-        weakref.finalize(self, self._kernel.lmprog_schemas_free, document)
+        free_with(self, self._kernel.lmprog_schemas_free, document)
 
     @classmethod
     def of(cls, text: str, comma: bytes, colon: bytes) -> NativeReader | None:
