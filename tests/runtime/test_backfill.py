@@ -8,6 +8,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.config import SchedulerConfig
+from lmprog.runtime.scheduling.admission import MOST_PASSING
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
 from tests.runtime.rig import Rig
 from tests.runtime.test_shares_hold import LIAR, Asker, BusyRuntime
@@ -44,9 +45,13 @@ def test_a_short_call_goes_past_one_that_waits_for_memory() -> None:
     assert rig.large.num_generated == 100
 
 
-def test_short_calls_of_other_clients_go_past_it_too() -> None:
+@pytest.mark.parametrize("num_before", [0, 2 * MOST_PASSING])
+def test_short_calls_of_other_clients_go_past_it_too(num_before: int) -> None:
     rig = ShortMemory()
+    for number in range(num_before):
+        rig.ask(4 + number, 8, 100, client="other")
     short = rig.ask(3, 4, 2, client="other")
+    rig.scheduler.shares.serve("other", 1.0)
     rig.step()
     assert short.state is SequenceState.RUNNING
 

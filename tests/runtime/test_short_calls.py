@@ -88,6 +88,7 @@ def test_short_calls_go_before_long_ones_for_as_long_as_those_are_served() -> No
     number = 20
     while len([one for one in rig.long if one.num_generated == 40]) < 2:
         number += 1
+        assert number < 600, "long ones are served too"
         rig.short(number)
         rig.step()
     short = sum(
@@ -162,13 +163,14 @@ def test_a_short_call_is_given_a_row_at_once_though_long_answers_hold_all(client
 
 def test_a_short_call_is_given_no_row_of_a_higher_priority() -> None:
     rig = TimedRig(0.005, 0.001, max_rows=1)
-    rig.gen(prompt(1, 20), 60, priority=1)
+    long = rig.gen(prompt(1, 20), 60, priority=1)
     for _ in range(20):
         rig.step()
     short = rig.gen(prompt(2, 4), 1)
     for _ in range(10):
         rig.step()
     assert not short.admission_order
+    assert not rig.scheduler._running.admission.gives_row(long), "to nobody else either"
     other = rig.gen(prompt(3, 4), 1, client="other")
     rig.step()
     rig.step()
