@@ -177,7 +177,7 @@ def test_a_request_that_waits_for_its_turn_can_be_cancelled() -> None:
         async with running(app, "one"):
             body = {"prompt": "later", "max_tokens": 5}
             asked = asyncio.create_task(
-                client.post("/v1/completions", json=body, headers=bearer("two"))
+                client.post("/v1/completions", json=body, headers=bearer("one"))
             )
             seen: dict[str, Any] = {"open": []}
             while len(seen["open"]) < 2:
@@ -186,7 +186,7 @@ def test_a_request_that_waits_for_its_turn_can_be_cancelled() -> None:
             number = seen["open"][1]["number"]
             await client.post(f"/ui/requests/{number}/cancel", headers=bearer("admin"))
             assert (await asked).status_code == 410
-        done = await client.post("/v1/completions", json=body, headers=bearer("two"))
+        done = await client.post("/v1/completions", json=body, headers=bearer("one"))
         assert done.status_code == 200
 
     with_slow_runtime(run, max_running=1, **KEYS)
