@@ -434,8 +434,6 @@ class ZmqClientChannel:
     def _take_in(self) -> list[wire.Reply]:
         replies: list[wire.Reply] = []
         for _ in range(_MAX_CLIENT_FRAMES):
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                break  # an exception would cost as much as a frame
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:

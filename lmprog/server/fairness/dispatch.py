@@ -118,6 +118,9 @@ class Dispatcher:
         """Sends `ops` in their order, when it is their turn."""
         now = self._clock()
         self._weights[flow.name] = flow.weight
+        if len(self._weights) > 2 * (len(self._held) + len(self._queue.flows)) + 64:
+            kept = {*self._held, *self._queue.flows, flow.name}
+            self._weights = {one: self._weights[one] for one in kept}
         for piece in _pieces(outlet, flow, ops, now):
             self._waiting[outlet] = self._waiting.get(outlet, 0) + 1
             self._queue.push(flow.name, flow.weight, piece.cost, piece)
