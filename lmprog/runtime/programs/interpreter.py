@@ -198,7 +198,7 @@ class Interpreter:
                 grown = client.branches.get(number)
                 self._queue(grown, self._bind(client, pieces))
                 if op.early and grown is not None:
-                    self._early.grown.append(grown)
+                    self._early.grow(grown)
             case wire.Generate() | wire.Select() | wire.Read():
                 self._arrive(client_id, client, op)
             case wire.Close(branch=number, forget=forget):

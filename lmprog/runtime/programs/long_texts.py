@@ -390,7 +390,12 @@ class EarlyTexts:
         self.grown: deque[RuntimeBranch] = deque(maxlen=MOST_GROWN)
         """Branches to which text has come, the first one first."""
         self.under_way: list[tuple[RuntimeBranch, Sequence]] = []
-        scheduler.hooks.spare.append(self._begin)
+
+    def grow(self, branch: RuntimeBranch) -> None:
+        """Text has come to the branch, and more may. Steps know of it from the first one on."""
+        self.grown.append(branch)
+        if self._begin not in self._scheduler.hooks.spare:
+            self._scheduler.hooks.spare.append(self._begin)
 
     def _begin(self) -> None:
         """Submits what comes next, as much as a step may have beside decodes: a call that comes
