@@ -17,7 +17,7 @@ FILES = {"gen": 54, "select": 54, "json": 62, "chat": 70}
 """Of the package, that a call passes; the aim is 45, 45, 65 and 60."""
 VALUES = 35
 """Value classes that a plain gen passes; the aim is 16."""
-CALLS = 988
+CALLS = 987
 """Calls of Python functions of a plain gen; the aim is 550. All steps are counted; the 905 that
 stand in older notes left out those of the step that waited when the program began.
 """
@@ -153,7 +153,7 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
 
 
 MOST_FILES = 464
-MOST_LINES = 110_537
+MOST_LINES = 110_528
 """Of the package; the aims are 420 and 84,000."""
 MOST_BESIDE = 45
 """Files that only one file of their own folder imports; the aim is 40."""

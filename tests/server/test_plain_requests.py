@@ -138,7 +138,12 @@ def test_an_answer_of_known_length_is_one_write_and_one_without_is_chunked() -> 
 def test_an_answer_that_says_close_ends_the_connection() -> None:
     request, connection = asked()
     fields = [(b"content-length", b"0"), (b"connection", b"close")]
-    asyncio.run(request.answer(413, fields, b""))
+
+    async def scenario() -> None:
+        await request.send({**START, "status": 413, "headers": fields})
+        await request.send({"type": "http.response.body"})
+
+    asyncio.run(scenario())
     assert connection.is_closed
     assert request.response_complete
 

@@ -257,4 +257,5 @@ class Sequence:
         tokens may follow it.
         """
         task = self.task
-        return self.remaining - (not task.is_plain and not task.is_ready())
+        known = len(self.tokens) - self.computed
+        return known if task.is_plain or task.is_ready() else known - 1

@@ -115,7 +115,7 @@ class Answering(Protocol):
 
 class PlainRequest(RequestResponseCycle):
     """One request, and the answer that is written to it: for ASGI by `receive` and `send`, and
-    by shorter ways for our own application: `answer`, `when_gone`, and a `whole_body`.
+    by shorter ways for our own application: `when_gone`, and a `whole_body`.
     """
 
     def __init__(
@@ -146,7 +146,6 @@ class PlainRequest(RequestResponseCycle):
         self._news: asyncio.Event | None = None
         self._leavers: list[Callable[[], None]] = []
         state = scope["state"]
-        state["write_answer"] = self.answer
         state["when_gone"] = self.when_gone
         if body and not missing:
             state["whole_body"] = body
@@ -223,15 +222,6 @@ class PlainRequest(RequestResponseCycle):
         if written:
             self.transport.write(written)
         if not more:
-            self._end()
-
-    async def answer(self, status: int, fields: list[Field], body: bytes) -> None:
-        """A whole answer at once; `fields` say its length."""
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if not self.disconnected:
-            self._begin(status, fields)
-            self.transport.write(self._head + body)
             self._end()
 
     def _begin(self, status: int, given: Iterable[Field]) -> None:
