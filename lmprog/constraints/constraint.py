@@ -191,7 +191,7 @@ class MaskWork(Protocol):
     """Where masks are made that take too long for a step of the runtime."""
 
     left: int
-    """The work that masks may still take in this step, in steps of some five nanoseconds."""
+    """The work that masks may still take in this step, in steps of five to ten nanoseconds."""
 
     def begin(self, job: Callable[[], None]) -> bool:
         """Runs a job in another thread. False: too many wait there already."""
