@@ -231,7 +231,7 @@ async def serve_gateway(
     """Serves until the server given to `when_ready` is told to stop."""
     server = http_server(gateway)
     when_ready(server)
-    await server.serve([bound])
+    await asyncio.create_task(server.serve([bound]))  # a task, as in `run`: its ticks are its own
 
 
 async def serve(

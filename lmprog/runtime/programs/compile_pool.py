@@ -46,8 +46,8 @@ have begun."""
 MOST_MASKS = 64
 """That wait for the thread that makes them."""
 STEP_WORK = 400_000
-"""What all masks of a step may take of the loop's thread, in steps of five to ten nanoseconds: 2 to 4 ms.
-Work is counted, so that what is made where does not depend on the clock."""
+"""What all masks of a step may take of the loop's thread, in steps of five to ten nanoseconds: 2 to
+4 ms. Work is counted, so that what is made where does not depend on the clock."""
 _SWITCH_INTERVAL = 0.0005
 """Python's switch interval, in seconds, once something was compiled."""
 _CALLS_PER_CHECK = 32
