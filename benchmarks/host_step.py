@@ -21,7 +21,7 @@ from lmprog.config import SchedulerConfig
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.device.flashinfer_reader import paged_rows, shared_runs
 from lmprog.runtime.engine.device.items import Tiling, plan_items
-from lmprog.runtime.engine.device.step_arrays import ItemPlans
+from lmprog.runtime.engine.device.step_arrays import ItemPlans, StepRules
 from lmprog.runtime.engine.model.locate import NANO
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import ServedModel
@@ -124,7 +124,7 @@ def plan_milliseconds(num_rows: int, prefix: int, own: int, num_steps: int) -> t
     """The medians of planning a GPU's attention anew and patched, and of the requests of its
     cascade, for decode rows on a common prefix with so many tokens of their own."""
     rules = Tiling(group=4)
-    plans = ItemPlans(rules, None, 1 << 20)
+    plans = ItemPlans(StepRules(rules, (), 1 << 20), None)
     anew, patched, requests = list[float](), list[float](), list[float]()
     for step in range(num_steps):
         batch = _fork(num_rows, prefix, own + step)

@@ -61,6 +61,7 @@ struct MergeArgs {
     const float *partials, *sums;
     T *out;
     const i32 *counts, *part_starts;
+    const float *sinks;  // [heads], base 2, in place of each token's last partial; null: none
     i32 heads;
     i32 unused;
 };

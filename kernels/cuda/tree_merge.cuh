@@ -1,5 +1,5 @@
 // Partials of one query become its result: weighted by their sums (base 2), in the order of their
-// positions.
+// positions. A sink takes its share of the weights and gives nothing.
 #pragma once
 #include "args.cuh"
 
@@ -13,12 +13,14 @@ LM_DEV void tree_merge(const MergeArgs<T> &args) {
     for (int work = block_id() * (kMergeThreads / 32) + warp_id(); work < total; work += stride) {
         const int token = work / args.heads, head = work % args.heads;
         const int start = global_load(args.part_starts + token),
-                  end = global_load(args.part_starts + token + 1);
-        if (end - start < 2) continue;  // written directly
-        float maximum = minus_infinity();
+                  all = global_load(args.part_starts + token + 1);
+        if (all - start < 2) continue;  // written directly
+        const float sink = args.sinks ? global_load(args.sinks + head) : minus_infinity();
+        const int end = args.sinks ? all - 1 : all;
+        float maximum = sink;
         for (int part = start; part < end; part++)
             maximum = larger(maximum, global_load(args.sums + (u64)part * args.heads + head));
-        float o[own] = {}, sum = 0.0f;
+        float o[own] = {}, sum = args.sinks ? exp2_fast(sink - maximum) : 0.0f;
         for (int part = start; part < end; part++) {
             const u64 at = (u64)part * args.heads + head;
             const float weight = exp2_fast(global_load(args.sums + at) - maximum);

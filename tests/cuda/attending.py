@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,10 @@ def placed(driver: Driver, values: torch.Tensor) -> torch.Tensor:
 
 def ints(driver: Driver, values: object) -> torch.Tensor:
     return placed(driver, torch.as_tensor(values, dtype=torch.int32))
+
+
+def _sinks(driver: Driver, layer: LayerAttention) -> torch.Tensor | None:
+    return None if layer.sinks is None else placed(driver, torch.tensor(layer.sinks) / math.log(2))
 
 
 class TreeStep:
@@ -84,7 +89,9 @@ class TreeStep:
     def run(self, layer: LayerAttention, items: AttentionItems | None = None) -> torch.Tensor:
         """# [tokens, heads, dim]"""
         driver, heads, batch = self.kernels.driver, self.heads, self.batch
-        items = plan_items(batch, self.tiling(), layer.window) if items is None else items
+        sinks = _sinks(driver, layer)
+        if items is None:
+            items = plan_items(batch, self.tiling(), layer.window, None, sinks is not None)
         counts = [
             len(batch.positions),
             len(batch.write_tokens),
@@ -138,6 +145,7 @@ class TreeStep:
             out=address(out),
             counts=address(held["counts"]),
             part_starts=address(held["part_starts"]),
+            sinks=address(sinks),
             heads=heads.heads,
         )
         self.kernels.launch("tree_merge", merging)

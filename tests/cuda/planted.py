@@ -53,11 +53,15 @@ ATTENTION: dict[str, Fault] = {
     "several partials written directly": (_TREE, "if (end - start == 1) {", "if (end - " "start " ">= 1) {"),
     "weights packed in the wrong order": (_TREE, "a[1] = pack<T>(s[0][2], s[0][3]);", "a[1] = pack<T>(s[0][3], s[0][2]);"),
     "weight of a partial in base e": (_TREE, "maximum[x] + log2_fast(total));\n    " "}\n}\n\n// --- 64", "maximum[x] + log_exact(total));\n    }\n}\n\n// --- 64"),
-    "merge in base e": ("tree_merge.cuh", "exp2_fast(", "exp_exact("),
+    "merge in base e": ("tree_merge.cuh", "weight = exp2_fast(", "weight = exp_exact("),
+    "a sink in base e": ("tree_merge.cuh", "? exp2_fast(", "? exp_exact("),
+    "a sink that takes nothing": ("tree_merge.cuh", "args.sinks ? exp2_fast(sink - maximum) : 0.0f", "0.0f"),
+    "a sink that is read as a partial": ("tree_merge.cuh", "args.sinks ? all - 1 : all", "all"),
+    "the sink of the first head for all": ("tree_merge.cuh", "args.sinks + head", "args.sinks"),
     "merge: the maximum without the last partial": ("tree_merge.cuh", "for (int part = start; part < end; part++) maximum", "for (int part = start; part < end - 1; part++) maximum"),
     "page offsets in 32 bits": (_TREE, "args.kv + page * 2 * half +", "args.kv + (u32)page * 2 * (u32)half +"),
-    "merge without the last partial": ("tree_merge.cuh", "float o[own] = {}, sum = " "0.0f;", "float o[own] = {}, sum = 0.0f; if (end - start > 2) continue;"),
-    "merge of what was written directly": ("tree_merge.cuh", "if (end - start < 2) continue;", ""),
+    "merge without the last partial": ("tree_merge.cuh", "float o[own] = {}, sum =", "if (end - start > 2) continue; float o[own] = {}, sum ="),
+    "merge of what was written directly": ("tree_merge.cuh", "if (all - start < 2) continue;", ""),
     "barrier that half of the threads reach": (_TREE, "    block_sync();\n    for (int " "x " "= " "0; x < 2; x++) {\n        float total", "    if (warp) block_sync();\n    for (int x = 0; x < 2; x++) {\n        float total"),
 }  # fmt: skip
 

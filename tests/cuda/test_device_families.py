@@ -17,7 +17,7 @@ from lmprog.errors import NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.device.device_engine import DeviceEngine
 from lmprog.runtime.engine.engine import select_engine
-from lmprog.runtime.engine.model.families import shardable_families
+from lmprog.runtime.engine.model.families import device_families
 from lmprog.runtime.engine.model.shape import FAMILIES, read_config
 from lmprog.wire import SamplingParams
 from tests.cuda.conftest import named
@@ -25,7 +25,7 @@ from tests.model.checkpoints import FURTHER, MIXTURES, VOCABULARY, Recipe
 from tests.runtime.rig import Rig
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-RECIPES = FURTHER | {name: MIXTURES[name] for name in MIXTURES if name != "gpt-oss"}
+RECIPES = FURTHER | MIXTURES
 SCHEDULER = SchedulerConfig(num_pages=64, token_budget=128, max_chunk=40, speculation="off")
 
 
@@ -77,7 +77,7 @@ def test_every_family_of_our_decoder_is_among_them(tmp_path: Path) -> None:
     for name, recipe in RECIPES.items():
         recipe.config().save_pretrained(tmp_path / name)
         found.add(read_config(tmp_path / name)["model_type"])
-    assert found | set(FAMILIES) == set(shardable_families())
+    assert found | set(FAMILIES) == set(device_families())
 
 
 def test_what_small_weights_would_change_is_refused(tmp_path: Path) -> None:
@@ -86,7 +86,8 @@ def test_what_small_weights_would_change_is_refused(tmp_path: Path) -> None:
         tokens(tmp_path, "emulated", quantize="int8")
 
 
-def test_sinks_are_refused(tmp_path: Path) -> None:
-    MIXTURES["gpt-oss"].make(tmp_path)
-    with pytest.raises(NotSupported, match="is a gpt_oss: on a device there are"):
-        tokens(tmp_path, "emulated")
+def test_flashinfer_is_not_asked_for_sinks(tmp_path: Path) -> None:
+    recipe = MIXTURES["gpt-oss"]
+    replace(recipe, fields=recipe.fields | {"head_dim": 64}).make(tmp_path)
+    with pytest.raises(NotSupported, match="the model has sinks"):
+        tokens(tmp_path, "emulated", attention="flashinfer", dtype="bfloat16")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmprog.runtime.engine.device.items import CHUNK, AttentionItems, Tiling, plan_items
-from lmprog.runtime.engine.device.step_arrays import ItemPlans
+from lmprog.runtime.engine.device.step_arrays import ItemPlans, StepRules
 from tests.cuda.test_items import TILINGS, read_once
 from tests.cuda.trees import Row, batch_of, fork, random_rows
 
@@ -43,19 +43,21 @@ def test_a_patched_plan_is_the_plan_made_anew(seed: int) -> None:
     rows = random_rows(rng, page_size=PAGE, num_rows=9, longest=3 * CHUNK)
     tiling, window = TILINGS[seed % len(TILINGS)], [None, None, 300, 5000][seed // 4 % 4]
     most = [MANY, 60][seed % 2]
-    plans, new_page = ItemPlans(tiling, window, most), new_pages()
+    has_sinks = seed % 3 == 0
+    plans = ItemPlans(StepRules(tiling, (), most, has_sinks), window)
+    new_page = new_pages()
     for _ in range(40):
         batch = batch_of(rows, PAGE)
         items = plans.of(batch)
-        assert in_order(items) == in_order(plan_items(batch, tiling, window, most))
+        assert in_order(items) == in_order(plan_items(batch, tiling, window, most, has_sinks))
         rows = grown(rows, new_page)
-    read_once(batch, items, window)
+    read_once(batch, items, window, int(has_sinks))
 
 
 def test_steps_that_decode_are_patched() -> None:
     """Over chunks and pages too: all but the first."""
     rows = fork(CHUNK + 64, 6, CHUNK - 70, PAGE)
-    plans, new_page = ItemPlans(Tiling(group=4), None, MANY), new_pages()
+    plans, new_page = ItemPlans(StepRules(Tiling(group=4), (), MANY), None), new_pages()
     for step in range(80):
         batch = batch_of(rows, PAGE)
         items = plans.of(batch)
@@ -83,7 +85,7 @@ def changed(rows: list[Row]) -> dict[str, list[Row]]:
 @pytest.mark.parametrize("what", changed(fork(300, 4, 24, PAGE)))
 def test_a_step_that_does_not_go_on_is_planned_anew(what: str) -> None:
     rows, tiling = fork(300, 4, 24, PAGE), Tiling(group=4)
-    plans = ItemPlans(tiling, None, MANY)
+    plans = ItemPlans(StepRules(tiling, (), MANY), None)
     plans.of(batch_of(rows, PAGE))
     batch = batch_of(changed(grown(rows, new_pages()))[what], PAGE)
     items = plans.of(batch)

@@ -17,9 +17,9 @@ TILINGS = [
 ]
 
 
-def read_once(batch: Batch, items: AttentionItems, window: int | None) -> None:
+def read_once(batch: Batch, items: AttentionItems, window: int | None, num_sinks: int = 0) -> None:
     """Raises where a query misses a position, reads one twice or from another page, or where
-    partials do not fit.
+    partials do not fit. `num_sinks`: partials of each token that no item writes.
     """
     tokens = len(batch.positions)
     seen: list[list[tuple[int, int]]] = [[] for _ in range(tokens)]  # (position, page slot)
@@ -46,7 +46,7 @@ def read_once(batch: Batch, items: AttentionItems, window: int | None) -> None:
             assert sorted(seen[token]) == wanted, f"token {token} of row {row}"
             first = int(items.first_parts[token])
             num_parts = int(items.part_starts[token + 1] - items.part_starts[token])
-            assert sorted(parts[token]) == list(range(first, first + num_parts)), (
+            assert sorted(parts[token]) == list(range(first, first + num_parts - num_sinks)), (
                 f"token {token} of row {row}"
             )
 

@@ -104,6 +104,7 @@ def attention_is_right(kernels: Kernels) -> None:
     for rows, layer in (
         (parted, LayerAttention(0.125, softcap=8.0)),
         (late, LayerAttention(0.125, window=20)),
+        (late[:2], LayerAttention(0.125, window=20, sinks=(-3.0, 0.5, 2.0, 1.0))),
     ):
         step = TreeStep(kernels, batch_of(rows, 16), Heads(4, 2))
         assert error(step.run(layer), step.expected(layer)) < TOLERANCE["bf16"]
@@ -128,6 +129,7 @@ def merge_is_right(kernels: Kernels) -> None:
         out=address(out),
         counts=address(counts),
         part_starts=address(starts),
+        sinks=None,
         heads=1,
     )
     kernels.launch("tree_merge", args)

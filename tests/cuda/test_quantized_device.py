@@ -4,6 +4,7 @@ those that are rounded when they are loaded.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,9 +19,9 @@ from lmprog.runtime.engine.device.products import QuantizedWeight, rounded, unpa
 from lmprog.runtime.engine.engine import load_engine, select_engine
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.text.tokenizer import load_tokenizer
-from tests.model.checkpoints import Recipe
+from tests.model.checkpoints import MIXTURES, Recipe
 from tests.model.driver import AnyEngine, Driver
-from tests.model.quantized_layouts import FORMATS, Format, float8, rewrite
+from tests.model.quantized_layouts import FORMATS, Format, float8, rewrite, rewrite_in_mxfp4
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 SIZES = {
@@ -126,6 +127,19 @@ def test_blocks_of_floats_are_kept_where_they_are_whole_chunks(
     found = check(tmp_path / "quantized", tmp_path / "meant", "fp8")
     product = found._decoder._weights.layers[0].gate_up
     assert isinstance(product, QuantizedWeight) == is_kept
+
+
+def test_small_weights_of_a_mixture_become_the_models_type(tmp_path: Path) -> None:
+    recipe = MIXTURES["gpt-oss"]
+    replace(recipe, fields=recipe.fields | {"head_dim": 32}).make(tmp_path / "plain")
+    rewrite_in_mxfp4(tmp_path / "plain", tmp_path / "quantized", tmp_path / "meant")
+    engine = on_device(str(tmp_path / "quantized"))
+    judge = load_engine(RuntimeConfig(str(tmp_path / "meant"), dtype="float32", kv_memory_mb=8))
+    (wanted,) = Driver(judge, 16).greedy([PROMPT], 4)
+    (got,) = driven(engine).greedy([PROMPT], 4)
+    assert engine.dtype == "float32"
+    assert got.new == wanted.new
+    assert torch.allclose(got.logprobs, wanted.logprobs.float(), atol=2e-4)
 
 
 def test_a_type_that_is_asked_for_is_had(plain: Path, tmp_path: Path) -> None:

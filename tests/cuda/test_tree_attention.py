@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -36,10 +38,12 @@ def test_random_trees_agree_with_float64(kernels_of: MakeKernels, seed: int) -> 
         softcap=[None, 20.0][int(rng.integers(2))],
     )
     heads = HEADS[int(rng.integers(len(HEADS) - (type_name == "float")))]
+    if has_sinks := seed % 4 == 1:
+        sinks = rng.normal(size=heads.heads) * 4
+        layer = replace(layer, sinks=tuple(sinks.astype(np.float32).tolist()))
     step = TreeStep(kernels_of(type_name, dim, seed), batch_of(rows, page_size), heads, seed=seed)
-    got = step.run(
-        layer, plan_items(step.batch, step.tiling(fold=[1, None][seed % 2]), layer.window)
-    )
+    tiling = step.tiling(fold=[1, None][seed % 2])
+    got = step.run(layer, plan_items(step.batch, tiling, layer.window, None, has_sinks))
     assert error(got, step.expected(layer)) < TOLERANCE[type_name]
 
 

@@ -209,3 +209,29 @@ def rewrite(plain: Path, to: Path, meant: Path, how: Format) -> None:
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config | further))
         save_file(contents, folder / "model.safetensors")
+
+
+def rewrite_in_mxfp4(source: Path, quantized: Path, meant: Path) -> None:
+    """A GPT-OSS with random experts of 4 bits, and the same in float32."""
+    halves = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    draw = np.random.default_rng(4)
+    stored, plain = load_file(source / "model.safetensors"), {}
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = stored.pop(name).shape
+        blocks = draw.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8)
+        powers = draw.integers(121, 125, (experts, outputs, inputs // 32), dtype=np.uint8)
+        stored[f"{name}_blocks"] = torch.from_numpy(blocks)
+        stored[f"{name}_scales"] = torch.from_numpy(powers)
+        pairs = np.stack((halves[blocks & 15], halves[blocks >> 4]), -1)
+        numbers = pairs.reshape(experts, outputs, -1, 32) * 2.0 ** (powers[..., None] - 127.0)
+        whole = numbers.reshape(experts, outputs, inputs).transpose(0, 2, 1)
+        plain[name] = torch.from_numpy(np.ascontiguousarray(whole, np.float32))
+    config = json.loads((source / "config.json").read_text())
+    plain |= {name: part for name, part in stored.items() if part.dtype == torch.float32}
+    for folder, contents, further in (
+        (quantized, stored, {"quantization_config": {"quant_method": "mxfp4"}}),
+        (meant, plain, {}),
+    ):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config | further))
+        save_file(contents, folder / "model.safetensors")

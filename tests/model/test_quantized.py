@@ -19,7 +19,7 @@ from lmprog.runtime.engine.model.quantization import read_quantization
 from tests.model.checkpoints import MIXTURES, Recipe
 from tests.model.conftest import Judge
 from tests.model.driver import AnyEngine, Driver
-from tests.model.quantized_layouts import FORMATS, rewrite
+from tests.model.quantized_layouts import FORMATS, rewrite, rewrite_in_mxfp4
 
 PLAIN = Recipe("Qwen2", {"num_hidden_layers": 2})
 PROMPT = [int(token) for token in np.random.default_rng(3).integers(0, 160, 50)]
@@ -102,29 +102,8 @@ def test_gpt_oss_is_read_from_its_own_four_bits(
     judged: Judge, tmp_path: Path, dtype: str | None
 ) -> None:
     made = judged("gpt-oss", MIXTURES["gpt-oss"])
-    halves = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-    draw = np.random.default_rng(4)
-    stored, meant = load_file(made.folder / "model.safetensors"), {}
-    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, inputs, outputs = stored.pop(name).shape
-        blocks = draw.integers(0, 256, (experts, outputs, inputs // 32, 16), dtype=np.uint8)
-        powers = draw.integers(121, 125, (experts, outputs, inputs // 32), dtype=np.uint8)
-        stored[f"{name}_blocks"] = torch.from_numpy(blocks)
-        stored[f"{name}_scales"] = torch.from_numpy(powers)
-        pairs = np.stack((halves[blocks & 15], halves[blocks >> 4]), -1)
-        numbers = pairs.reshape(experts, outputs, -1, 32) * 2.0 ** (powers[..., None] - 127.0)
-        whole = numbers.reshape(experts, outputs, inputs).transpose(0, 2, 1)
-        meant[name] = torch.from_numpy(np.ascontiguousarray(whole, np.float32))
-    config = json.loads((made.folder / "config.json").read_text())
     folders = tmp_path / "quantized", tmp_path / "meant"
-    plain_part = {name: part for name, part in stored.items() if part.dtype == torch.float32}
-    for folder, contents, further in (
-        (folders[0], stored, {"quantization_config": {"quant_method": "mxfp4"}}),
-        (folders[1], plain_part | meant, {}),
-    ):
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(config | further))
-        save_file(contents, folder / "model.safetensors")
+    rewrite_in_mxfp4(made.folder, *folders)
     wanted = scores(folders[1], dtype="float32")
     if dtype is not None:
         assert torch.equal(scores(folders[0], dtype=dtype), wanted)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ from lmprog.runtime.engine.torch_engine.adapted_decoder import (
 )
 from lmprog.runtime.engine.torch_engine.decoder import (
     MixtureWeights,
+    activated,
     mixed,
     normalized_together,
-    opened,
 )
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
@@ -161,6 +162,11 @@ class DeviceDecoder:
     def num_weights(self) -> int:
         return self._weights.num_weights
 
+    @property
+    def sinks(self) -> list[Tensor | None]:
+        """Of each layer."""
+        return [layer.sinks for layer in self._weights.layers]
+
     def make_room(self, num_logits: int) -> bool:
         """Room for so many rows of logits, or as many as there are at once; whether buffers have
         moved for it.
@@ -259,7 +265,7 @@ class DeviceDecoder:
         mixture, shape = self.shape.mixture, self.shape
         assert mixture is not None, "a layer with experts"
         self._driver.compute(
-            lambda: out.copy_(mixed(normed, weights, mixture, lambda gate: opened(shape, gate)))
+            lambda: out.copy_(mixed(normed, weights, mixture, partial(activated, shape)))
         )
 
     def _turned(self, index: int, qkv: Tensor) -> RopeGiven:

@@ -114,6 +114,7 @@ class DeviceLayer:
     attention_norm: Tensor | None = None  # [hidden]; None: folded into the product after it
     mlp_norm: Tensor | None = None
     mixture: MixtureWeights | None = None  # in place of gate_up and down, which are empty
+    sinks: Tensor | None = None  # [heads]
     norms: Mapping[str, Tensor] = field(default_factory=dict)
     """By place (`Norms`), those of what a half gives."""
 
@@ -173,6 +174,7 @@ def device_weights(weights: Weights, driver: Driver) -> DeviceWeights:
             down_bias=moved(layer.down_bias),
             qk_norm=None if layer.qk_norm is None else placed(driver, layer.qk_norm),
             mixture=None if layer.mixture is None else layer.mixture.kept(there),
+            sinks=layer.sinks,
             norms={name: placed(driver, norm) for name, norm in layer.norms.items()},
         )
         for layer in weights.layers

@@ -142,17 +142,19 @@ def gathered(
     like: AttentionShape | None = None,
 ) -> Evidence:
     """Compares `trees` random trees; a minute on the emulator, some two seconds on a GPU. With
-    windows, caps and groups of heads of all kinds, or those of `like` alone.
+    windows, caps, sinks and groups of heads of all kinds, or those of `like` alone.
     """
     worst = 0.0
     dtype = _dtype(key)
     for seed in range(trees):
+        heads: Sequence[int] = [(4, 2), (8, 1), (3, 3)][seed % 3]
+        sinks = tuple(float(head % 3 * 8 - 8) for head in range(heads[0]))
         layer = LayerAttention(
             key.head_dim**-0.5,
             window=[None, None, 100][seed % 3],
             softcap=[None, 15.0][seed % 2],
+            sinks=[None, sinks][seed % 4 // 2],
         )
-        heads: Sequence[int] = [(4, 2), (8, 1), (3, 3)][seed % 3]
         if like is not None:
             layers, *heads = _rules(like)
             layer = layers[seed % len(layers)]

@@ -53,6 +53,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Why FlashInfer cannot serve a model of this shape; None where it can."""
     if shape.dtype not in _TYPES:
         return f"FlashInfer computes in bfloat16 and float16, not in {shape.dtype}"
+    if any(layer.sinks is not None for layer in shape.layers):
+        return "the model has sinks, which it is not asked for here; the tree kernels compute them"
     if not is_installed():
         return "the package is missing: pip install 'lmprog[flashinfer]'"
     return None

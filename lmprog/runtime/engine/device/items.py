@@ -67,6 +67,7 @@ class AttentionItems:
     large: Ints  # [L, ITEM_WORDS]
     queries: Ints  # token indices; an item names a run of them
     part_starts: Ints  # [T + 1]: the partials of token t are part_starts[t] .. part_starts[t + 1]
+    """No item writes the last of them where heads have sinks: it stands for these."""
     first_parts: Ints  # [T]: ordinal of the token's first partial
     chunk: int
 
@@ -76,19 +77,23 @@ class AttentionItems:
 
 
 def plan_items(
-    batch: Batch, tiling: Tiling, window: int | None = None, most_parts: int | None = None
+    batch: Batch,
+    tiling: Tiling,
+    window: int | None = None,
+    most_parts: int | None = None,
+    has_sinks: bool = False,
 ) -> AttentionItems:
     """The items of `batch` for layers that look back on `window` positions.
 
-    Chunks are made longer, by powers of two, until there are at most `most_parts` partials; with
-    one chunk a token that is as far as it goes.
+    Chunks are made longer, by powers of two, until there are at most `most_parts` partials, those
+    of sinks not counted; with one chunk a token that is as far as it goes.
     """
     chunk = max(CHUNK, batch.page_size)
     lowest = _lowest(batch.positions, window)
     if most_parts is not None:
         while exceeds(batch, lowest, chunk, most_parts):
             chunk *= 2
-    return _Planner(batch, tiling, lowest, chunk, window).plan()
+    return _Planner(batch, tiling, lowest, chunk, window).plan(has_sinks)
 
 
 def exceeds(batch: Batch, lowest: _Longs, chunk: int, most_parts: int) -> bool:
@@ -179,13 +184,13 @@ class _Planner:
         """Per row: the position inside a chunk up to which it shares that chunk's beginning."""
         self._page_hashes = self._hashes()
 
-    def plan(self) -> AttentionItems:
+    def plan(self, has_sinks: bool) -> AttentionItems:
         positions = self._batch.positions.astype(np.int64)
         segments = self._segments()
         row_of = np.repeat(np.arange(len(self._lens)), self._num_tokens)
         first = self._ordinal(self._lowest, row_of)
         part_starts = np.zeros(len(positions) + 1, np.int64)
-        np.cumsum(self._ordinal(positions, row_of) - first + 1, out=part_starts[1:])
+        np.cumsum(self._ordinal(positions, row_of) - first + 1 + has_sinks, out=part_starts[1:])
         small, large, queries = self._items(segments, positions)
         return AttentionItems(
             small=np.ascontiguousarray(small, np.int32),

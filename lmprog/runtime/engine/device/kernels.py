@@ -56,7 +56,7 @@ TreeArgs = _struct(
     "count_at page_shift heads kv_heads window scale softcap value_scale",
     floats="scale softcap value_scale",
 )
-MergeArgs = _struct("MergeArgs", "partials sums out counts part_starts", "heads unused")
+MergeArgs = _struct("MergeArgs", "partials sums out counts part_starts sinks", "heads unused")
 RopeArgs = _struct(
     "RopeArgs",
     "qkv q kv norm rotations positions write_tokens write_slots counts",

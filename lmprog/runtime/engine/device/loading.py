@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.config_check import check_options
 from lmprog.errors import NotSupported
 from lmprog.runtime.engine.adapters.adapter_folder import load_adapters
-from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
+from lmprog.runtime.engine.attention import AttentionShape
 from lmprog.runtime.engine.attention.backend import Float8Scales, kept_scales
 from lmprog.runtime.engine.device.attention_choice import (
     DeviceAttentionName,
@@ -49,13 +49,14 @@ from lmprog.runtime.engine.device.products import WeightKind
 from lmprog.runtime.engine.device.sampling import DeviceSampler
 from lmprog.runtime.engine.device.tree_attention import TreeAttention, module_key
 from lmprog.runtime.engine.machine.resources import pages_that_fit
-from lmprog.runtime.engine.model.families import read_native_shape, shardable_families
+from lmprog.runtime.engine.model.families import device_families, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.quantization import read_quantization
 from lmprog.runtime.engine.model.resolution import context_length, quantized_type
 from lmprog.runtime.engine.model.shape import ModelShape, read_config
 from lmprog.runtime.engine.model.stored_weights import weight_source
 from lmprog.runtime.engine.torch_engine.adapted_decoder import fused_adapter
+from lmprog.runtime.engine.torch_engine.decoder import layer_attention
 from lmprog.runtime.engine.torch_engine.weights import (
     ReadFloat8,
     float8_reader,
@@ -94,10 +95,11 @@ class AskedModel:
 
     @property
     def attention(self) -> AttentionShape:
+        """With sinks of 0 until the weights are there."""
         shape = self.shape
-        scale, softcap = shape.attention_scale or shape.head_dim**-0.5, shape.attention_softcap
+        sinks = torch.zeros(shape.num_heads) if shape.sinks else None
         return AttentionShape(
-            layers=tuple(LayerAttention(scale, window, softcap) for window in shape.windows),
+            layers=layer_attention(shape, [sinks] * shape.num_layers),
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
@@ -161,11 +163,12 @@ class OpenedDevice:
         asked, config = self._asked, self._config
         decoder.most_logits = max(decoder.most_logits, _rounded(config.scheduler.max_rows))
         decoder.make_room(config.scheduler.max_rows)
-        reader = page_reader(self._attention_name, asked.attention, self.driver.device)
+        shape = replace(asked.attention, layers=layer_attention(asked.shape, decoder.sinks))
+        reader = page_reader(self._attention_name, shape, self.driver.device)
         page_size = config.scheduler.page_size
         attention = TreeAttention(
             self.kernels,
-            asked.attention,
+            shape,
             num_pages,
             page_size,
             self.budget,
@@ -252,7 +255,7 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
         shape, own = dummy_shape(config.model), "float32"
     else:
         described = read_config(folder)
-        families = shardable_families()
+        families = device_families()
         if described["model_type"] not in families:
             raise NotSupported(
                 f"{config.model} is a {described['model_type']}: on a device there are "
@@ -273,13 +276,19 @@ def asked_model(config: RuntimeConfig) -> AskedModel:
         _DTYPES.get(name, torch.float32),
         context_length(config, shape.context_len),
         config.attention,
-        _weight_kind(config, folder),
+        _weight_kind(config, folder, shape),
         kept_scales(folder, len(shape.windows)) if config.kv_dtype == "fp8" else None,
     )
 
 
-def _weight_kind(config: RuntimeConfig, folder: Path | None) -> WeightKind | None:
-    """As the processor decides it; weights that are stored as floats of 8 bits stay so here."""
+def _weight_kind(
+    config: RuntimeConfig, folder: Path | None, shape: ModelShape
+) -> WeightKind | None:
+    """As the processor decides it; weights that are stored as floats of 8 bits stay so here. Those
+    of mixtures become the model's type, for which there are products.
+    """
+    if shape.mixture is not None:
+        return config.quantize
     kind = config.quantize or quantized_type(config, folder)
     if kind is not None or config.dtype is not None or folder is None or folder.is_file():
         return kind

@@ -9,7 +9,7 @@ not is planned anew. Knows numpy and batches; knows no kernels and no memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +36,15 @@ class StepRules:
     tiling: Tiling
     windows: tuple[int | None, ...]
     most_parts: int
+    """Those of sinks not counted."""
+    has_sinks: bool = False
 
 
 class StepPlans:
     """The plans of one step after the other, a list of one for each window."""
 
     def __init__(self, rules: StepRules) -> None:
-        self._plans = [
-            ItemPlans(rules.tiling, window, rules.most_parts) for window in rules.windows
-        ]
+        self._plans = [ItemPlans(rules, window) for window in rules.windows]
 
     def of(self, batch: Batch) -> list[AttentionItems]:
         return [plans.of(batch) for plans in self._plans]
@@ -107,10 +107,9 @@ class _DecodePlan:
 class ItemPlans:
     """For one window of the model's layers. One batch after the other."""
 
-    def __init__(self, tiling: Tiling, window: int | None, most_parts: int) -> None:
-        self._tiling = tiling
+    def __init__(self, rules: StepRules, window: int | None) -> None:
+        self._rules = rules
         self._window = window
-        self._most_parts = most_parts
         self._batch: Batch | None = None
         self._plan: _DecodePlan | None = None
         self.num_patched = 0
@@ -124,7 +123,8 @@ class ItemPlans:
             self._plan = plan = _patched(plan, batch)
             self.num_patched += 1
             return plan.items
-        items = plan_items(batch, self._tiling, self._window, self._most_parts)
+        rules = self._rules
+        items = plan_items(batch, rules.tiling, self._window, rules.most_parts, rules.has_sinks)
         self._plan = _decode_plan(batch, items)
         return items
 
@@ -135,7 +135,7 @@ class ItemPlans:
         if self._window is not None and int(batch.kv_lens.max()) > self._window:
             return False
         lowest = np.zeros(batch.num_tokens, np.int64)
-        return not exceeds(batch, lowest, items.chunk, self._most_parts)
+        return not exceeds(batch, lowest, items.chunk, self._rules.most_parts)
 
 
 def goes_on(before: Batch, batch: Batch) -> bool:
@@ -199,7 +199,7 @@ def _patched(plan: _DecodePlan, batch: Batch) -> _DecodePlan:
         part_starts = _with_one_more(part_starts, begun)
     small[:, _PAGES] = starts[small_rows]
     large[:, _PAGES] = starts[plan.large_rows]
-    made = AttentionItems(small, large, items.queries, part_starts, items.first_parts, items.chunk)
+    made = replace(items, small=small, large=large, part_starts=part_starts)
     return _DecodePlan(made, small_rows, plan.large_rows, last)
 
 

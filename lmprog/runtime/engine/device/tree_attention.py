@@ -6,6 +6,7 @@ Knows layers, heads and addresses of arrays; knows neither weights nor requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from lmprog.errors import NotSupported
-from lmprog.runtime.engine.attention import AttentionShape
+from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.device.driver import (
     HEAD_DIMS,
     TYPE_NAMES,
@@ -94,6 +95,13 @@ def placed(driver: Driver, tensor: torch.Tensor) -> torch.Tensor:
     return memory.copy_(tensor)
 
 
+def _sinks(driver: Driver, layer: LayerAttention) -> torch.Tensor | None:
+    """In base 2, as sums of partials are."""
+    if layer.sinks is None:
+        return None
+    return placed(driver, torch.tensor(layer.sinks, dtype=torch.float32) * math.log2(math.e))
+
+
 class TreeAttention:
     """The pages of all layers and their kernels. # [layers][pages][2][kv_heads][page_size][dim]"""
 
@@ -132,14 +140,17 @@ class TreeAttention:
         self._layer_bytes = page_of_layer * self.pages.pages_per_layer
         wanted = _PARTIAL_BYTES[self.driver.device.type]
         per_part = shape.num_heads * (shape.head_dim + 1) * _FLOAT_BYTES
-        most_parts = max(2 * budget, wanted // per_part)
+        self._sinks = [_sinks(self.driver, layer) for layer in shape.layers]
+        has_sinks = any(layer.sinks is not None for layer in shape.layers)
+        most_parts = max((3 if has_sinks else 2) * budget, wanted // per_part)
         self._partials = self.driver.memory(most_parts * shape.num_heads * shape.head_dim * 4)
         self._sums = self.driver.memory(most_parts * shape.num_heads * 4)
         is_exact = kernels.key.is_exact
         group = shape.num_heads // shape.num_kv_heads
         tiling = Tiling(group, large_rows=None, fold=None) if is_exact else Tiling(group)
         windows = () if reader else tuple(dict.fromkeys(layer.window for layer in shape.layers))
-        self.rules = StepRules(tiling, windows, most_parts)
+        of_items = most_parts - budget if has_sinks else most_parts
+        self.rules = StepRules(tiling, windows, of_items, has_sinks)
         self._copying = Staging(self.driver, 1 << 12)
         self._joining = Staging(self.driver, 1 << 12)
         self._joined: Mapping[str, int] = {}
@@ -326,7 +337,7 @@ class TreeAttention:
         )
         self.driver.compute(lambda: reader.read(layer, pages, queries, attended, parts))
         if self._joined and reader.has_parts(layer):
-            self._merge(self._joined["counts"], self._joined["part_starts"], out)
+            self._merge(layer, self._joined["counts"], self._joined["part_starts"], out)
 
     def _pages_of(self, layer: int) -> torch.Tensor:
         """# [pages, 2, kv_heads, page_size, dim]"""
@@ -372,9 +383,9 @@ class TreeAttention:
                 value_scale=value_scale,
             )
             self._kernels.launch(f"tree_attention_{kind}", args)
-        self._merge(at[f"counts{plan}"], at[f"part_starts{plan}"], out)
+        self._merge(layer, at[f"counts{plan}"], at[f"part_starts{plan}"], out)
 
-    def _merge(self, counts: int, part_starts: int, out: torch.Tensor) -> None:
+    def _merge(self, layer: int, counts: int, part_starts: int, out: torch.Tensor) -> None:
         """Of what is in parts; the arrays by their addresses."""
         args = MergeArgs(
             partials=address(self._partials),
@@ -382,6 +393,7 @@ class TreeAttention:
             out=address(out),
             counts=counts,
             part_starts=part_starts,
+            sinks=address(self._sinks[layer]),
             heads=self.shape.num_heads,
         )
         self._kernels.launch("tree_merge", args)

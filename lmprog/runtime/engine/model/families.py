@@ -42,7 +42,13 @@ Config = dict[str, Any]
 
 def shardable_families() -> tuple[str, ...]:
     """The model types that several ranks compute."""
-    return (*FAMILIES, *_FURTHER, *(name for name in _MIXTURES if name not in _NATIVE_ALONE))
+    return tuple(name for name in device_families() if name not in _WITH_SINKS)
+
+
+def device_families() -> tuple[str, ...]:
+    """Those of the torch decoder, and so of a device: all whose layers attend, with heads of one
+    size."""
+    return (*FAMILIES, *_FURTHER, *_MIXTURES)
 
 
 def is_native(model_type: str) -> bool:
@@ -565,5 +571,5 @@ _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     ),
 }
 """Whose layers have heads of several sizes."""
-_NATIVE_ALONE = frozenset({"gpt_oss"})
-"""Whose sinks and biases of experts no other decoder of ours computes."""
+_WITH_SINKS = frozenset({"gpt_oss"})
+"""Whose sinks and biases of experts ranks do not share."""

@@ -1,5 +1,5 @@
-"""Our decoder in plain torch, for inference only: all that a `ModelShape` can say but sinks and
-biases of experts.
+"""Our decoder in plain torch, for inference only: all that a `ModelShape` can say of layers that
+attend, with heads of one size.
 
 Small models are dominated by the cost of calling operators, so there are few of them: query, key
 and value projections are one product, as are gate and up; the weights of the norms before them are
@@ -13,7 +13,7 @@ and masks are the attention backend's affair.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -42,6 +42,7 @@ class LayerWeights:
     down_bias: Tensor | None
     qk_norm: Tensor | None  # [heads + kv_heads, head_dim], in pairs
     mixture: MixtureWeights | None = None  # in place of gate_up and down, which are empty
+    sinks: Tensor | None = None  # [heads] float32
     norms: Mapping[str, Tensor] = field(default_factory=dict)
     """By place (`Norms`), those that are not folded into a product: mostly there is none."""
 
@@ -93,9 +94,9 @@ class Decoder:
     def attention_shape(self, kv_dtype: torch.dtype) -> AttentionShape:
         """What the backend must provide, keys and values kept as `kv_dtype`."""
         shape = self.shape
-        scale, softcap = shape.attention_scale or shape.head_dim**-0.5, shape.attention_softcap
+        sinks = [layer.sinks for layer in self.weights.layers]
         return AttentionShape(
-            layers=tuple(LayerAttention(scale, window, softcap) for window in shape.windows),
+            layers=layer_attention(shape, sinks),
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
@@ -188,14 +189,14 @@ class Decoder:
         inputs = self._normalized(x, self.shape.norms.mlp_norm)
         mixture = self.shape.mixture
         if layer.mixture is not None and mixture is not None:
-            x.add_(self._whole(mixed(inputs, layer.mixture, mixture, self._opened)))
+            x.add_(self._whole(mixed(inputs, layer.mixture, mixture, self._activated)))
             return
         given = _product(inputs, layer.gate_up, layer.gate_up_bias)
         gate, up = self._adapt(index, "gate_up", inputs, given).chunk(2, -1)
-        self._add_half(index, "down", self._opened(gate).mul_(up), x)
+        self._add_half(index, "down", self._activated(gate, up), x)
 
-    def _opened(self, gate: Tensor) -> Tensor:
-        return opened(self.shape, gate)
+    def _activated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return activated(self.shape, gate, up)
 
     def _whole(self, part: Tensor) -> Tensor:
         """A mixture's sum over all of its columns: these are all."""
@@ -216,10 +217,26 @@ class Decoder:
         return x / length if x.dtype == exact else (x / length).to(x.dtype)
 
 
-def opened(shape: ModelShape, gate: Tensor) -> Tensor:
-    """What comes of a gate."""
-    is_silu = shape.activation == "silu"
-    return F.silu(gate) if is_silu else F.gelu(gate, approximate="tanh")
+def layer_attention(
+    shape: ModelShape, sinks: Sequence[Tensor | None]
+) -> tuple[LayerAttention, ...]:
+    """What differs between the layers; `sinks` of each."""
+    scale, softcap = shape.attention_scale or shape.head_dim**-0.5, shape.attention_softcap
+    return tuple(
+        LayerAttention(scale, window, softcap, None if own is None else tuple(own.tolist()))
+        for window, own in zip(shape.windows, sinks, strict=True)
+    )
+
+
+def activated(shape: ModelShape, gate: Tensor, up: Tensor) -> Tensor:
+    """What becomes of a gate and its partner; the gate's memory may be taken for it."""
+    if shape.activation == "silu":
+        return F.silu(gate).mul_(up)
+    if shape.activation == "gelu_tanh":
+        return F.gelu(gate, approximate="tanh").mul_(up)
+    limit = shape.activation_limit
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return torch.sigmoid(shape.activation_slope * gate).mul_(gate).mul_(up + 1)
 
 
 def normalized_together(
@@ -264,6 +281,7 @@ class MixtureWeights:
     router: Tensor  # [hidden, scores], in float32 at least: a rounding may send a token elsewhere
     gate_up: tuple[Tensor, ...]  # of each expert: [hidden, 2 * inner]
     down: tuple[Tensor, ...]  # of each expert: [inner, hidden]
+    biases: ExpertBiases | None = None
 
     @property
     def num_met(self) -> int:
@@ -273,24 +291,41 @@ class MixtureWeights:
     def kept(self, keep: Callable[[Tensor], Tensor]) -> MixtureWeights:
         """The same weights, each where `keep` puts it."""
         gates, downs = tuple(map(keep, self.gate_up)), tuple(map(keep, self.down))
-        return MixtureWeights(keep(self.router), gates, downs)
+        biases = None if self.biases is None else self.biases.kept(keep)
+        return MixtureWeights(keep(self.router), gates, downs, biases)
 
 
-def mixed(
-    x: Tensor, weights: MixtureWeights, mixture: Mixture, opened: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """The sum over each token's experts; `opened` is what gates go through. # [T, hidden]"""
-    scores = torch.mm(x.to(weights.router.dtype), weights.router)
+Activated = Callable[[Tensor, Tensor], Tensor]
+"""What becomes of gates and their partners."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """Of one layer's router and experts."""
+
+    router: Tensor  # [scores]
+    gate_up: Tensor  # [experts, 2 * inner]
+    down: Tensor  # [experts, hidden]
+
+    def kept(self, keep: Callable[[Tensor], Tensor]) -> ExpertBiases:
+        return ExpertBiases(keep(self.router), keep(self.gate_up), keep(self.down))
+
+
+def mixed(x: Tensor, weights: MixtureWeights, mixture: Mixture, activated: Activated) -> Tensor:
+    """The sum over each token's experts. # [T, hidden]"""
+    biases = weights.biases
+    router = None if biases is None else biases.router
+    scores = _product(x.to(weights.router.dtype), weights.router, router)
     chosen, shares = _routes(scores[:, : mixture.experts], mixture)
     total = torch.zeros_like(x)
     for expert in range(mixture.experts):
         tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
         if len(tokens):
-            given = _expert(x[tokens], weights, expert, opened)
+            given = _expert(x[tokens], weights, expert, activated)
             total.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
     if mixture.shared_parts:
         parts = range(mixture.experts, mixture.computed_experts)
-        shared = torch.stack([_expert(x, weights, part, opened) for part in parts]).sum(0)
+        shared = torch.stack([_expert(x, weights, part, activated) for part in parts]).sum(0)
         if mixture.is_shared_gated:
             shared.mul_(torch.sigmoid(scores[:, mixture.experts :]).to(x.dtype))
         total.add_(shared)
@@ -307,8 +342,10 @@ def _routes(scores: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     return chosen, taken
 
 
-def _expert(
-    x: Tensor, weights: MixtureWeights, expert: int, opened: Callable[[Tensor], Tensor]
-) -> Tensor:
-    gate, up = torch.mm(x, weights.gate_up[expert]).chunk(2, -1)
-    return torch.mm(opened(gate).mul_(up), weights.down[expert])
+def _expert(x: Tensor, weights: MixtureWeights, expert: int, activated: Activated) -> Tensor:
+    biases = weights.biases
+    before, after = (
+        (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
+    )
+    gate, up = _product(x, weights.gate_up[expert], before).chunk(2, -1)
+    return _product(activated(gate, up), weights.down[expert], after)

@@ -35,7 +35,12 @@ from lmprog.runtime.engine.model.weight_table import (
     products,
     vectors,
 )
-from lmprog.runtime.engine.torch_engine.decoder import LayerWeights, MixtureWeights, Weights
+from lmprog.runtime.engine.torch_engine.decoder import (
+    ExpertBiases,
+    LayerWeights,
+    MixtureWeights,
+    Weights,
+)
 
 Read = Callable[[str], Tensor]
 """Gives the weight of that name, in any floating type."""
@@ -170,10 +175,11 @@ class _Layer:
             down=self._product(self._products["down"]) if mixture is None else nothing,
             qkv_bias=self._bias("qkv_bias"),
             out_bias=self._bias("out_bias"),
-            gate_up_bias=self._bias("gate_bias", "up_bias"),
-            down_bias=self._bias("down_bias"),
+            gate_up_bias=self._bias("gate_bias", "up_bias") if mixture is None else None,
+            down_bias=self._bias("down_bias") if mixture is None else None,
             qk_norm=self._qk_norm(),
             mixture=None if mixture is None else self._experts(mixture),
+            sinks=self._vector(self._vectors["sinks"]) if "sinks" in self._vectors else None,
             norms=self._unfolded_norms(),
         )
 
@@ -211,7 +217,19 @@ class _Layer:
         downs = [self._product(ends, ends.parts[expert : expert + 1]) for expert in range(count)]
         exact = torch.promote_types(self._dtype, torch.float32)
         router = self._product(self._products["router"], dtype=exact)
-        return MixtureWeights(router, tuple(gates), tuple(downs))
+        biases = self._expert_biases(exact) if mixture.biases else None
+        return MixtureWeights(router, tuple(gates), tuple(downs), biases)
+
+    def _expert_biases(self, router_type: torch.dtype) -> ExpertBiases:
+        gate, up, down = (
+            torch.stack([self._read(part.name).float() for part in self._vectors[name].parts])
+            for name in ("gate_bias", "up_bias", "down_bias")
+        )
+        return ExpertBiases(
+            self._vector(self._vectors["router_bias"]).to(router_type),
+            torch.cat((gate, up), 1).to(self._dtype),
+            self._ending(down, self._products["down"]).to(self._dtype),
+        )
 
     def _product(
         self,
