@@ -102,7 +102,9 @@ class Loop:
             self.scheduler.stats.idle_seconds += self._clock() - began
 
     def _handle_messages(self) -> float:
-        """Handles ops, fairly between clients, for a bounded time. Returns the time at its end."""
+        """Handles ops, fairly between clients, for a bounded time, and has branches carry them out
+        for another. Returns the time at its end.
+        """
         began = now = self._clock()
         while self.inbox.num_ops and now - began < MAX_HANDLE_SECONDS:
             waiting = self.inbox.next()
@@ -111,7 +113,8 @@ class Loop:
             self.interpreter.handle(client, message)
             before, now = now, self._clock()
             self.inbox.done(client, now - before)
-        return now
+        self.interpreter.go_on()
+        return self._clock()
 
     def _check_invariants(self) -> None:
         """After each stretch of work: all at once, or a few nodes of a large tree in each turn.

@@ -240,11 +240,10 @@ def test_work_of_the_host_is_on_the_account_it_is_done_for() -> None:
             text(number, "abcdefgh" * (1 + 3 * number)),
             wire.Generate(number, number, wire.SamplingParams(max_tokens=1)),
         )
+    talk.until_idle()
     talk.say(wire.Describe(9))
-    found: list[wire.Described] = []
-    while not found:
-        found = [one for one in talk.step() if isinstance(one, wire.Described)]
-    seconds = {name: figures["host_seconds"] for name, figures in found[0].accounts.items()}
+    (found,) = (one for one in talk.step() if isinstance(one, wire.Described))
+    seconds = {name: figures["host_seconds"] for name, figures in found.accounts.items()}
     assert seconds["one"] >= 0.008
     assert seconds["two"] >= 4 * seconds["one"]
     assert seconds.keys() == {"one", "two"}

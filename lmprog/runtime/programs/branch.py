@@ -70,6 +70,11 @@ class QueuedOp:
         """... and with each of these after it."""
         return ()
 
+    @property
+    def is_for_others(self) -> bool:
+        """It is carried out before the branch is closed, if it can be: others want what it gives."""
+        return False
+
 
 class Promise(Awaited):
     """The text of a call's result or of a branch, or the error because of which there is none.
@@ -116,6 +121,10 @@ class BoundGained(QueuedOp):
 
     promise: Promise
 
+    @property
+    def is_for_others(self) -> bool:
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class BoundFork(QueuedOp):
@@ -128,6 +137,10 @@ class BoundFork(QueuedOp):
 
     @property
     def needs_tokens(self) -> bool:
+        return True
+
+    @property
+    def is_for_others(self) -> bool:
         return True
 
 

@@ -9,8 +9,11 @@ ops have taken the least time, so that a client that sends many or costly ops de
 not the others. A client that begins to send again has no credit for the time in which it sent
 nothing.
 
-What takes long on the host for one call is done between steps, a piece at a time (`HostWork`), each
-time one of the client that was served least, on whose account it is.
+An op is taken in at once; what it has its branch do, as to tokenise a prompt, is done when all that
+has come was taken in. What takes long on the host for one call is done between steps, a piece at a
+time (`HostWork`). Of both (`ReadyBranches`) the client goes next that was served least, by the
+account on which it is, whichever connection it has asked on; what takes too long for one turn goes
+on in the next.
 
 Clients tell each other of the programs that they send here: fleets, mostly, which lead programs
 to where their prefixes are. Keys are passed on, whatever they stand for.
@@ -79,6 +82,35 @@ class HostWork:
                 self.under_way.remove(work)
             before, now = now, self._clock()
             self._shares.work(work.payer, now - before)
+
+
+class ReadyBranches:
+    """Branches that may go on: each client's in their order."""
+
+    def __init__(self, shares: ClientShares, clock: Callable[[], float]) -> None:
+        self._shares = shares
+        self._clock = clock
+        self._waiting: dict[Client, deque[RuntimeBranch]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def append(self, branch: RuntimeBranch) -> None:
+        self._waiting.setdefault(branch.payer, deque()).append(branch)
+
+    def turn(self, run: Callable[[RuntimeBranch, float], object]) -> None:
+        """Runs branches, which may make others ready."""
+        now = self._clock()
+        ends = now + TURN_SECONDS
+        while self._waiting and now < ends:
+            payer = min(self._waiting, key=self._shares.served)
+            branches = self._waiting[payer]
+            branch = branches.popleft()
+            if not branches:
+                del self._waiting[payer]
+            run(branch, now)
+            before, now = now, self._clock()
+            self._shares.work(payer, now - before)
 
 
 @dataclass(eq=False, slots=True)
@@ -172,6 +204,10 @@ class ActiveCall(QueuedOp):
     @property
     def needs_tokens(self) -> bool:
         return self.error is None
+
+    @property
+    def is_for_others(self) -> bool:
+        return isinstance(self.op, Read)
 
     @property
     def endings(self) -> tuple[str, ...]:

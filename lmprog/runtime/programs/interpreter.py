@@ -55,6 +55,7 @@ from lmprog.runtime.programs.clients import (
     ClientState,
     HostWork,
     PrefixNews,
+    ReadyBranches,
     Run,
     failed,
     payer_of,
@@ -94,8 +95,7 @@ class Interpreter:
         """
         self.scheduler = scheduler
         self.clients: dict[ClientId, ClientState] = {}
-        self._ready: list[RuntimeBranch] = []
-        """Branches that may go on."""
+        self._ready = ReadyBranches(scheduler.shares, clock)
         self._completion = CallCompletion(scheduler, self._ready.append)
         self._news = PrefixNews(self._completion.send)
         self._constraints = constraints
@@ -133,7 +133,9 @@ class Interpreter:
     # --- from clients
 
     def handle(self, client_id: ClientId, op: Received) -> None:
-        """Takes one op of one client. Never raises for a client's mistake."""
+        """Takes one op of one client; its branch carries it out in `go_on`. Never raises for a
+        client's mistake.
+        """
         if isinstance(op, Gone):
             self._forget_client(client_id)
         elif isinstance(op, wire.Hello):
@@ -145,17 +147,11 @@ class Interpreter:
             if client is None:
                 client = self.clients[client_id] = ClientState()
             self._take(client_id, client, op)
-        if self._ready:
-            self._run_ready()
 
-    def _run_ready(self) -> None:
-        """Branches that may go on, each on its own account."""
-        began = self._clock()
-        while self._ready:
-            branch, before = self._ready.pop(), began
-            self._runner.run(branch, before)
-            began = self._clock()
-            self.scheduler.shares.work(branch.payer, began - before)
+    def go_on(self) -> None:
+        """Branches carry out their ops, for a bounded time."""
+        if self._ready:
+            self._ready.turn(self._runner.run)
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
@@ -356,6 +352,8 @@ class Interpreter:
         branch = client.branches.pop(number, None)
         if branch is None:
             return
+        if any(op.is_for_others for op in branch.queue):
+            self._runner.run(branch, self._clock())
         under_way = [call for call in client.take_calls(number) if not call.is_done]
         if under_way or branch.queue:
             self._completion.cancel_all(branch, under_way)
@@ -391,8 +389,7 @@ class Interpreter:
         for under_way, go_on in self._works:
             if under_way:
                 go_on()
-        if self._ready:
-            self._run_ready()
+        self.go_on()
         return self._completion.take_replies()
 
     def _expire(self, now: float) -> None:
@@ -406,7 +403,8 @@ class Interpreter:
         assert constraints is not None, "something is compiled"
         constraints.turn(busy=not self.scheduler.idle)
         for pending in constraints.collect(self.scheduler.shares.work):
-            self._ready += pending.waiting
+            for branch in pending.waiting:
+                self._ready.append(branch)
 
     @property
     def awaits_thread(self) -> bool:
@@ -418,7 +416,7 @@ class Interpreter:
         """A long text is tokenised further in the next step, or the host has other work."""
         is_tokenising = bool(self._texts.under_way) and self._texts.is_busy
         is_early = bool(self._early.grown) and self.scheduler.idle
-        return is_tokenising or is_early or bool(self._work.under_way)
+        return is_tokenising or is_early or bool(self._work.under_way) or bool(self._ready)
 
     @property
     def next_deadline(self) -> float | None:
