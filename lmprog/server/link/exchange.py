@@ -202,8 +202,14 @@ class ExchangeLink(Protocol):
         """The exchange has ended."""
         ...
 
-    def sent(self, ops: Sequence[wire.Op]) -> None:
-        """These ops are on their way."""
+    def send(self, connection: Connection, ops: Sequence[wire.Op]) -> None:
+        """Sends them, and what has waited to go with others. Raises what the connection raises."""
+        ...
+
+    def close_branches(
+        self, connection: Connection, branches: Sequence[int], is_urgent: bool
+    ) -> None:
+        """Closes them now, or with what is sent next."""
         ...
 
     def restarted(self) -> RuntimeGone:
@@ -308,11 +314,10 @@ class Exchange:
     def send_now(self, ops: Sequence[wire.Op]) -> None:
         """The same at once; the dispatcher decides when."""
         try:
-            self._connection.send(ops)
+            self._link.send(self._connection, ops)
         except RuntimeGone as error:  # its own words name our paths
             log.info("%s", error)
             raise self._link.restarted() from None
-        self._link.sent(ops)
 
     async def answer(self) -> Answer:
         """The next reply of any call, a `Failed` too. Raises what ended the connection."""
@@ -466,14 +471,16 @@ class Exchange:
         self._held.leave()
         turns = None if self._account is None else self._link.turns
         never_opened = turns.leave(self) if turns is not None else frozenset[int]()
-        for number in self._calls:
+        calls, self._calls = self._calls, set()
+        for number in calls:
             self._link.unlisten(number)
-        branches, self._branches, self._calls = self._branches, [], set()
-        branches = [number for number in branches if number not in never_opened]
+        branches, self._branches = self._branches, []
+        if never_opened:
+            branches = [number for number in branches if number not in never_opened]
         self._link.leave(self)
         if branches and self._failure is None:
             try:
-                self._connection.send([wire.Close(number) for number in branches])
+                self._link.close_branches(self._connection, branches, bool(calls))
             except RuntimeGone:
                 log.debug("the runtime went before its branches were closed")
         self.fail(error)

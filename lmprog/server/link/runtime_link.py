@@ -40,6 +40,10 @@ log = logging.getLogger("lmprog.server")
 
 Given = TypeVar("Given")
 
+CLOSE_SECONDS = 0.02
+"""A branch on which nothing runs is closed with the next ops, after so long by itself: a message of
+its own for each would be a third of what requests send.
+"""
 _RESTARTED = "The runtime was restarted while it worked on this; send the request again."
 
 
@@ -89,6 +93,9 @@ class RuntimeLink:
         self._numbers = itertools.count(1)
         self._listeners: dict[int, Exchange] = {}
         self._exchanges: set[Exchange] = set()
+        self._closing: list[wire.Op] = []
+        """What waits to be sent with others."""
+        self._is_closing_due = False
         self._why = "The runtime is starting; try again in a moment."
         self._decided = asyncio.Event()
         """Set while there is a runtime, and once there will be none any more."""
@@ -200,11 +207,42 @@ class RuntimeLink:
 
     # --- for exchanges ----------------------------------------------------------------------------
 
-    def sent(self, ops: Sequence[wire.Op]) -> None:
+    def send(self, connection: Connection, ops: Sequence[wire.Op]) -> None:
+        if self._closing and connection is self._connection:
+            closing, self._closing = self._closing, []
+            try:
+                connection.send([*closing, *ops])
+            except LmprogError:  # nothing was sent
+                self._closing = closing
+                raise
+        else:
+            connection.send(ops)
         if self.observer is not None:
             for op in ops:
                 if isinstance(op, wire.Generate | wire.Select):
                     self.observer.asked(op)
+
+    def close_branches(
+        self, connection: Connection, branches: Sequence[int], is_urgent: bool
+    ) -> None:
+        closing = [wire.Close(number) for number in branches]
+        if is_urgent or connection is not self._connection:
+            self.send(connection, closing)
+            return
+        self._closing += closing
+        self._close_in_time()
+
+    def _close_in_time(self) -> None:
+        if self._closing and not self._is_closing_due:
+            self._is_closing_due = True
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._send_closing)
+
+    def _send_closing(self) -> None:
+        self._is_closing_due = False
+        if self._closing and self._connection is not None:
+            with contextlib.suppress(LmprogError):  # there is no room, or the runtime has ended
+                self.send(self._connection, ())
+        self._close_in_time()
 
     def number(self) -> int:
         return next(self._numbers)
@@ -269,6 +307,7 @@ class RuntimeLink:
     def _drop(self, error: LmprogError) -> None:
         """No connection from here on; the reading thread closes the old one."""
         connection, self._connection = self._connection, None
+        self._closing = []
         if self._reader is not None:
             self._reader.stop()
         if not self._is_waiting_over:
