@@ -342,7 +342,10 @@ def test_a_block_is_opened_into_all_its_text_and_what_is_below_it() -> None:
         assert below["nodes"][0][0] == stem[0]
         assert sum(node[1] == 0 for node in below["nodes"]) == 2
         assert (await client.get("/ui/blocks/999999")).status_code == 404
-        assert (await client.get("/ui/blocks/nonsense")).status_code == 422
+        wrong = await client.get("/ui/blocks/nonsense")
+        assert wrong.status_code == 422
+        assert wrong.json()["error"]["message"].startswith("path.number: Input should be a valid")
+        assert "lmprog" not in wrong.text, "no path of a file"
 
     with_slow_runtime(run, ui_show_text=True)
 

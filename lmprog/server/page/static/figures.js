@@ -99,9 +99,10 @@ export class Figures {
   }
 }
 
-const bytes = (value) => (value < 1 << 20 ? `${brief(value / 1024)} KiB` : `${brief(value / (1 << 20))} MiB`);
+const bytes = (value) => (value < 1024 ? `${count(value)} B` : value < 1 << 20 ? `${brief(value / 1024)} KiB` : `${brief(value / (1 << 20))} MiB`);
 
 const NAMED = 3; // others for whose work a key waited
+const LITTLE = 0.0005; // seconds: less is shown as nothing
 
 /** The accounts that may be seen: what each costs the others, and what it waits for, of late. */
 export class Accounts {
@@ -110,7 +111,6 @@ export class Accounts {
   }
 
   draw(rows, now = performance.now()) {
-    byId("keys").hidden = !rows.length;
     this.samples.push([now, new Map(rows.map((one) => [one.name, one]))]);
     while (this.samples.length > 2 && this.samples[1][0] < now - 1000 * RECENT) this.samples.shift();
     const [since, old] = this.samples[0];
@@ -118,7 +118,9 @@ export class Accounts {
     const recent = rows.map((one) => (isRecent ? gained(one, old.get(one.name)) : one));
     say(byId("keys-note"), isRecent ? `in the last ${duration((now - since) / 1000)}` : "since the start");
     const all = recent.reduce((sum, one) => sum + one.cost, 0);
-    byId("key-rows").replaceChildren(...recent.map((one) => account(one, all)));
+    const shown = recent.filter((one) => one.isKey || one.cost >= LITTLE || one.held >= 1024);
+    byId("keys").hidden = !shown.length;
+    byId("key-rows").replaceChildren(...shown.map((one) => account(one, all)));
   }
 }
 
@@ -160,13 +162,13 @@ function waits({ waited, waitedFor }) {
   const sum = Object.values(waited).reduce((all, seconds) => all + seconds, 0);
   const others = Object.fromEntries(Object.entries(waitedFor).map(([name, seconds]) => [name || "others", seconds]));
   const known = most(others, duration);
-  if (sum < 0.0005 && !known) return "";
+  if (sum < LITTLE && !known) return "";
   return `its calls waited ${duration(sum)}: ${most(waited, duration) || "–"}${known ? `; while the work was for ${known}` : ""}`;
 }
 
 /** The largest parts in words; none that shows as nothing. */
 function most(parts, format) {
-  const found = Object.entries(parts).filter(([, value]) => value >= 0.0005);
+  const found = Object.entries(parts).filter(([, value]) => value >= LITTLE);
   return found.sort((a, b) => b[1] - a[1]).slice(0, NAMED).map(([name, value]) => `${name} ${format(value)}`).join(", ");
 }
 

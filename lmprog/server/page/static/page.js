@@ -136,9 +136,11 @@ function draw(snapshot) {
 
 // On a narrow screen the playground comes first, and then the charts, for eyes, fingers and screen readers alike.
 function arrange() {
-  const [main, playground] = [byId("main"), byId("playground")];
-  if (NARROW.matches) main.prepend(playground);
-  else byId("right").prepend(playground);
+  const [main, playground, served] = [byId("main"), byId("playground"), byId("served")];
+  if (NARROW.matches) {
+    main.prepend(playground);
+    main.querySelector(".figures").after(served);
+  } else byId("right").prepend(playground, served);
 }
 
 NARROW.addEventListener("change", arrange);
