@@ -152,13 +152,29 @@ def _served(now: Picture, before: Picture | None) -> list[RenderableType]:
     if not keys:
         return [line]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("key", "results", "held", "generated", "refused"):
-        table.add_column(name, justify="left" if name == "key" else "right")
+    names = ("key", "open", "work", "waited", "most for", "while for", "held", "refused")
+    for name in names:  # fits into 80 columns
+        left = name in ("key", "most for", "while for")
+        table.add_column(name, justify="left" if left else "right", no_wrap=left)
     for one in keys[:MOST_ROWS]:
-        held = f"{one['held'] / 2**20:,.1f} MiB"
-        numbers = (f"{one['generated']:,}", f"{one['refused']:,}")
-        table.add_row(one["name"], f"{one['results']:,}", held, *numbers)
-    return [line, Text(), table, Text()]
+        waited = sum(one["waited"].values())
+        table.add_row(
+            one["name"] or "no key",
+            f"{one['results']:,}",
+            _seconds(one["cost"]),
+            _seconds(waited),
+            _largest(one["waited"]),
+            _largest({name or "others": value for name, value in one["waitedFor"].items()}),
+            f"{one['held'] / 2**20:,.1f} MiB",
+            f"{one['refused']:,}",
+        )
+    more = len(keys) - MOST_ROWS
+    return [line, Text(), table, *([Text(f"and {more:,} more", "dim")] if more > 0 else []), Text()]
+
+
+def _largest(parts: dict[str, float]) -> str:
+    """The name of the largest part that is anything."""
+    return max((name for name in parts if parts[name] > 0), key=parts.__getitem__, default="")
 
 
 def _replicas(now: Picture) -> list[RenderableType]:

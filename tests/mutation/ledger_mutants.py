@@ -242,7 +242,7 @@ LEDGER_MUTANTS = [
         "what steps have taken is never settled",
         "ledger",
         _SCHEDULING + "scheduler.py",
-        "        self.shares.settle(plan.parts, seconds, self.costs.price)\n",
+        "        self.shares.settle(plan.parts, seconds, self.costs.price, self.waiting)\n",
         "",
     ),
     Mutant(

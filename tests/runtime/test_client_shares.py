@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from lmprog.errors import Overloaded
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import collect_requests
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.stats import MOST_WAITED_FOR, AccountTotals
 from lmprog.runtime.scheduling.step_costs import UNKNOWN, StepCosts
 from lmprog.runtime.scheduling.waiting_queue import (
     HALF_LIFE,
@@ -271,6 +273,64 @@ def test_an_account_knows_how_long_its_calls_waited_and_for_what() -> None:
     assert sum(v for name, v in waited["one"].items() if name.startswith("waited")) == 0.0
     assert waited["two"]["waited_seconds_step"] == pytest.approx(4 * 0.5)
     assert waited["two"]["waited_seconds_memory"] == 0.0
+
+
+def test_an_account_knows_for_whose_work_its_calls_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk(is_timed=True, max_rows=1)
+    forward = talk.engine.forward
+
+    def slow(*given: Any) -> Any:
+        talk.now += 0.5
+        return forward(*given)
+
+    monkeypatch.setattr(talk.engine, "forward", slow)
+    sampling = wire.SamplingParams(max_tokens=4, ignore_eos=True)
+    for number, account in enumerate(["one", "two", "two"]):
+        talk.say(wire.Open(number, account=account), text(number, "abcd"))
+        talk.say(wire.Generate(number, number, sampling))
+    talk.until_idle()
+    totals = talk.scheduler.shares.totals
+    one, two = totals["one"], totals["two"]
+    assert one.step_seconds == pytest.approx(4 * 0.5)
+    assert one.waited_for == {"two": pytest.approx(two.step_seconds / 2)}, "of its first call"
+    assert two.waited_for.keys() == {"one"}, "what its own calls wait for each other is not there"
+    assert one.step_seconds < two.figures()["waited_for_one"] <= 2 * one.step_seconds
+
+
+def test_those_for_whom_an_account_waited_are_bounded() -> None:
+    totals = AccountTotals("own")
+    for number in range(MOST_WAITED_FOR + 8):
+        totals.wait_for([("own", 1.0), (f"name {number}", 1.0)], 2)
+    assert len(totals.waited_for) == MOST_WAITED_FOR + 1
+    assert totals.waited_for[""] == 16.0, "the others together"
+    assert "own" not in totals.waited_for
+
+
+def test_what_is_kept_compiled_is_held_for_who_had_it_compiled() -> None:
+    talk = Talk()
+    sampling = wire.SamplingParams(max_tokens=4, stop_regex=("q+",))
+    talk.say(wire.Open(1, account="one"), text(1, "ab"))
+    talk.say(wire.Generate(1, 1, sampling, constraint=wire.Regex("(abc|bcd)*")))
+    assert done(talk.until_idle()).keys() == {1}
+    talk.say(wire.Open(2, account="two"), text(2, "ab"))
+    talk.say(wire.Generate(2, 2, sampling, constraint=wire.Regex("(abc|bcd)*")))
+    assert done(talk.until_idle()).keys() == {2}
+
+    def held() -> dict[str, float]:
+        talk.say(wire.Describe(9))
+        (described,) = [one for one in talk.until_idle() if isinstance(one, wire.Described)]
+        return {
+            f"{name} {kind}": value
+            for name, figures in described.accounts.items()
+            for kind, value in figures.items()
+            if kind.startswith("bytes_")
+        }
+
+    assert held().keys() == {"one bytes_constraints", "one bytes_stops"}, "found by the second"
+    assert min(held().values()) > 1000
+    talk.say(wire.Flush(10))
+    talk.until_idle()
+    assert held() == {}
 
 
 def test_names_of_accounts_that_are_told_apart_are_bounded() -> None:

@@ -18,6 +18,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter
 from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
 from lmprog.server.fairness.dispatch import PIECE, Dispatcher, FairQueue, cost_of
+from lmprog.server.observability.meters import HELD_KINDS
 from lmprog.server.options.api_keys import ApiKey, digest, keys_of
 from lmprog.server.options.server_settings import ServerSettings
 from tests.server.fake_runtime import Fake, asking
@@ -467,6 +468,12 @@ def test_usage_is_shown_by_the_keys_names(fake: Fake, file: Path) -> None:
     for cause in ("memory", "place", "load", "step"):
         assert f'lmprog_key_waited_seconds_total{{cause="{cause}",key="bob"' in by_admin
     assert 'key_cost_seconds_total{key="alice"' not in by_admin, "she asked nothing"
+    for kind in HELD_KINDS:
+        held = f'lmprog_key_bytes_held{{key="bob",kind="{kind}",model_name="fake"}} 0.0'
+        assert held in by_admin, "there from the beginning"
+        assert f'lmprog_bytes_held{{kind="{kind}",model_name="fake"}} 0.0' in by_user
+    for total in ('cost_seconds_total{kind="step"', 'waited_seconds_total{cause="step"'):
+        assert f"lmprog_{total}" in by_user, "of all together"
     assert "bobs" not in by_admin
     assert "lmprog_key_" not in by_user
 

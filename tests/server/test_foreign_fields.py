@@ -76,6 +76,8 @@ def test_every_foreign_field_is_refused_by_name_with_advice(runtime: Fake) -> No
                 body = ("/v1/chat/completions", CHAT)
                 if name in ChatBody.__struct_fields__:
                     body = ("/v1/responses", {"input": "x"})
+                if name in responses_body.ResponsesBody.__struct_fields__:
+                    body = ("/v1/completions", {"prompt": "x"})
                 answer = await client.post(body[0], json={**body[1], name: value})
                 assert answer.status_code == 400, name
                 error = answer.json()["error"]
@@ -387,3 +389,26 @@ def test_what_other_servers_call_a_field_of_ours_is_refused_with_our_name(
     status, answer, _ = posted(runtime, "/v1/chat/completions", {**CHAT, field: value})
     assert (status, answer["error"]["param"]) == (400, field)
     assert "use " in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses", "/generate"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("thinking", {"type": "disabled"}), ("thinking", False), ("reasoning", {"effort": "none"})],
+)
+def test_thoughts_are_turned_off_where_that_is_known_and_refused_elsewhere(
+    runtime: Fake, path: str, field: str, value: Any
+) -> None:
+    prompt: dict[str, Json] = {
+        "/v1/completions": {"prompt": "x", "max_tokens": 1},
+        "/v1/messages": {"messages": CHAT["messages"], "max_tokens": 1, "model": "fake"},
+        "/v1/responses": {"input": "x", "max_output_tokens": 1},
+        "/generate": {"text": "x", "sampling_params": {"max_new_tokens": 1}},
+    }
+    assert posted(runtime, path, prompt[path])[0] == 200
+    status, answer, _ = posted(runtime, path, {**prompt[path], field: value})
+    if (path, field) == ("/v1/messages", "thinking") and isinstance(value, dict):
+        assert status == 200, "Anthropic's own field"
+    else:
+        assert status == 400
+        assert field in json.dumps(answer)

@@ -127,17 +127,27 @@ def test_stored_responses_are_forgotten_where_their_client_needs_the_memory(fake
             names = [one["id"] for one in made]
             stored = gateway.memory.held
             assert stored > 8 * 4000
-            half = Half(build_app(gateway), 760_000, "127.0.0.1")
+            assert kinds_of(gateway) == {"stored": stored}
+            half_size = 760_000
+            half = Half(build_app(gateway), half_size, "127.0.0.1")
             async with asyncio.timeout(60):
                 while gateway.memory.held < 760_000:
                     assert not half.status, "refused"
                     await asyncio.sleep(0)
+            assert kinds_of(gateway)["requests"] == half_size
             found = [(await client.get(f"/v1/responses/{name}")).status_code for name in names]
             assert found == sorted(found, reverse=True), "those used longest ago go first"
             assert (found[0], found[-1]) == (404, 200)
             await half.leave()
 
     asyncio.run(run())
+
+
+def kinds_of(gateway: Gateway) -> dict[str, float]:
+    """Of the one account for which something is held; kinds of which there is something."""
+    (kinds,) = gateway.memory.by_kind().values()
+    assert sum(kinds.values()) == gateway.memory.held
+    return {kind: count for kind, count in kinds.items() if count}
 
 
 def _tool(at: int) -> dict[str, Any]:
@@ -179,6 +189,7 @@ def test_a_large_answer_is_held_until_its_client_has_read_it_or_left(
             while gateway.open_requests:
                 await asyncio.sleep(0.01)
             assert gateway.memory.held >= size, "written, and not read"
+            assert kinds_of(gateway) == {"answers": gateway.memory.held}
             if reads:
                 await reader.readexactly(size)
             writer.close()

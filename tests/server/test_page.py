@@ -197,7 +197,7 @@ def test_the_runtime_is_asked_once_for_all_viewers_and_not_at_all_without_any(fa
                     await first(await stack.enter_async_context(viewer(app_of(client))), "snapshot")
                 await asyncio.sleep(3 * PERIOD)
                 periods = (asyncio.get_running_loop().time() - began) / PERIOD
-                assert 1 <= asked <= periods + 1
+                assert 1 <= asked <= periods + 2, "and once more at first: what keys have cost"
             await asyncio.sleep(0.05)
             before = asked
             await asyncio.sleep(3 * PERIOD)

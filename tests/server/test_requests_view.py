@@ -128,6 +128,80 @@ def test_texts_are_for_the_key_that_asked_and_for_the_administrator_where_texts_
     with_slow_runtime(run, ui_show_text=shows, **KEYS)
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_of_an_ended_request_is_told_what_it_cost_how_long_it_took_and_why_it_ended(
+    is_streamed: bool,
+) -> None:
+    async def run(client: httpx2.AsyncClient, gateway: Gateway) -> None:
+        body = {"prompt": SECRET, "max_tokens": 3, "n": 2, "ignore_eos": True}
+        body |= {"temperature": 1, "stream": is_streamed}
+        reply = await client.post("/v1/completions", json=body, headers=bearer("one"))
+        assert reply.status_code == 200
+        (row,) = (await rows(client, "one"))["ended"]
+        assert (row["finishes"], row["generated"]) == ({"length": 2}, 6)
+        assert row["computed"] == row["prompt"] - 1 - row["cached"] + 6
+        assert row["prefill"] > 0
+        assert row["decode"] > 0
+        assert row["texts"] == 0, "they are kept where the server shows texts only"
+        where = f"/ui/requests/{row['number']}/texts"
+        assert (await client.get(where, headers=bearer("one"))).json()["answers"] == []
+
+    with_slow_runtime(run, **KEYS)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_where_texts_are_shown_answers_are_kept_a_while_for_who_may_read_them(
+    is_streamed: bool,
+) -> None:
+    async def run(client: httpx2.AsyncClient, gateway: Gateway) -> None:
+        body = {"prompt": SECRET, "max_tokens": 4, "ignore_eos": True, "stream": is_streamed}
+        reply = await client.post("/v1/completions", json=body, headers=bearer("one"))
+        (row,) = (await rows(client, "admin"))["ended"]
+        where = f"/ui/requests/{row['number']}/texts"
+        for key, is_told in (("one", True), ("admin", True)):
+            (text,) = (await client.get(where, headers=bearer(key))).json()["answers"]
+            assert is_told == (text != "")
+            if not is_streamed:
+                assert text == reply.json()["choices"][0]["text"]
+        other = await client.get(where, headers=bearer("two"))
+        assert other.status_code == 404
+        seen = json.dumps(await rows(client, "admin"))
+        assert text not in seen, "the rows themselves have none"
+
+    with_slow_runtime(run, ui_show_text=True, **KEYS)
+
+
+def test_of_answers_so_many_characters_are_kept_and_no_more() -> None:
+    keeper = RecordKeeper(time.monotonic, 10)
+    record = keeper.begin(RequestOrigin())
+    outputs = tuple(wire.Output(text, (), "length") for text in ("abcdef", "ghijkl", "mn"))
+    record.take(wire.CallDone(1, outputs, wire.Usage(5, 4)))
+    assert record.texts == ["abcdef", "ghi"]
+    none = RecordKeeper(time.monotonic).begin(RequestOrigin())
+    none.take(wire.CallDone(1, outputs, wire.Usage(5, 4)))
+    assert none.texts == []
+    assert none.finishes == {"length": 3}
+
+
+def test_the_administrator_sees_what_each_key_costs_holds_and_waits_for() -> None:
+    async def run(client: httpx2.AsyncClient, gateway: Gateway) -> None:
+        body = {"prompt": "abcd", "max_tokens": 3, "ignore_eos": True}
+        await client.post("/v1/completions", json=body, headers=bearer("one"))
+        async with running(app_of(client), "two"):
+            seen = await rows(client, "admin")
+            found = {row["name"]: row for row in seen["keys"]}
+            assert {"key-1", "key-2"} <= found.keys()
+            one, two = found["key-1"], found["key-2"]
+            assert (one["results"], two["results"]) == (0, 1)
+            assert one["cost"] > 0
+            assert set(one["waited"]) == {"memory", "place", "load", "step"}
+            assert one["waitedFor"] == {}
+            assert (one["held"], one["heldBy"]) == (0, {})
+            assert (await rows(client, "one"))["keys"] == [], "what others use is not for a key"
+
+    with_slow_runtime(run, **KEYS)
+
+
 @pytest.mark.parametrize(("key", "status"), [("two", 404), ("one", 200), ("admin", 200)])
 def test_who_may_cancel_ends_the_request_and_its_client_is_told(key: str, status: int) -> None:
     async def run(client: httpx2.AsyncClient, gateway: Gateway) -> None:
@@ -149,7 +223,7 @@ def test_who_may_cancel_ends_the_request_and_its_client_is_told(key: str, status
             assert [row["state"] for row in (await rows(client, "one"))["ended"]] == ["cancelled"]
             texts = where.replace("cancel", "texts")
             nothing = await client.get(texts, headers=bearer(key))
-            assert nothing.json() == {"ended": True, "sequences": []}
+            assert nothing.json() == {"ended": True, "sequences": [], "answers": []}
             again = await client.post(where, headers=bearer(key))
             assert again.status_code == 404
 
@@ -268,7 +342,10 @@ def test_a_block_is_opened_into_all_its_text_and_what_is_below_it() -> None:
         assert below["nodes"][0][0] == stem[0]
         assert sum(node[1] == 0 for node in below["nodes"]) == 2
         assert (await client.get("/ui/blocks/999999")).status_code == 404
-        assert (await client.get("/ui/blocks/nonsense")).status_code == 422
+        wrong = await client.get("/ui/blocks/nonsense")
+        assert wrong.status_code == 422
+        assert wrong.json()["error"]["message"].startswith("path.number: Input should be a valid")
+        assert "lmprog" not in wrong.text, "no path of a file"
 
     with_slow_runtime(run, ui_show_text=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import httpx2
@@ -36,11 +37,28 @@ def sent(
 def test_a_page_whose_name_was_pointed_at_us_reads_nothing(
     fake: Fake, path: str, settings: dict[str, Any]
 ) -> None:
-    """As Chrome sends it after DNS rebinding: neither Origin nor Sec-Fetch headers."""
-    answer = sent(fake, "GET", path, {"host": "evil.example:8000", **ADMIN}, **settings)
+    """As Chrome sends it after DNS rebinding: neither Origin nor Sec-Fetch headers, nor a key."""
+    answer = sent(fake, "GET", path, {"host": "evil.example:8000"}, **settings)
     assert answer.status_code == 403
     assert answer.json()["error"]["code"] == "unknown_host"
     assert "--allowed-hosts" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "host", ["host.docker.internal:8000", "lmprog", "lmprog.ai.svc.cluster.local"]
+)
+def test_who_brings_a_key_may_use_any_name_of_a_service(fake: Fake, host: str) -> None:
+    basic = base64.b64encode(b":user").decode()
+    for headers, status in (
+        ({"authorization": "Bearer user"}, 200),
+        ({"x-api-key": "user"}, 200),
+        ({"x-api-key": "wrong"}, 403),
+        ({"authorization": f"Basic {basic}"}, 403),  # a browser adds it by itself
+        ({"authorization": "Bearer user", "origin": "http://evil.example"}, 403),
+        ({}, 403),
+    ):
+        answer = sent(fake, "GET", "/v1/models", {"host": host, **headers}, **KEYS)
+        assert answer.status_code == status, headers
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,31 @@ def test_all_columns_of_requests_fit_into_80() -> None:
     ]
 
 
+def account(name: str, **more: Any) -> dict[str, Any]:
+    zeros = dict.fromkeys(("results", "held", "prompt", "generated", "refused"), 0)
+    nothing: dict[str, Any] = {"heldBy": {}, "cost": 0.0, "waited": {}, "waitedFor": {}}
+    return {"name": name, "isKey": True, **zeros, **nothing, **more}
+
+
+def test_accounts_say_what_they_cost_and_for_whom_they_wait_and_fit_into_80() -> None:
+    waited = {"memory": 1.0, "place": 0.0, "load": 0.0, "step": 41.5}
+    alice = account("alice", waited=waited, waitedFor={"bob": 30.0, "": 2.0}, refused=12)
+    bob = account("bob", cost=3712.0, held=15 << 20, results=128)
+    requests = {"open": [], "openLeftOut": 0, "ended": [], "keys": [alice, bob, account("")]}
+    names = [
+        f"{name}_{what}" for name in ("first", "queued", "between") for what in ("count", "seconds")
+    ]
+    served = dict.fromkeys((*names, "refused", "failed", "bytes_held"), 0)
+    out = io.StringIO()
+    now = {**look(Talk()), "requests": requests, "served": served}
+    Console(file=out, width=80, highlight=False).print(drawn(now, None))
+    lines = {line.split()[0]: line.split() for line in out.getvalue().splitlines() if line.strip()}
+    assert "…" not in out.getvalue()
+    assert lines["alice"][1:] == ["0", "0.0", "s", "42", "s", "step", "bob", "0.0", "MiB", "12"]
+    assert lines["bob"][1:] == ["128", "62", "min", "0.0", "s", "15.0", "MiB", "0"]
+    assert "no key" in out.getvalue()
+
+
 def test_rates_are_told_by_kind() -> None:
     before = look(Talk())
     now = {**before, "clock": before["clock"] + 2.0, "figures": dict(before["figures"])}

@@ -364,6 +364,8 @@ class ConstraintCache:
         self._held: OrderedDict[_Key, Constraint] = OrderedDict()
         self._sizes: dict[_Key, int] = {}
         """When they were last measured."""
+        self._owners: dict[_Key, str] = {}
+        """Who had them compiled."""
         self._total = 0
         self._used: set[_Key] = set()
         """Those that may have grown since."""
@@ -379,12 +381,18 @@ class ConstraintCache:
         )
 
     def put(
-        self, spec: wire.Constraint, vocabulary: Vocabulary, made: Constraint, salt: str = ""
+        self,
+        spec: wire.Constraint,
+        vocabulary: Vocabulary,
+        made: Constraint,
+        salt: str = "",
+        owner: str = "",
     ) -> Constraint:
         """Caches `made` unless there is an entry already; returns the cached one."""
         key = (spec, vocabulary.digest, self._limits, salt)
         with self._lock:
             made = self._held.setdefault(key, made)
+            self._owners.setdefault(key, owner)
             self._held.move_to_end(key)
             for used in (*self._used, key):
                 self._measure(used)
@@ -393,6 +401,7 @@ class ConstraintCache:
                 oldest, _ = self._held.popitem(last=False)
                 self._total -= self._sizes.pop(oldest)
                 self._used.discard(oldest)
+                del self._owners[oldest]
         return made
 
     def _measure(self, key: _Key) -> None:
@@ -420,6 +429,7 @@ class ConstraintCache:
         with self._lock:
             self._held.clear()
             self._sizes.clear()
+            self._owners.clear()
             self._used.clear()
             self._total = 0
 
@@ -428,6 +438,14 @@ class ConstraintCache:
         """An estimate of all, measured now."""
         with self._lock:
             return sum(map(_size_of, self._held.values()))
+
+    def bytes_by_owner(self) -> dict[str, int]:
+        """As they were last measured."""
+        found: dict[str, int] = {}
+        with self._lock:
+            for key, owner in self._owners.items():
+                found[owner] = found.get(owner, 0) + self._sizes[key]
+        return found
 
     def __len__(self) -> int:
         return len(self._held)

@@ -38,6 +38,7 @@ from lmprog.runtime.programs.compile_pool import (
     at_once,
     never_pause,
 )
+from lmprog.runtime.scheduling.sequence import name_of
 from lmprog.runtime.scheduling.stats import Histogram
 from lmprog.runtime.text.stream import stop_search
 from lmprog.runtime.text.tokenizer import Tokenizer
@@ -79,6 +80,8 @@ class SearchCache:
     def __init__(self, max_bytes: int = MAX_SEARCH_BYTES) -> None:
         self._max_bytes = max_bytes
         self._held: OrderedDict[tuple[str, str], TextSearch] = OrderedDict()
+        self._owners: dict[tuple[str, str], str] = {}
+        """Who had them compiled."""
         self.num_bytes = 0
 
     def find(self, pattern: str, salt: str = "") -> TextSearch | None:
@@ -88,15 +91,25 @@ class SearchCache:
             self._held.move_to_end((salt, pattern))
         return found
 
-    def put(self, search: TextSearch, salt: str = "") -> None:
+    def put(self, search: TextSearch, salt: str = "", owner: str = "") -> None:
         if (salt, search.pattern) not in self._held:
             self._held[salt, search.pattern] = search
+            self._owners[salt, search.pattern] = owner
             self.num_bytes += search.num_bytes
         while self.num_bytes > self._max_bytes:
-            self.num_bytes -= self._held.popitem(last=False)[1].num_bytes
+            oldest, dropped = self._held.popitem(last=False)
+            self.num_bytes -= dropped.num_bytes
+            del self._owners[oldest]
+
+    def bytes_by_owner(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for key, owner in self._owners.items():
+            found[owner] = found.get(owner, 0) + self._held[key].num_bytes
+        return found
 
     def clear(self) -> None:
         self._held.clear()
+        self._owners.clear()
         self.num_bytes = 0
 
 
@@ -186,13 +199,14 @@ class CallConstraints:
             if isinstance(made, LmprogError):
                 compiling.error = made
             elif isinstance(made, TextSearch):
-                self._searches.put(made, key.salt)
+                self._searches.put(made, key.salt, name_of(owner))
                 compiling.made = made
             else:
                 # Cached here and not by the worker, which may be paused while it holds the cache's
                 # lock.
                 assert not isinstance(key.made_of, str), "only constraints are made else"
-                made = self._cache.put(key.made_of, self.vocabulary, made, key.salt)
+                whose = name_of(owner)
+                made = self._cache.put(key.made_of, self.vocabulary, made, key.salt, whose)
                 if self._workers is not None and isinstance(made, LateMasks):
                     made.work = self.masks
                 compiling.made = made
@@ -205,6 +219,13 @@ class CallConstraints:
         and why.
         """
         return self._cache.get(constraint, self.vocabulary)
+
+    def bytes_held(self) -> dict[str, dict[str, int]]:
+        """What is cached, by kind and by the name of who had it compiled."""
+        return {
+            "constraints": self._cache.bytes_by_owner(),
+            "stops": self._searches.bytes_by_owner(),
+        }
 
     def flush(self) -> None:
         """Drops the cached constraints."""

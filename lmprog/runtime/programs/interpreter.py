@@ -236,7 +236,7 @@ class Interpreter:
                     if self._constraints is not None:
                         self._constraints.flush()
                     trim()
-            return wire.Described(op.call, self.figures(), self.scheduler.shares.figures())
+            return wire.Described(op.call, self.figures(), self._snapshots.costs(self._constraints))
         except LmprogError as error:
             return failed(op.call, error)
 

@@ -18,6 +18,7 @@ from itertools import islice, zip_longest
 
 from lmprog import wire
 from lmprog.radix import Node, TreeView, end_of_rest, pages_of, path, view_tree
+from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.clients import ActiveCall, GenerateRun, SelectRun, payer_of
 from lmprog.runtime.scheduling.active_programs import Pins, ProgramPlace
 from lmprog.runtime.scheduling.generation import Generation
@@ -66,6 +67,16 @@ class SnapshotBuilder:
         """First words of the nodes of the last snapshot with text, by number and length, which
         determine them.
         """
+
+    def costs(self, constraints: CallConstraints | None) -> dict[str, dict[str, float]]:
+        """What each has cost and waited for, in seconds, and the bytes of what is kept for it."""
+        found = self._scheduler.shares.figures()
+        kinds = {} if constraints is None else constraints.bytes_held()
+        for kind, by_name in kinds.items():
+            for name, count in by_name.items():
+                figures = found.setdefault(name if name in found else "", {})
+                figures[f"bytes_{kind}"] = figures.get(f"bytes_{kind}", 0.0) + count
+        return found
 
     def take(
         self, client: ClientId, op: wire.Inspect, now: float, figures: dict[str, float]

@@ -505,7 +505,7 @@ class Scheduler:
         """
         seconds, least = self.clock() - self._step_began, plan.num_decoded
         self.costs.observe(plan.num_tokens, seconds, least, is_bounded=plan.is_bounded)
-        self.shares.settle(plan.parts, seconds, self.costs.price)
+        self.shares.settle(plan.parts, seconds, self.costs.price, self.waiting)
         if self.waiting.places or plan.num_tokens > least:
             self.programs.turns.serve(plan.rows, seconds, self.costs.price)
         for sequence, _, start, end, _, _ in plan.rows:

@@ -30,6 +30,11 @@ Client: TypeAlias = Hashable
 """Who pays for calls: a pair of a connection and a name, of which one is empty; or anything."""
 
 
+def name_of(client: Client) -> str:
+    """Empty where it has none."""
+    return str(client[1]) if isinstance(client, tuple) else ""
+
+
 class SequenceState(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"

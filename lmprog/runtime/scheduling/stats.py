@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
@@ -156,13 +156,39 @@ class WaitClock:
         return tuple(self._seconds.values())
 
 
+WAITED_FOR = "waited_for_"
+"""Before the name of an account, in figures of another."""
+MOST_WAITED_FOR = 32
+"""Of so many others it is kept how long an account has waited for each; the rest is one."""
+
+
 @dataclass(slots=True)
 class AccountTotals:
     """What the clients of one name have cost, and how long their calls have waited, in seconds."""
 
+    name: str = ""
     step_seconds: float = 0.0
     host_seconds: float = 0.0
     waited: list[float] = field(default_factory=lambda: [0.0] * len(WAIT_CAUSES))
+    waited_for: dict[str, float] = field(default_factory=dict)
+    """By the names of others: what steps have taken for them while calls of this one waited, once
+    for each sequence that did.
+    """
+
+    def wait(self, since: Iterable[float], until: Iterable[float]) -> None:
+        """A sequence has waited between two readings of the wait clock."""
+        for index, (begin, end) in enumerate(zip(since, until, strict=True)):
+            self.waited[index] += end - begin
+
+    def wait_for(self, others: Iterable[tuple[str, float]], num_waiting: int) -> None:
+        """So many sequences have waited while a step computed for others, by name and seconds."""
+        known = self.waited_for
+        for name, seconds in others:
+            if name == self.name:
+                continue
+            if name not in known and len(known) >= MOST_WAITED_FOR:
+                name = ""
+            known[name] = known.get(name, 0.0) + seconds * num_waiting
 
     def figures(self) -> dict[str, float]:
         waited = zip(WAIT_CAUSES, self.waited, strict=True)
@@ -171,4 +197,5 @@ class AccountTotals:
             "step_seconds": self.step_seconds,
             "host_seconds": self.host_seconds,
             **{f"waited_seconds_{cause}": seconds for cause, seconds in waited},
+            **{WAITED_FOR + name: seconds for name, seconds in self.waited_for.items()},
         }

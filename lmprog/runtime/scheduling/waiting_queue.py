@@ -38,8 +38,7 @@ These bounds are for the calls of one client. `admission` adds one `ageing` for 
 memory already, and for turns by what programs were served; with several sequences that wait, a
 program waits since the last one of them was admitted.
 
-Knows keys, sequences, and clients by their weights and seconds; asks the tree through the `look_up`
-function it is given.
+Knows keys, sequences, clients by weights and seconds; asks the tree through a given `look_up`.
 """
 
 from __future__ import annotations
@@ -52,11 +51,12 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import inf
 from operator import itemgetter
+from typing import TypeAlias
 
 from lmprog.config import PolicyName
 from lmprog.errors import Overloaded
 from lmprog.runtime.scheduling.plan import StepPart
-from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup
+from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup, name_of
 from lmprog.runtime.scheduling.stats import AccountTotals, WaitClock
 
 LOOKED_UP_PER_STEP = 16
@@ -67,7 +67,7 @@ MOST_NAMES = 1024
 HALF_LIFE = 30.0
 """Seconds with nothing open after which half of what a client was served more is forgotten."""
 
-
+Price: TypeAlias = Callable[[int], tuple[float, float]]
 Key = tuple[int, float, bytes, int]
 """(not preempted, rank, tokens, arrival number), compared from left to right."""
 
@@ -516,11 +516,13 @@ class ClientShares:
         account.served += seconds / account.weight
 
     def settle(
-        self, parts: Items[StepPart], seconds: float, price: Callable[[int], tuple[float, float]]
+        self, parts: Items[StepPart], seconds: float, price: Price, line: WaitingQueue | None = None
     ) -> None:
         """The clients pay for their parts what the step has really taken: `seconds`, of which a row
-        and each token count as `price` says for so many rows.
+        and each token count as `price` says for so many rows. Those in `line` waited for them.
         """
+        if line is not None and line.places and self.are_several:
+            self._blame(parts, seconds, line.clients())
         if len(parts) == 1:  # as mostly
             client, _, _, charged = parts[0]
             one = self._accounts.get(client)
@@ -546,9 +548,14 @@ class ClientShares:
 
     def wait(self, client: Client, since: Items[float], until: Items[float]) -> None:
         """A sequence of the client has waited between two readings of the wait clock."""
-        waited = self._accounts[client].totals.waited
-        for index, (begin, end) in enumerate(zip(since, until, strict=True)):
-            waited[index] += end - begin
+        self._accounts[client].totals.wait(since, until)
+
+    def _blame(self, parts: Items[StepPart], seconds: float, waiting: list[ClientQueue]) -> None:
+        rate = seconds / (sum([part.charged for part in parts]) or 1.0)
+        known = [(self._accounts.get(part.client), part.charged * rate) for part in parts]
+        others = [(one.totals.name, took) for one, took in known if one is not None]
+        for queue in waiting:
+            self._accounts[queue.client].totals.wait_for(others, len(queue.queued))
 
     def figures(self) -> dict[str, dict[str, float]]:
         """The totals by name, in seconds."""
@@ -569,10 +576,10 @@ class ClientShares:
         """That of the client, with nothing on it where there was none."""
         found = self._accounts.get(client)
         if found is None:
-            name = client[1] if isinstance(client, tuple) else ""
+            name = name_of(client)
             if name and name not in self.totals and len(self.totals) >= MOST_NAMES:
                 name = ""
-            totals = self.totals.setdefault(name, AccountTotals())
+            totals = self.totals.setdefault(name, AccountTotals(name))
             found = self._accounts[client] = _Account(self._virtual_time, totals)
             self._forget(client)
         return found

@@ -93,10 +93,30 @@ class MemoryPool:
         """Free what an account can do without, until it has room for so much, or nothing is
         left.
         """
+        self.parts: list[Callable[[], Iterable[tuple[str, str, int]]]] = [self._unread]
+        """Tell of what is held: for which account, of which kind, how many bytes."""
+        self.outliving: set[HeldBytes] = set()
+        """What outlives its request: answers that are not read."""
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         """The accounts for which something is held, and how much."""
         return iter(self._by_account.items())
+
+    def by_kind(self) -> dict[str, dict[str, int]]:
+        """Of each account, what is held of each kind. What no part tells of is that of `requests`:
+        bodies, and answers that are being made. Counted when it is asked.
+        """
+        found = {account: {"requests": count} for account, count in self._by_account.items()}
+        for part in self.parts:
+            for account, kind, count in part():
+                if count and account in found:
+                    kinds = found[account]
+                    kinds[kind] = kinds.get(kind, 0) + count
+                    kinds["requests"] -= count
+        return found
+
+    def _unread(self) -> Iterator[tuple[str, str, int]]:
+        return ((one.account, "answers", one.count) for one in self.outliving)
 
     def has_room(self, account: str, count: int) -> bool:
         """Whether the account may hold `count` bytes more."""
@@ -155,12 +175,14 @@ class HeldBytes:
     def leave(self) -> None:
         """All is free again. Safe to repeat."""
         self._pool.add(self.account, -self.count)
+        self._pool.outliving.discard(self)
         self.count = 0
 
     def hand_over(self) -> HeldBytes:
         """What is held now outlives the request, until the returned one is left."""
         other = HeldBytes(self._pool, self.account)
         other.count, self.count = self.count, 0
+        self._pool.outliving.add(other)
         return other
 
 

@@ -25,7 +25,7 @@ from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts, MemoryPool
 from lmprog.server.fairness.dispatch import Dispatcher
 from lmprog.server.http.auth import Keyring, calling_adapter, calling_key, calling_session
 from lmprog.server.http.http_errors import HttpError, Problem, refused
-from lmprog.server.link.exchange import RecordKeeper, calling_request
+from lmprog.server.link.exchange import KEPT_CHARS, RecordKeeper, calling_request
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.observability.meters import KeyMetrics, Meters
 from lmprog.server.observability.replica_metrics import FleetView
@@ -79,6 +79,7 @@ class Gateway:
         self.open_results = 0
         """Results that were admitted and have not ended."""
         self.memory = link.memory = MemoryPool(settings.memory_mb << 20)
+        self.memory.parts.append(link.held)
         self.accounts = KeyAccounts(
             self.keyring.keys,
             settings.max_running + settings.max_waiting,
@@ -100,7 +101,7 @@ class Gateway:
         link.session = calling_session.get
         link.adapter = calling_adapter.get
         link.origin = calling_request.get
-        link.records = RecordKeeper(clock)
+        link.records = RecordKeeper(clock, KEPT_CHARS if settings.ui_show_text else 0)
         self._choose_turns()
         self.is_responsive: Callable[[], bool] = lambda: True
         """Whether the runtime answers, or computes. Its supervisor knows."""

@@ -159,7 +159,10 @@ def answer_to(error: Exception, request: Request) -> Response:
         case ClientGone():
             return Response(status_code=CLIENT_GONE)
         case RequestValidationError():  # of a dependency that somebody else added
-            problem = Problem(422, str(error), code="invalid_value")
+            said = "; ".join(
+                f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()
+            )
+            problem = Problem(422, said, code="invalid_value")
             return response_of(problem, request.scope)
         case LmprogError():
             problem = problem_of(error, getattr(request.state, "names", None))
@@ -211,11 +214,12 @@ class Guard:
         scope = request.scope
         headers, state = headers_of(scope), scope.setdefault("state", {})
         state["gateway"] = self._gateway
-        problem = self._sites.problem(headers, request.method)
-        if problem is not None:
-            raise HttpError(problem)
         key, by_browser = given_key(headers)
         access, calling = self._gateway.keyring.find(key)
+        is_known = calling is not None and not by_browser
+        problem = self._sites.problem(headers, request.method, is_known)
+        if problem is not None:
+            raise HttpError(problem)
         calling_key.set(calling)
         calling_session.set(session_of(headers))
         calling_adapter.set("")

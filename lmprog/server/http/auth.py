@@ -148,10 +148,15 @@ class ServedSites:
         is_own = origin.partition("://")[2] == host.lower() != ""
         return is_own or origin in self._origins or ANY in self._origins
 
-    def problem(self, headers: Mapping[str, str], method: str) -> Problem | None:
-        """Why such a request may come from a page of another site; None: it does not."""
+    def problem(
+        self, headers: Mapping[str, str], method: str, is_known: bool = False
+    ) -> Problem | None:
+        """Why such a request may come from a page of another site; None: it does not. `is_known`:
+        it brings a key of ours that no browser adds by itself. Under whatever name it came then,
+        as a service's among containers, no page that misuses a name knows the key.
+        """
         host = headers.get("host")
-        if host is not None and not self.serves(host):
+        if host is not None and not is_known and not self.serves(host):
             return Problem(
                 403,
                 f"The server was reached as {host[:_SHOWN]!r}, which is not a name of its own. "

@@ -66,6 +66,8 @@ FOREIGN_FIELDS: Mapping[str, ForeignField] = {
     "rid": ForeignField("it belongs to /generate; x-request-id names other requests"),
     "enable_thinking": ForeignField(_THINKING, is_off=True),
     "think": ForeignField(_THINKING, is_off=True),
+    "thinking": ForeignField(_THINKING, is_off=True),
+    "reasoning": ForeignField(_THINKING, is_off=True),
     "format": ForeignField("use response_format"),
     "no_stop_trim": ForeignField("use include_stop_str_in_output"),
     "include_reasoning": ForeignField(_REASONING, (True,)),

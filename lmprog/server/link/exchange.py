@@ -4,9 +4,9 @@ A request opens an `Exchange`, sends its ops, and takes replies from it as they 
 exchange closes its branches, which cancels what still runs and frees its pages. All methods belong
 to the event loop's thread.
 
-Its `RequestRecord` says who asked, how far it is, how it ended: numbers and a few short names,
-never a text. Records of requests under way belong to their exchanges; the last ones that ended are
-kept for a while.
+Its `RequestRecord` says who asked, how far it is, how it ended: numbers and a few short names, and
+the beginnings of its answers only where the server shows texts. Records of requests under way
+belong to their exchanges; the last ones that ended are kept for a while.
 
 Knows messages and numbers; knows no connection's life and no HTTP.
 """
@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
@@ -44,6 +44,8 @@ KEPT = 256
 """Requests that have ended and are remembered."""
 KEPT_SECONDS = 900.0
 """For so long."""
+KEPT_CHARS = 4096
+"""Of the answers of each, where the server shows texts."""
 MOST_QUEUED = 8 * 1024 * 1024
 """Bytes of deltas that may wait for one reader; beyond it the exchange is broken off. A text of a
 hundred thousand tokens is half a megabyte: only log-probabilities come near this.
@@ -107,9 +109,27 @@ class RequestRecord:
     computed: int = 0
     generated: int = 0
     forced: int = 0
+    queued_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    """Of all calls together, which may have run side by side."""
+    finishes: dict[str, int] = field(default_factory=dict)
+    """Results by why they ended."""
+    room: int = 0
+    """For so many characters more of its answers, which others may read."""
+    texts: list[str] = field(default_factory=list)
+    """The beginnings of its answers, as far as there was room."""
 
     def take(self, reply: wire.Reply) -> None:
         """The last reply to a call."""
+        if isinstance(reply, wire.CallDone):
+            for output in reply.outputs:
+                self.finishes[output.finish] = self.finishes.get(output.finish, 0) + 1
+                if self.room > 0:
+                    self.texts.append(output.text[: self.room])
+                    self.room -= len(self.texts[-1]) + 1
+        elif isinstance(reply, wire.Chosen):
+            self.finishes["selected"] = self.finishes.get("selected", 0) + 1
         if isinstance(reply, wire.CallDone | wire.Chosen):
             usage = reply.usage
             self.prompt += usage.prompt
@@ -117,6 +137,9 @@ class RequestRecord:
             self.computed += usage.computed
             self.generated += usage.generated
             self.forced += usage.forced
+            self.queued_ms += usage.queued_ms
+            self.prefill_ms += usage.prefill_ms
+            self.decode_ms += usage.decode_ms
         elif isinstance(reply, wire.Failed):
             self.failure = self.failure or reply.code
             return
@@ -136,8 +159,10 @@ def nobodys() -> RequestRecord:
 class RecordKeeper:
     """Numbers requests and keeps those that have ended. Belongs to the event loop's thread."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], text_chars: int = 0) -> None:
+        """Of each request's answers so many characters are kept."""
         self._clock = clock
+        self._text_chars = text_chars
         self._ended: deque[RequestRecord] = deque(maxlen=KEPT)
         self.num_begun = 0
         self.num_ended = 0
@@ -145,7 +170,7 @@ class RecordKeeper:
     def begin(self, origin: RequestOrigin) -> RequestRecord:
         """The record of a new request."""
         self.num_begun += 1
-        return RequestRecord(self.num_begun, origin, self._clock())
+        return RequestRecord(self.num_begun, origin, self._clock(), room=self._text_chars)
 
     def end(self, record: RequestRecord) -> None:
         """The request has ended. The server's own, and what asked for nothing, is not
@@ -262,6 +287,11 @@ class Exchange:
     def queued_bytes(self) -> int:
         """Of the deltas that wait for its reader, about."""
         return self._queued
+
+    def held(self) -> Iterator[tuple[str, str, int]]:
+        """See `MemoryPool.parts`."""
+        yield self._held.account, "queued", self._queued
+        yield self._held.account, "answers", self._held.count - self._queued
 
     def branch(self) -> int:
         """A number for a new branch; closed with the exchange."""

@@ -169,6 +169,10 @@ class RuntimeLink:
         own = (one for one in self._exchanges if one.record.number and one.record.calls)
         yield from sorted(own, key=lambda one: one.record.number)
 
+    def held(self) -> Iterator[tuple[str, str, int]]:
+        """Deltas that wait, and results that have come, of all exchanges."""
+        return itertools.chain.from_iterable(one.held() for one in self._exchanges)
+
     def slowest(self, account: str) -> Exchange:
         """That of the account for whose reader most waits."""
         own = (one for one in self._exchanges if one.record.origin.account == account)

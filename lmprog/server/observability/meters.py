@@ -24,7 +24,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from lmprog import wire
-from lmprog.server.fairness.accounts import KeyAccount
+from lmprog.server.fairness.accounts import KeyAccount, MemoryPool
 from lmprog.server.observability.replica_metrics import FleetView, ReplicaMetrics
 from lmprog.server.observability.runtime_metrics import (
     PREFIX,
@@ -70,6 +70,13 @@ _RESULTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _TIMES = (0, 1, 2, 4, 8, 16, 32, 64)
 _TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _LABELS = ("model_name", "key")
+_KINDS = ("model_name", "kind")
+_WORK = ("step", "host")
+HELD_KINDS = ("requests", "queued", "answers", "stored", "constraints", "stops")
+"""Of bytes: bodies and answers that are being made, deltas that wait, results and answers that are
+not read, stored responses, compiled constraints, stop patterns.
+"""
+_NOTHING_HELD: Mapping[str, float] = dict.fromkeys(HELD_KINDS, 0.0)
 
 
 @dataclass(slots=True)
@@ -371,21 +378,73 @@ class CallSizes:
         self._preemptions.observe(usage.preemptions)
 
 
+def part_of(figures: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """Those of an account's figures whose names begin so, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in figures.items()
+        if name.startswith(prefix)
+    }
+
+
+def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            found[name] = found.get(name, 0.0) + value
+    return found
+
+
+def _seconds_of(figures: Mapping[str, float]) -> dict[str, float]:
+    return {kind: figures[f"{kind}_seconds"] for kind in _WORK if f"{kind}_seconds" in figures}
+
+
 class KeyMetrics(Collector):
     """Reads the accounts when it is asked."""
 
     def __init__(
         self,
         accounts: Callable[[], Iterable[KeyAccount]],
-        memory: Iterable[tuple[str, int]],
+        memory: MemoryPool,
         model: Callable[[], str],
     ) -> None:
-        """`memory` gives what is held for each."""
+        """`memory` knows what is held for each."""
         self._accounts = accounts
         self._memory = memory
         self._model = model
         self.costs: Mapping[str, Mapping[str, float]] = {}
-        """By key, the runtime's figures of what its calls have cost and how long they waited."""
+        """By key, the runtime's figures of what its calls have cost, how long they waited, and what
+        is kept for them.
+        """
+
+    def held(self) -> dict[str, dict[str, float]]:
+        """By account, the bytes of each kind that the gateway and the runtime hold."""
+        found: dict[str, dict[str, float]] = {}
+        for name, kinds in self._memory.by_kind().items():
+            found[name] = dict(kinds)
+        for name, figures in self.costs.items():
+            found.setdefault(name, {}).update(part_of(figures, "bytes_"))
+        return found
+
+    def totals(self) -> Iterable[Metric]:
+        """The same of all together, whoever asked."""
+        cost = CounterMetricFamily(
+            PREFIX + "cost_seconds", "Work for calls, see key_cost_seconds.", labels=_KINDS
+        )
+        waited = CounterMetricFamily(
+            PREFIX + "waited_seconds", "See key_waited_seconds.", labels=("model_name", "cause")
+        )
+        held = GaugeMetricFamily(
+            PREFIX + "bytes_held", "Memory held for clients, by what it is.", labels=_KINDS
+        )
+        for family, parts in (
+            (cost, [_seconds_of(figures) for figures in self.costs.values()]),
+            (waited, [part_of(one, "waited_seconds_") for one in self.costs.values()]),
+            (held, [_NOTHING_HELD, *self.held().values()]),
+        ):
+            for name, value in _summed(parts).items():
+                family.add_metric([self._model(), name], value)
+        return cost, waited, held
 
     def collect(self) -> Iterable[Metric]:
         open_results = GaugeMetricFamily(
@@ -401,7 +460,9 @@ class KeyMetrics(Collector):
             PREFIX + "key_requests_refused", "Requests of a key refused with 429.", labels=_LABELS
         )
         held = GaugeMetricFamily(
-            PREFIX + "key_bytes_held", "Memory held for a key's requests.", labels=_LABELS
+            PREFIX + "key_bytes_held",
+            "Memory held for a key, by what it is.",
+            labels=(*_LABELS, "kind"),
         )
         cost = CounterMetricFamily(
             PREFIX + "key_cost_seconds",
@@ -413,17 +474,18 @@ class KeyMetrics(Collector):
             "Time that a key's calls have waited to begin, by what they waited for.",
             labels=(*_LABELS, "cause"),
         )
-        holding = dict(self._memory)
+        holding = self.held()
         for account in self._accounts():
             labels = [self._model(), account.name]
             open_results.add_metric(labels, account.open_results)
             prompt.add_metric(labels, account.prompt_tokens)
             generated.add_metric(labels, account.generated_tokens)
             refused.add_metric(labels, account.refused)
-            held.add_metric(labels, holding.get(account.name, 0))
-            for name, seconds in self.costs.get(account.name, {}).items():
-                if name.startswith("waited_seconds_"):
-                    waited.add_metric([*labels, name.removeprefix("waited_seconds_")], seconds)
-                elif name != "cost_seconds":  # the sum of both kinds
-                    cost.add_metric([*labels, name.removesuffix("_seconds")], seconds)
+            for kind, count in _summed([_NOTHING_HELD, holding.get(account.name, {})]).items():
+                held.add_metric([*labels, kind], count)
+            figures = self.costs.get(account.name, {})
+            for cause, seconds in part_of(figures, "waited_seconds_").items():
+                waited.add_metric([*labels, cause], seconds)
+            for kind, seconds in _seconds_of(figures).items():
+                cost.add_metric([*labels, kind], seconds)
         return (open_results, prompt, generated, refused, held, cost, waited)

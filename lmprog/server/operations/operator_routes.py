@@ -5,11 +5,9 @@ and which runtimes stand behind it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
-from prometheus_client import Metric
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -98,10 +96,10 @@ def _add_metrics(made: GatewayRouter, gateway: Gateway) -> None:
         meters.open_results.set(gateway.open_results)
         meters.bytes_held.set(gateway.memory.held)
         keyring = gateway.keyring
-        keys: Iterable[Metric] = ()
+        more = list(gateway.key_metrics.totals())
         if keyring.keys and (request.state.access is Access.ADMIN or not keyring.has_admin):
-            keys = gateway.key_metrics.collect()  # what others use is for the administrator
-        text, media = meters.text(request.headers.get("accept", ""), keys)
+            more += gateway.key_metrics.collect()  # what others use is for the administrator
+        text, media = meters.text(request.headers.get("accept", ""), more)
         return Response(text, headers={"content-type": media})
 
 

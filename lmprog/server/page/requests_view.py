@@ -21,6 +21,7 @@ from lmprog.errors import Cancelled
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.link.exchange import Exchange, RequestRecord
+from lmprog.server.observability.meters import part_of
 from lmprog.wire.snapshot_json import session_json
 
 MOST_OPEN = 100
@@ -81,28 +82,40 @@ class RequestsView:
         return {
             "open": rows + _program_rows(others),
             "openLeftOut": len(visible[MOST_OPEN:]),
-            "ended": [
-                {**_row(one, viewer, now), "state": one.state} for one in islice(ended, MOST_ENDED)
-            ],
+            "ended": [_ended_row(one, viewer, now) for one in islice(ended, MOST_ENDED)],
             "sessions": [_session_row(one, viewer) for one in seen.sessions],
             "sessionsLeftOut": seen.sessions_left_out,
             "keys": self._key_rows() if viewer.is_admin else [],
         }
 
     def _key_rows(self) -> list[Row]:
-        """What each key has open, holds, has used, and was refused."""
-        held = dict(self._gateway.memory)
-        return [
-            {
-                "name": one.name,
-                "results": one.open_results,
-                "held": held.get(one.name, 0),
-                "prompt": one.prompt_tokens,
-                "generated": one.generated_tokens,
-                "refused": one.refused,
+        """What each key has open, holds, has used, has waited for, and was refused; the same of
+        other accounts of the runtime, and of the addresses for which something is held, as far as
+        it is known.
+        """
+        metrics, keys = self._gateway.key_metrics, {one.name: one for one in self._gateway.accounts}
+        held = metrics.held()
+        others = dict.fromkeys(name for name in (*metrics.costs, *held) if name not in keys)
+        rows = []
+        for name in islice((*keys, *others), MOST_OPEN):
+            key, figures = keys.get(name), metrics.costs.get(name, {})
+            kinds = {kind: count for kind, count in held.get(name, {}).items() if count}
+            row = {
+                "name": name,
+                "isKey": key is not None,
+                "results": key.open_results if key else 0,
+                "held": sum(kinds.values()),
+                "heldBy": kinds,
+                "prompt": key.prompt_tokens if key else 0,
+                "generated": key.generated_tokens if key else 0,
+                "refused": key.refused if key else 0,
+                "cost": figures.get("cost_seconds", 0.0),
+                "waited": part_of(figures, "waited_seconds_"),
+                "waitedFor": part_of(figures, "waited_for_"),
             }
-            for one in islice(self._gateway.accounts, MOST_OPEN)
-        ]
+            if key is not None or row["held"] or row["cost"]:
+                rows.append(row)
+        return rows
 
     def cancel(self, number: int, viewer: Viewer) -> None:
         """Ends the request: its memory is freed, its client gets an error. Raises HttpError."""
@@ -112,12 +125,14 @@ class RequestsView:
         self._find(number, viewer).cancel(HttpError(problem))
 
     async def texts(self, number: int, viewer: Viewer) -> dict[str, Any]:
-        """What the running calls of a request have written so far; nothing of one that has ended.
-        Raises HttpError.
+        """What the running calls of a request have written so far; of one that has ended the
+        beginnings of its answers, where they are kept. Raises HttpError.
         """
         ended = (one for one in self._gateway.link.records.ended() if one.number == number)
-        if any(viewer.may_see(one) for one in ended):
-            return {"ended": True, "sequences": []}
+        found = [one for one in ended if viewer.may_see(one)]
+        if found:
+            answers = [text for one in found if viewer.may_read(one) for text in one.texts]
+            return {"ended": True, "sequences": [], "answers": answers}
         exchange = self._find(number, viewer)
         if not viewer.may_read(exchange.record):
             raise HttpError(
@@ -189,6 +204,19 @@ def _row(record: RequestRecord, viewer: Viewer, now: float) -> Row:
         "generated": record.generated,
         "forced": record.forced,
         "mayRead": viewer.may_read(record),
+    }
+
+
+def _ended_row(record: RequestRecord, viewer: Viewer, now: float) -> Row:
+    return {
+        **_row(record, viewer, now),
+        "state": record.state,
+        "computed": record.computed,
+        "finishes": record.finishes,
+        "queued": round(record.queued_ms / 1e3, 4),
+        "prefill": round(record.prefill_ms / 1e3, 4),
+        "decode": round(record.decode_ms / 1e3, 4),
+        "texts": len(record.texts),
     }
 
 

@@ -10,6 +10,7 @@ shows them. Knows the wire's `Snapshot`; draws nothing.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
@@ -30,6 +31,10 @@ PERIOD = 0.25
 """Seconds between two questions to the runtime while somebody watches."""
 STILL = 8
 """Periods after which a picture is sent though nothing has changed."""
+COSTS = 8
+"""Of so many questions one is what accounts have cost."""
+ANSWER_SECONDS = 10.0
+"""Within which the runtime answers, or is away."""
 AWAY = 1.0
 """Seconds between two looks while the runtime is not there."""
 MOST_NODES = 400
@@ -111,10 +116,15 @@ class Watcher:
         """Asks the runtime until nobody watches any more."""
         last: tuple[Any, ...] = ()
         still = 0
-        while True:
+        for turn in itertools.count():
             began = asyncio.get_running_loop().time()
             period = PERIOD
             try:
+                if turn % COSTS == 0:
+                    await self._gateway.see_figures(ANSWER_SECONDS)
+                    if turn:
+                        await asyncio.sleep(PERIOD)
+                        continue
                 seen = await self._ask()
             except (LmprogError, TimeoutError) as error:
                 last, period = (), AWAY

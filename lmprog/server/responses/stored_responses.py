@@ -16,7 +16,7 @@ import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -276,6 +276,7 @@ class Store:
         self._most = most
         self._memory = memory
         memory.reclaims.append(self._reclaim)
+        memory.parts.append(self._held)
         self._most_bytes = most_bytes
         self._file = file
         self._thread = ThreadPoolExecutor(1, "lmprog-responses")
@@ -355,6 +356,10 @@ class Store:
             log.warning("a response is kept in memory only: %s", "" if done.cancelled() else error)
         elif self._kept.get(kept.name) is kept:
             self._forget(kept.name)
+
+    def _held(self) -> Iterator[tuple[str, str, int]]:
+        for name, kept in self._kept.items():
+            yield kept.account, "stored", self._counted.get(name, 0)
 
     def _reclaim(self, account: str, count: int) -> None:
         """See `MemoryPool.reclaims`."""

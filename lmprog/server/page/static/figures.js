@@ -99,13 +99,77 @@ export class Figures {
   }
 }
 
-const bytes = (value) => (value < 1 << 20 ? `${brief(value / 1024)} KiB` : `${brief(value / (1 << 20))} MiB`);
+const bytes = (value) => (value < 1024 ? `${count(value)} B` : value < 1 << 20 ? `${brief(value / 1024)} KiB` : `${brief(value / (1 << 20))} MiB`);
 
-/** A table of the keys, where there are some and they may be seen. */
-export function drawKeys(keys) {
-  byId("keys").hidden = !keys.length;
-  const cells = (one) => [one.name, count(one.results), bytes(one.held), brief(one.generated), brief(one.refused)];
-  byId("key-rows").replaceChildren(...keys.map((one) => el("tr", {}, ...cells(one).map((text) => el("td", {}, text)))));
+const NAMED = 3; // others for whose work a key waited
+const LITTLE = 0.0005; // seconds: less is shown as nothing
+
+/** The accounts that may be seen: what each costs the others, and what it waits for, of late. */
+export class Accounts {
+  constructor() {
+    this.samples = []; // [milliseconds, rows by name], the oldest first
+  }
+
+  draw(rows, now = performance.now()) {
+    this.samples.push([now, new Map(rows.map((one) => [one.name, one]))]);
+    while (this.samples.length > 2 && this.samples[1][0] < now - 1000 * RECENT) this.samples.shift();
+    const [since, old] = this.samples[0];
+    const isRecent = now - since > 5000; // before that: since the server's start
+    const recent = rows.map((one) => (isRecent ? gained(one, old.get(one.name)) : one));
+    say(byId("keys-note"), isRecent ? `in the last ${duration((now - since) / 1000)}` : "since the start");
+    const all = recent.reduce((sum, one) => sum + one.cost, 0);
+    const shown = recent.filter((one) => one.isKey || one.cost >= LITTLE || one.held >= 1024);
+    byId("keys").hidden = !shown.length;
+    byId("key-rows").replaceChildren(...shown.map((one) => account(one, all)));
+  }
+}
+
+/** What has come since; the state of now stays. */
+function gained(one, before) {
+  if (!before || one.cost < before.cost) return one; // it is new, or the runtime is
+  const less = (now, then) => Object.fromEntries(Object.entries(now).map(([name, value]) => [name, Math.max(0, value - (then[name] ?? 0))]));
+  return {
+    ...one,
+    cost: one.cost - before.cost,
+    generated: one.generated - before.generated,
+    refused: one.refused - before.refused,
+    waited: less(one.waited, before.waited),
+    waitedFor: less(one.waitedFor, before.waitedFor),
+  };
+}
+
+function account(one, all) {
+  const share = all ? one.cost / all : 0;
+  const fill = el("span", { class: "fill" });
+  fill.style.width = `${100 * share}%`;
+  const state = [one.results && `${count(one.results)} open`, one.generated && `${brief(one.generated)} generated`, one.refused && `${brief(one.refused)} refused`];
+  const lines = [
+    `${duration(one.cost)} of work${one.cost ? `, ${percent(share)}` : ""}`,
+    waits(one),
+    one.held > 0 && `holds ${bytes(one.held)}: ${most(one.heldBy, bytes)}`,
+  ];
+  return el(
+    "li",
+    {},
+    el("p", { class: "head" }, el("b", {}, one.name || "no key"), el("small", {}, state.filter(Boolean).join(", "))),
+    el("span", { class: "track" }, fill),
+    ...lines.filter(Boolean).map((line) => el("p", { class: "note" }, line)),
+  );
+}
+
+/** For what, and while for whom was worked. */
+function waits({ waited, waitedFor }) {
+  const sum = Object.values(waited).reduce((all, seconds) => all + seconds, 0);
+  const others = Object.fromEntries(Object.entries(waitedFor).map(([name, seconds]) => [name || "others", seconds]));
+  const known = most(others, duration);
+  if (sum < LITTLE && !known) return "";
+  return `its calls waited ${duration(sum)}: ${most(waited, duration) || "–"}${known ? `; while the work was for ${known}` : ""}`;
+}
+
+/** The largest parts in words; none that shows as nothing. */
+function most(parts, format) {
+  const found = Object.entries(parts).filter(([, value]) => value >= LITTLE);
+  return found.sort((a, b) => b[1] - a[1]).slice(0, NAMED).map(([name, value]) => `${name} ${format(value)}`).join(", ");
 }
 
 const promptTokens = (one) => one.cached_tokens + one.prefill_tokens;

@@ -1,7 +1,7 @@
 // The page: one stream of pictures while somebody looks, and everything that is drawn from it.
 
 import { byId, count, many, say } from "./dom.js";
-import { Figures, drawKeys } from "./figures.js";
+import { Accounts, Figures } from "./figures.js";
 import { drawFleet } from "./fleet.js";
 import { startGallery } from "./gallery.js";
 import { startPlayground } from "./play.js";
@@ -14,6 +14,7 @@ const RETRY = [1, 2, 4, 8, 15]; // seconds
 const NARROW = matchMedia("(max-width: 1100px)");
 
 const figures = new Figures();
+const accounts = new Accounts();
 const requests = new Requests((blocks) => plot.mark(blocks));
 const plot = new TreePlot(requests);
 let about = {};
@@ -38,7 +39,7 @@ async function watch() {
         else if (name === "history") figures.history.remember(value);
         else if (name === "requests") {
           requests.take(value);
-          drawKeys(value.keys);
+          accounts.draw(value.keys);
         }
         else if (name === "snapshot") draw(value);
         else if (name === "away") away(value.message);
@@ -135,9 +136,11 @@ function draw(snapshot) {
 
 // On a narrow screen the playground comes first, and then the charts, for eyes, fingers and screen readers alike.
 function arrange() {
-  const [main, playground] = [byId("main"), byId("playground")];
-  if (NARROW.matches) main.prepend(playground);
-  else byId("right").prepend(playground);
+  const [main, playground, served] = [byId("main"), byId("playground"), byId("served")];
+  if (NARROW.matches) {
+    main.prepend(playground);
+    main.querySelector(".figures").after(served);
+  } else byId("right").prepend(playground, served);
 }
 
 NARROW.addEventListener("change", arrange);

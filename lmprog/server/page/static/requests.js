@@ -236,7 +236,7 @@ class RequestRow {
   }
 }
 
-/** A request that has ended; of its texts nothing is kept. */
+/** A request that has ended; its answers are asked for when it is opened, where they are kept. */
 class EndedRow {
   constructor(row) {
     const kind = row.state === "done" ? "done" : row.state === "left" || row.state === "cancelled" ? "stopped" : "failed";
@@ -244,6 +244,7 @@ class EndedRow {
     const small = [row.key, many(row.branches, "branch", "branches")].filter(Boolean).join(" · ");
     const name = el("span", { class: "name" }, nameOf(row), el("small", {}, ` ${small}`));
     this.opener = el("button", { type: "button", class: "opener", "aria-expanded": "false" }, el("span", { class: `phase ${kind}` }, row.state), name);
+    this.row = row;
     this.body = el("div", { class: "branches", hidden: "" }, ...about(row).map((line) => el("p", { class: "note" }, line)));
     this.item = el("li", {}, this.opener, el("span", { class: "counts" }, `${counts(row)}, in ${duration(row.seconds)}`), this.ago, this.body);
     this.isOpen = false;
@@ -251,7 +252,21 @@ class EndedRow {
       this.isOpen = !this.isOpen;
       this.opener.setAttribute("aria-expanded", this.isOpen);
       this.body.hidden = !this.isOpen;
+      if (this.isOpen && row.texts && row.mayRead) this.read();
     });
+  }
+
+  async read() {
+    if (this.texts) return;
+    this.texts = el("ol", { class: "texts" });
+    this.body.append(this.texts);
+    try {
+      const { answers = [] } = await value(`/ui/requests/${this.row.number}/texts`);
+      this.texts.replaceChildren(...answers.map((text) => el("li", {}, el("div", { class: "text", tabindex: "0" }, el("span", { class: "t-generated" }, text)))));
+      if (!answers.length) this.texts.replaceChildren(el("li", { class: "note" }, "Its answers are kept no longer."));
+    } catch (error) {
+      this.texts.replaceChildren(el("li", { class: "note" }, error.message));
+    }
   }
 
   end() {} // what is known of it stays for as long as it is open
@@ -263,12 +278,14 @@ class EndedRow {
 
 /** All that is kept of a request that has ended. */
 function about(row) {
-  const computed = Math.max(0, row.prompt - row.cached);
+  const parts = [["in the queue", row.queued], ["until the first token", row.prefill], ["from there on", row.decode]];
+  const ends = Object.entries(row.finishes).map(([name, times]) => (times > 1 ? `${name} (${count(times)})` : name)).join(", ");
   return [
     `Request ${row.number}, x-request-id ${row.requestId || "–"}${row.key ? `, of the key ${row.key}` : ""}.`,
     `${count(row.done)} of ${many(row.calls, "call")} on ${many(row.branches, "branch", "branches")} ended with a result.`,
-    `Prompt ${many(row.prompt, "token")}: ${count(Math.min(row.cached, row.prompt))} found in the cache, ${count(computed)} computed. ${many(row.generated, "token")} generated, ${count(row.forced)} of them forced.`,
-    `It took ${duration(row.seconds)}. Texts are not kept.`,
+    `Prompt ${many(row.prompt, "token")}: ${count(Math.min(row.cached, row.prompt))} found in the cache. ${many(row.generated, "token")} generated, ${count(row.forced)} of them forced. It cost ${many(row.computed, "token")} computed.`,
+    `It took ${duration(row.seconds)}${row.calls > 1 ? "; its calls together" : ""}: ${parts.map(([name, seconds]) => `${duration(seconds)} ${name}`).join(", ")}.`,
+    [ends && `Ended by: ${ends}.`, row.texts ? row.mayRead && "What was answered, at most its beginning:" : row.generated > 0 && "Texts are kept with --ui-show-text only."].filter(Boolean).join(" "),
   ];
 }
 
