@@ -8,6 +8,7 @@
 
 #include <new>
 
+#include "lmprog_doubts.h"
 #include "lmprog_groups.h"
 #include "lmprog_prefixes.h"
 #include "lmprog_strings.h"
@@ -72,6 +73,8 @@ struct Scratch {
     }
 };
 thread_local Scratch scratch;
+
+thread_local std::string found_doubts;  // as `lmprog_automaton_doubts` found them
 
 // Rows for states that have few moves: by depth of the walk, and of the two places where tokens begin.
 thread_local std::vector<lmprog::ScratchRow> scratch_rows;
@@ -413,17 +416,36 @@ LMPROG_EXPORT int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint3
                                               int64_t max_length) {
     const lmprog::Turns::Turn turn(automaton->turns);
     return growing(automaton, [&] {
-        Automaton& inner = automaton->inner;
         int64_t length = 0;
-        for (; length < max_length && !inner.is_final(state); length++) {
-            const uint32_t* row = inner.row(state, scratch_roots[0]);
-            const uint32_t* moves = std::find_if(row, row + 256, [](uint32_t next) { return next != 0; });
-            if (moves == row + 256) break;  // the dead state
-            if (std::any_of(moves + 1, row + 256, [](uint32_t next) { return next != 0; })) break;
-            bytes[length] = static_cast<uint8_t>(moves - row);
-            state = *moves;
-        }
+        lmprog::Doubts::each_forced(automaton->inner, state, max_length, [&](uint8_t byte) { bytes[length++] = byte; });
         return length;
+    });
+}
+
+LMPROG_EXPORT int64_t lmprog_automaton_doubts(lmprog_automaton* automaton, uint32_t state, const uint8_t* forced,
+                                              int64_t length, const lmprog_token_texts* texts) {
+    const lmprog::Turns::Turn turn(automaton->turns);
+    return growing(automaton, [&] {
+        found_doubts = lmprog::Doubts(automaton->inner, *texts).find(state, forced, length);
+        return static_cast<int64_t>(found_doubts.size());
+    });
+}
+
+LMPROG_EXPORT void lmprog_doubts_copy(uint8_t* bytes) { std::copy(found_doubts.begin(), found_doubts.end(), bytes); }
+
+LMPROG_EXPORT int64_t lmprog_automaton_follow(lmprog_automaton* automaton, uint32_t* state, const uint8_t* bytes,
+                                              const int64_t* ends, int64_t count, int64_t left) {
+    const lmprog::Turns::Turn turn(automaton->turns);
+    return growing(automaton, [&] {
+        Automaton& inner = automaton->inner;
+        int64_t taken = 0;
+        for (int64_t at = 0; taken < count; taken++) {
+            uint32_t next = *state;
+            while (at < ends[taken] && next) next = inner.after(next, bytes[at++]);
+            if (!next || inner.cost(next) >= left - taken) break;
+            *state = next;
+        }
+        return taken;
     });
 }
 

@@ -110,6 +110,22 @@ int64_t lmprog_automaton_run(lmprog_automaton* automaton, uint32_t state, const 
 int64_t lmprog_automaton_row(lmprog_automaton* automaton, uint32_t state, uint32_t* next256);
 /* The bytes that every continuation starts with, at most max_length of them; returns how many, or the limit. */
 int64_t lmprog_automaton_forced(lmprog_automaton* automaton, uint32_t state, uint8_t* bytes, int64_t max_length);
+/* The distinct bytes of all tokens, sorted. */
+typedef struct {
+    const uint8_t* bytes;
+    const int32_t* begins; /* [count + 1] */
+    int64_t count;
+    int64_t longest;       /* bytes */
+} lmprog_token_texts;
+/* What may stand across the end of the bytes that are forced in `state`, and behind it, as lmprog_doubts.h says. Returns
+ * the length of that, which `lmprog_doubts_copy` then copies, or the limit. */
+int64_t lmprog_automaton_doubts(lmprog_automaton* automaton, uint32_t state, const uint8_t* forced, int64_t length,
+                                const lmprog_token_texts* texts);
+void lmprog_doubts_copy(uint8_t* bytes);
+/* Takes texts one after the other, `ends` tells where each ends, while the state behind the i-th costs less than `left` -
+ * i tokens; `state` becomes the one behind them. Returns how many, or the limit; stops before bytes that lead nowhere. */
+int64_t lmprog_automaton_follow(lmprog_automaton* automaton, uint32_t* state, const uint8_t* bytes, const int64_t* ends,
+                                int64_t count, int64_t left);
 int64_t lmprog_automaton_cost(const lmprog_automaton* automaton, uint32_t state);
 int32_t lmprog_automaton_final(const lmprog_automaton* automaton, uint32_t state);
 /* Whether one of the state's positions is at this leaf state. */

@@ -14,14 +14,17 @@ know the meaning of a net.
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.constraints.constraint import NARROW, CompileLimits, MaskRow, too_large
+from lmprog.constraints.constraint import NARROW, CompileLimits, Doubt, MaskRow, too_large
 from lmprog.constraints.kernel import INT, LONG, POINTER, free_with, kernel, or_memory
 from lmprog.constraints.lower import any_json_character, any_text
 from lmprog.constraints.net import UNREACHABLE, Leaf, Net
@@ -44,6 +47,19 @@ class RawMask(NamedTuple):
     """The highest cost after an allowed token, or more."""
     like: int = 0
     """Not 0: this mask was not made, it is that of another state."""
+
+
+def _doubts(data: bytes) -> Iterator[Doubt]:
+    at, numbers = 0, struct.Struct("=iii")
+    while at < len(data):
+        begin, size, count = numbers.unpack_from(data, at)
+        at += numbers.size
+        texts = []
+        for _ in range(count):
+            end = at + 4 + int.from_bytes(data[at : at + 4], sys.byteorder)
+            texts.append(data[at + 4 : end])
+            at = end
+        yield Doubt(begin, size, tuple(texts))
 
 
 class _CNet(ctypes.Structure):
@@ -95,6 +111,10 @@ class _CResult(ctypes.Structure):
     _fields_ = [(name, LONG) for name in ("count", "worst", "like", "digest", "work")]
 
 
+class _CTexts(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char_p), ("begins", POINTER), ("count", LONG), ("longest", LONG)]
+
+
 class _Tokens:
     """The C view of one vocabulary; owns the arrays that it points to."""
 
@@ -132,6 +152,7 @@ class _Tokens:
         self.pointer = ctypes.addressof(self._view)
         self._kernel = kernel()
         self._num_words = vocabulary.num_words
+        self._vocabulary = weakref.ref(vocabulary)
         self._rows: weakref.WeakValueDictionary[bytes | int, MaskRow] = (
             weakref.WeakValueDictionary()
         )
@@ -140,6 +161,20 @@ class _Tokens:
         self._view.strings = (POINTER * 2)(
             *(self._string_tokens(one) for one in (any_text(), any_json_character()))
         )
+
+    @functools.cached_property
+    def texts(self) -> int:
+        """The C view of the tokens' bytes, made when the first text is forced."""
+        vocabulary = self._vocabulary()
+        assert vocabulary is not None, "its constraints hold it"
+        ordered = vocabulary.ordered
+        begins = np.zeros(len(ordered) + 1, np.int32)
+        np.cumsum([len(text) for text in ordered], out=begins[1:])
+        view = _CTexts(
+            b"".join(ordered), begins.ctypes.data, len(ordered), max(map(len, ordered), default=0)
+        )
+        self._texts = view, begins
+        return ctypes.addressof(view)
 
     def narrow_row(self, ids: bytes) -> MaskRow:
         """The mask of these tokens, 32 bits each."""
@@ -249,6 +284,29 @@ class Automaton:
         if length < 0:
             raise self._failure(length)
         return out[:length].tobytes()
+
+    def doubts(self, state: int, forced: bytes) -> tuple[Doubt, ...]:
+        """What may stand across the end of the forced bytes; the last one has what may follow."""
+        core, texts = self._kernel, self._vocabulary.texts
+        size = core.lmprog_automaton_doubts(self._handle, state, forced, len(forced), texts)
+        if size < 0:
+            raise self._failure(size)
+        found = np.empty(size, np.uint8)
+        core.lmprog_doubts_copy(found.ctypes.data)
+        return tuple(_doubts(found.tobytes()))
+
+    def follow(self, state: int, texts: Sequence[bytes], left: int) -> tuple[int, int]:
+        """How many of the texts are taken while the state behind each, number i, costs less than
+        `left` - i, and the state behind them.
+        """
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        at = ctypes.c_uint32(state)
+        taken = self._kernel.lmprog_automaton_follow(
+            self._handle, ctypes.byref(at), b"".join(texts), ends.ctypes.data, len(texts), left
+        )
+        if taken < 0:
+            raise self._failure(taken)
+        return taken, at.value
 
     def collect(self, needed: Sequence[int], wanted: Sequence[int]) -> list[int]:
         """Discards states, except for the start, the `needed` ones, and as many of the `wanted`

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,6 +92,28 @@ def never_stop() -> None:
     """The check of a compile without a limit."""
 
 
+class Doubt(NamedTuple):
+    """A token that may begin within forced bytes and end beyond them."""
+
+    begin: int
+    size: int
+    """Bytes of the token; 0: there are too many to look at, or the last one."""
+    texts: tuple[bytes, ...]
+    """Some of those that may begin there, of which each starts with the token."""
+
+
+class Doubts:
+    """All that there are in a state, by their beginnings; the last one has what may follow."""
+
+    __slots__ = ("all", "certain")
+
+    def __init__(self, found: tuple[Doubt, ...]) -> None:
+        self.all = found
+        self.certain: dict[int, tuple[list[int], int]] = {}
+        """By places far before the first of them: the tokens from there on, and how many of these
+        are certain."""
+
+
 class State:
     """A guide's position in a constraint. Valid as long as it is referenced.
 
@@ -102,6 +124,7 @@ class State:
     __slots__ = (
         "__weakref__",
         "done",
+        "doubts",
         "final",
         "forced",
         "forced_tokens",
@@ -117,6 +140,7 @@ class State:
         self.worst = 0
         """With `row`: the highest distance after a token that it allows."""
         self.forced: bytes | None = None
+        self.doubts: Doubts | None = None
         self.final: bool | None = None
         self.done: bool | None = None
         self.forced_tokens: dict[str, tuple[int, ...]] | None = None
@@ -198,7 +222,47 @@ class MaskWork(Protocol):
         ...
 
 
-@runtime_checkable
+class Forcible(Protocol):
+    """A constraint that knows by itself what tokens of a forced text depend on."""
+
+    def doubts(self, state: State) -> Doubts:
+        """What may stand across the end of `forced(state)`, and behind it."""
+        ...
+
+    def follow(self, state: State, tokens: Sequence[int], left: int) -> tuple[int, State]:
+        """As `followed`, at once."""
+        ...
+
+
+def forcible(constraint: Constraint) -> Forcible | None:
+    """The constraint, where it is that."""
+    return cast(Forcible, constraint) if hasattr(constraint, "doubts") else None
+
+
+def followed(
+    constraint: Constraint, state: State, tokens: Sequence[int], left: int
+) -> tuple[int, State]:
+    """How many of the tokens may be taken so that the rest fits into `left` tokens with them, and
+    the state behind them.
+    """
+    at_once = forcible(constraint)
+    if at_once is not None:
+        return at_once.follow(state, tokens, left)
+    return one_by_one(constraint, state, tokens, left)
+
+
+def one_by_one(
+    constraint: Constraint, state: State, tokens: Sequence[int], left: int
+) -> tuple[int, State]:
+    """The same for any constraint."""
+    for taken, token in enumerate(tokens):
+        after = constraint.advance(state, token)
+        if constraint.distance(after) >= left - taken:
+            return taken, state
+        state = after
+    return len(tokens), state
+
+
 class LateMasks(Protocol):
     """A constraint whose masks may be late. The texts are the same, however late they are."""
 
@@ -210,6 +274,11 @@ class LateMasks(Protocol):
         made in another thread, or waits for that: ask again in the next step.
         """
         ...
+
+
+def with_late_masks(constraint: Constraint | None) -> LateMasks | None:
+    """The constraint, where its masks may be late."""
+    return cast(LateMasks, constraint) if hasattr(constraint, "is_ready") else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ memory; all others are discarded. The mask cache is bounded in bytes, least rece
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Event, Lock
 from typing import TypeVar
 from weakref import ref
@@ -18,10 +18,12 @@ from lmprog.constraints.automaton import DEAD, Automaton, MemoryFull, RawMask
 from lmprog.constraints.constraint import (
     CompileLimits,
     Constraint,
-    LateMasks,
+    Doubts,
     MaskRow,
     MaskWork,
     State,
+    forcible,
+    with_late_masks,
 )
 from lmprog.constraints.net import UNREACHABLE
 from lmprog.constraints.vocabulary import Vocabulary
@@ -275,6 +277,19 @@ class RegularConstraint:
             state.forced = found
         return found
 
+    def doubts(self, state: State) -> Doubts:
+        found = state.doubts
+        if found is None:
+            forced = self.forced(state)
+            found = Doubts(self._call(lambda: self._engine.doubts(state.number, forced)))
+            state.doubts = found
+        return found
+
+    def follow(self, state: State, tokens: Sequence[int], left: int) -> tuple[int, State]:
+        texts = [self._tokens[token] or b"" for token in tokens]
+        taken, number = self._call(lambda: self._engine.follow(state.number, texts, left))
+        return taken, self._state(number)
+
     def is_final(self, state: State) -> bool:
         found = state.final
         if found is None:
@@ -355,7 +370,7 @@ class ContinuedConstraint:
     """Another constraint from a later state on. Its states are the other's."""
 
     def __init__(self, whole: Constraint, start: State) -> None:
-        self._late = whole if isinstance(whole, LateMasks) else None
+        self._late = with_late_masks(whole)
         self.start = start
         self.left_out = whole.left_out
         self.engine = whole.engine
@@ -366,6 +381,9 @@ class ContinuedConstraint:
         self.is_done = whole.is_done
         self.distance = whole.distance
         self.advance_bytes = whole.advance_bytes
+        at_once = forcible(whole)
+        if at_once is not None:
+            self.doubts, self.follow = at_once.doubts, at_once.follow
 
     @property
     def work(self) -> MaskWork | None:

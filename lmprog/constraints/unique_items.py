@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import re
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.constraints.constraint import MaskRow, MaskWork, State
+from lmprog.constraints.constraint import Doubts, MaskRow, MaskWork, State, one_by_one
 from lmprog.constraints.net import UNREACHABLE, UniqueArray
 from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.seam import Pieces, without
@@ -120,6 +120,12 @@ class UniqueItemsConstraint:
     def forced(self, state: State) -> bytes:
         """What the automaton forces; where items before force more, that is not seen."""
         return self._base.forced(state.base if isinstance(state, RememberingState) else state)
+
+    def doubts(self, state: State) -> Doubts:
+        return self._base.doubts(state.base if isinstance(state, RememberingState) else state)
+
+    def follow(self, state: State, tokens: Sequence[int], left: int) -> tuple[int, State]:
+        return one_by_one(self, state, tokens, left)
 
     def distance(self, state: State) -> int:
         if not isinstance(state, RememberingState):

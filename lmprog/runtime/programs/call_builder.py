@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lmprog import wire
-from lmprog.constraints.constraint import Constraint, LateMasks, State
+from lmprog.constraints.constraint import Constraint, State, with_late_masks
 from lmprog.constraints.seam import Pieces, Seam, Stops, mask_row
 from lmprog.constraints.search import TextSearch
 from lmprog.errors import (
@@ -384,7 +384,7 @@ class CallBuilder:
             None if constraint is None else self._healer.stops(sampling, constraint),
             self._rules(sampling),
             None if op.thought is None else self._thought(op.thought, sampling),
-            constraint if isinstance(constraint, LateMasks) else None,
+            with_late_masks(constraint),
         )
 
     def _thought(self, given: wire.ThoughtLimit, sampling: wire.SamplingParams) -> ThoughtBudget:

@@ -23,8 +23,14 @@ from lmprog.constraints.compiling.compiler import (
     compile_constraint,
     compile_otherwise,
 )
-from lmprog.constraints.constraint import CompileTooLong, Constraint, LateMasks, State
-from lmprog.constraints.forced import forced_tokens
+from lmprog.constraints.constraint import (
+    CompileTooLong,
+    Constraint,
+    State,
+    forcible,
+    with_late_masks,
+)
+from lmprog.constraints.forced import CONTEXT_TOKENS, forced_tokens
 from lmprog.constraints.search import TextSearch
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, LmprogError, NotSupported
@@ -43,8 +49,6 @@ from lmprog.runtime.scheduling.stats import Histogram
 from lmprog.runtime.text.stream import stop_search
 from lmprog.runtime.text.tokenizer import Tokenizer
 
-CONTEXT_TOKENS = 12
-"""Tokens before a forced text with which it is tokenised, as it would be in its place."""
 _MAX_FORCED_TEXTS = 64
 """Preceding texts per state for which forced tokens are kept."""
 MAX_COMPILE_SECONDS = 2.0
@@ -207,8 +211,9 @@ class CallConstraints:
                 assert not isinstance(key.made_of, str), "only constraints are made else"
                 whose = name_of(owner)
                 made = self._cache.put(key.made_of, self.vocabulary, made, key.salt, whose)
-                if self._workers is not None and isinstance(made, LateMasks):
-                    made.work = self.masks
+                late = None if self._workers is None else with_late_masks(made)
+                if late is not None:
+                    late.work = self.masks
                 compiling.made = made
             if compiling.waiting:
                 known.append(compiling)
@@ -270,7 +275,8 @@ class CallConstraints:
         except CompileTooLong as error:
             limit.begin()
             made = compile_otherwise(spec, error, self.vocabulary, check=limit)
-        made.forced(made.start)
+        if made.forced(made.start) and (at_once := forcible(made)) is not None:
+            at_once.doubts(made.start)
         made.mask(made.start, max(1, made.distance(made.start)))
         return made
 

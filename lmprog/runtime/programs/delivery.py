@@ -418,11 +418,7 @@ class Delivery:
             return False
         stream, tokens = run.streams[index], run.group.sequences[index].tokens
         num_before = stream.num_tokens
-        text = stream.push(tokens[-added])
-        for token in tokens[len(tokens) - added + 1 :] if added > 1 else ():
-            if stream.is_stopped:
-                break
-            text += stream.push(token)
+        text = stream.push(tokens[-1]) if added == 1 else stream.push_all(tokens[-added:])
         op = call.op
         if run.selector is None and isinstance(op, wire.Generate) and op.stream:
             self._send_new(call, run, index, text, stream.num_tokens - num_before)

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from lmprog.constraints.constraint import NO_STATE, Constraint, LateMasks, MaskRow, State
+from lmprog.constraints.constraint import (
+    NO_STATE,
+    Constraint,
+    LateMasks,
+    MaskRow,
+    State,
+    followed,
+)
 from lmprog.constraints.seam import Seam, Stops, both, united
 from lmprog.errors import UnsatisfiableConstraint
 from lmprog.runtime.scheduling.sampling_requests import Likely
@@ -491,17 +498,24 @@ class Generation:
         constraint, forcing = self.settings.constraint, self.settings.jump
         if constraint is not None and forcing is not None and self.left > 0:
             begin = self.num_seam_tokens + self.generated
-            for token in forcing(constraint, self.guide, tokens):
-                after = constraint.advance(self.guide, token)
-                if constraint.distance(after) >= self.left:
-                    break
-                self._advance(constraint, token, after)
-                tokens.append(token)
-                self.generated += 1
-                self.forced += 1
-                added += 1
-            if self.num_seam_tokens + self.generated > begin:
-                self.forced_runs.append((begin, self.num_seam_tokens + self.generated))
+            forced = forcing(constraint, self.guide, tokens)
+            if forced and self.settings.stops is None:
+                taken, self.guide = followed(constraint, self.guide, forced, self.left)
+                tokens.extend(forced[:taken])
+                self.generated += taken
+            else:
+                for token in forced:
+                    after = constraint.advance(self.guide, token)
+                    if constraint.distance(after) >= self.left:
+                        break
+                    self._advance(constraint, token, after)
+                    tokens.append(token)
+                    self.generated += 1
+            taken = self.num_seam_tokens + self.generated - begin
+            self.forced += taken
+            added += taken
+            if taken:
+                self.forced_runs.append((begin, begin + taken))
         if constraint is not None and constraint.is_done(self.guide):
             self.finish = self._ended("constraint")
         elif self.left <= 0:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from lmprog.constraints.constraint import Check, CompileTooLong, never_stop
 from lmprog.constraints.pattern_sets import NotRegular
@@ -362,6 +362,25 @@ class TextStream:
             return self._take(piece)
         new = self._take(piece)  # half a character before it becomes one, U+FFFD
         self._tag_places.append(self._length - len(piece.decode()) - len(self._seam))
+        return new
+
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """Takes tokens one after the other, up to a stop."""
+        pieces = list(map(self._tokenizer.token_bytes, tokens)) if self._is_simple else [None]
+        text = b"" if None in pieces else b"".join(cast(list[bytes], pieces))
+        if not text or not text.isascii():
+            new = ""
+            for token in tokens:
+                if self._stop_at is not None:
+                    break
+                new += self.push(token)
+            return new
+        begin, new = self._length, text.decode()
+        ends = accumulate(map(len, cast(list[bytes], pieces)), initial=begin)
+        self._borders.extend(islice(ends, 1, None))
+        self.num_tokens += len(tokens)
+        self._length += len(new)
+        self._given.append(new)
         return new
 
     def _take(self, piece: bytes) -> str:
