@@ -43,8 +43,10 @@ void Engine::experts(const lmprog_layer &layer) {
     gate_product({layer.gate_up, layer.gate_bias, layer.up_bias, mixture.inner}, routes_.groups(inner_panels),
                  expert_in_.inputs, expert_inner_);
     by_row(count_ * routes_.used(), mixture.inner, [&](int first, int last, int) {
-        for (int r = first; r < last; r++)
+        for (int r = first; r < last; r++) {
+            square(expert_inner_.row(r), expert_inner_.width);
             prepare(expert_inner_in_, expert_inner_, r, static_cast<int>(expert_inner_.width));
+        }
     });
     product({layer.down, layer.down_bias, model_.hidden, mixture.inner, model_.weight_type},
             routes_.groups(hidden_panels), expert_inner_in_.inputs, expert_out_.data, expert_out_.width);

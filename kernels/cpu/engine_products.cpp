@@ -33,9 +33,13 @@ void Engine::product(const Weights &weights, const Groups &groups, const Inputs 
     });
 }
 
-// Panels of gate and up alternate, so that each pair becomes 32 numbers of `to` at once.
+// Panels of gate and up alternate, so that each pair becomes 32 numbers of `to` at once. Without gates `to` has the ups.
 void Engine::gate_product(const Gates &gates, const Groups &groups, const Inputs &x, const Rows &to,
                           const Rows *added) {
+    if (activation_.kind == LMPROG_RELU2) {
+        product({gates.data, gates.up_bias, gates.inner, model_.hidden, model_.weight_type}, groups, x, to.data, to.width);
+        return;
+    }
     const long inner = up32(gates.inner);
     const Panels panels = panels_of(gates.data, model_.weight_type, 2 * inner, model_.hidden);
     for (Scratch &scratch : scratch_) scratch.floats(static_cast<long>(kMostRows) * 2 * 16 * kPanel);

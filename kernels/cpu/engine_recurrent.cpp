@@ -47,7 +47,7 @@ void Engine::recur(const lmprog_layer &layer, const lmprog_step &step) {
     });
     workers_.share(r.heads, little(3L * count_ * r.heads * head_floats(r)),
                    [&](int head, int) { recur_head(layer, head); });
-    if (r.kind != LMPROG_MAMBA2 || (step.num_logits == 0 && &layer == &layers_.back())) return;
+    if (r.kind != LMPROG_MAMBA2 || (step.num_logits == 0 && &layer == last_kept_)) return;
     by_row(count_, 8L * mixed(layer), [&](int first, int last, int) {
         for (int row = first; row < last; row++) finish_mamba_row(layer, row);
     });
@@ -98,7 +98,8 @@ void Engine::prepare_head_row(const lmprog_layer &layer, long row) {
     for (int head = 0; head < r.heads; head++) {
         const bool is_net = r.kind == LMPROG_DELTA_NET;
         const float score = (is_net ? decays : rates)[head] + layer.decay_bias[head];
-        const float step = score > 20.0f ? score : log1pf(expf(score));
+        float step = score > 20.0f ? score : log1pf(expf(score));
+        if (!is_net) step = std::max(step, r.least_step);
         rates[head] = is_net ? r.rate_scale / (1.0f + expf(-rates[head])) : step;
         decays[head] = expf(-expf(layer.decay_log[head]) * step);
     }

@@ -19,11 +19,11 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
       sines_(ropes_.size()) {
     for (const lmprog_layer &layer : layers_) {
         layouts_.push_back(layout_of(layer.shape));
-        if (!layer.reads) last_kept_ = &layer;
+        if (layer.qkv != nullptr && !layer.reads) last_kept_ = &layer;
         const lmprog_mixture &mixture = model.mixture;
         const long met = mixture.used + mixture.shared;
         const long inner = layer.inner + (layer.router == nullptr ? 0 : met * mixture.inner);
-        weights_ += model.hidden * (projected(layer) + mixed(layer) + 3 * inner);
+        weights_ += model.hidden * ((layer.qkv == nullptr ? 0 : projected(layer) + mixed(layer)) + 3 * inner);
     }
 }
 
@@ -55,27 +55,37 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
     turn(step);
     if (model_.recurrent.kind != 0) stretches_.take(step, model_.recurrent.num_slots);
     for (const lmprog_layer &layer : layers_) {
-        if (layer.states == nullptr)
-            attend(layer, step);
-        else
+        if (layer.states != nullptr)
             recur(layer, step);
+        else if (layer.qkv != nullptr)
+            attend(layer, step);
         if (&layer == last_kept_ && step.num_logits == 0) return 0;  // nobody asks for what comes after
         if (&layer == &layers_.back()) keep_wanted(step);
         if (count_ == 0) return 0;
-        const int inputs = mixed(layer);
-        by_row(count_, model_.hidden, [&](int first, int last, int) {
-            for (int r = first; r < last; r++) {
-                std::fill(attended_.row(r) + inputs, attended_.row(r) + up32(inputs), 0.0f);
-                prepare(heads_in_, attended_, r, static_cast<int>(up32(inputs)));
-            }
-        });
-        product({layer.out, layer.out_bias, model_.hidden, inputs, model_.weight_type}, whole(), heads_in_.inputs,
-                out_.data, out_.width);
-        adapt(layer, LMPROG_ADAPTED_OUT, attended_, {out_.data, out_.width, false});
-        feed_forward(layer);
+        if (layer.qkv != nullptr) finish_mixer(layer);
+        if (layer.gate_up != nullptr) feed_forward(layer);
+        finish_layer(layer);
     }
     head(logits, stride);
     return 0;
+}
+
+// What goes out of attention, or of a recurrent layer.
+void Engine::finish_mixer(const lmprog_layer &layer) {
+    const int inputs = mixed(layer);
+    by_row(count_, model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) {
+            std::fill(attended_.row(r) + inputs, attended_.row(r) + up32(inputs), 0.0f);
+            prepare(heads_in_, attended_, r, static_cast<int>(up32(inputs)));
+        }
+    });
+    product({layer.out, layer.out_bias, model_.hidden, inputs, model_.weight_type}, whole(), heads_in_.inputs, out_.data,
+            out_.width);
+    adapt(layer, LMPROG_ADAPTED_OUT, attended_, {out_.data, out_.width, false});
+    if (layer.gate_up != nullptr) return;  // the feed-forward adds it
+    by_row(count_, 2L * model_.hidden, [&](int first, int last, int) {
+        for (int r = first; r < last; r++) add_row(r, layer.attention_post_norm);
+    });
 }
 
 bool Engine::valid(const lmprog_step &step) const {
@@ -138,7 +148,7 @@ void Engine::copy_slots_of(const lmprog_step &step) {
     if (step.num_copies == 0) return;
     workers_.share(model_.num_layers, false, [&](int index, int) {
         const lmprog_layer &layer = layers_[index];
-        if (layer.states == nullptr && !layer.reads)
+        if (layer.keys != nullptr && !layer.reads)
             lmprog_attention_copy(&layer.shape, layer.keys, layer.values, step.copies, step.num_copies);
     });
 }
@@ -303,7 +313,7 @@ void Engine::keep_wanted(const lmprog_step &step) {
 void Engine::feed_forward(const lmprog_layer &layer) {
     by_row(count_, 6L * model_.hidden, [&](int first, int last, int) {
         for (int r = first; r < last; r++) {
-            add_row(r, layer.attention_post_norm);
+            if (layer.qkv != nullptr) add_row(r, layer.attention_post_norm);
             norm_row(x_.row(r), layer.mlp_norm, normed_.row(r));
             prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
         }
@@ -317,7 +327,6 @@ void Engine::feed_forward(const lmprog_layer &layer) {
     by_row(count_, 2L * model_.hidden, [&](int first, int last, int) {
         for (int r = first; r < last; r++) add_row(r, layer.mlp_post_norm);
     });
-    finish_layer(layer);
 }
 
 // Adds what comes of the layer's own input of each token, and scales the sum.
@@ -353,14 +362,24 @@ void Engine::finish_layer(const lmprog_layer &layer) {
 
 void Engine::dense(const lmprog_layer &layer, const void *gate_up, const void *down) {
     const int inner = layer.inner;
+    const bool gated = activation_.kind != LMPROG_RELU2;
     gate_product({gate_up, layer.gate_bias, layer.up_bias, inner}, whole(), hidden_in_.inputs, inner_,
-                 adapted_gates(layer));
+                 gated ? adapted_gates(layer) : nullptr);
+    if (!gated) adapt(layer, LMPROG_ADAPTED_GATE_UP, normed_, {inner_.data, inner_.width, false});
     by_row(count_, inner, [&](int first, int last, int) {
-        for (int r = first; r < last; r++) prepare(inner_in_, inner_, r, static_cast<int>(up32(inner)));
+        for (int r = first; r < last; r++) {
+            square(inner_.row(r), up32(inner));
+            prepare(inner_in_, inner_, r, static_cast<int>(up32(inner)));
+        }
     });
     product({down, layer.down_bias, model_.hidden, inner, model_.weight_type}, whole(), inner_in_.inputs, out_.data,
             out_.width);
     adapt(layer, LMPROG_ADAPTED_DOWN, inner_, {out_.data, out_.width, false});
+}
+
+// Of a model without gates, what opens a feed-forward.
+void Engine::square(float *x, long count) const {
+    if (activation_.kind == LMPROG_RELU2) kernels_->activate(activation_, x, x, x, count);
 }
 
 void Engine::head(float *logits, int64_t stride) {

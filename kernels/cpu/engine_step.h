@@ -102,6 +102,8 @@ class Engine {
     void finish_row(const lmprog_layer &layer, long row);
     void keep_wanted(const lmprog_step &step);
     void feed_forward(const lmprog_layer &layer);
+    void finish_mixer(const lmprog_layer &layer);
+    void square(float *x, long count) const;
     void dense(const lmprog_layer &layer, const void *gate_up, const void *down);
     void mixture(const lmprog_layer &layer);
     void both(const lmprog_layer &layer);

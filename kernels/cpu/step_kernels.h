@@ -116,12 +116,15 @@ struct Step {
         return V::fma(opened, V::max(least, V::min(most, up)), opened);
     }
 
+    static LMPROG_INLINE F squared(F x) { return V::mul(x, x); }
+
     static void activate(const Activation &how, const float *gate, const float *up, float *out, long count) {
         for (long i = 0; i < count; i += W) {
             const F g = V::load(gate + i), u = V::load(up + i);
             V::store(out + i, how.kind == LMPROG_SILU        ? V::mul(silu(g, 1.0f), u)
                               : how.kind == kSigmoid         ? V::mul(sigmoid_of<V>(g), u)
                               : how.kind == LMPROG_GELU_TANH ? V::mul(gelu(g), u)
+                              : how.kind == LMPROG_RELU2     ? squared(V::max(V::zero(), u))
                                                              : clamped(how, g, u));
         }
     }

@@ -35,8 +35,9 @@ extern "C" {
 /* Types of numbers in memory, besides those of lmprog_attention.h. */
 enum { LMPROG_F16 = 2, LMPROG_INT4 = 4 };
 /* What a gate and its partner become: silu(gate) * up, gelu(gate) * up; clamped: with gate at most `limit` and up within
- * -limit .. limit, gate * sigmoid(slope * gate) * (up + 1). */
-enum { LMPROG_SILU = 0, LMPROG_GELU_TANH = 1, LMPROG_CLAMPED = 2 };
+ * -limit .. limit, gate * sigmoid(slope * gate) * (up + 1). Or there is no gate: gate_up is [inner][hidden], and relu(up)^2
+ * comes of it. */
+enum { LMPROG_SILU = 0, LMPROG_GELU_TANH = 1, LMPROG_CLAMPED = 2, LMPROG_RELU2 = 3 };
 
 typedef struct lmprog_engine lmprog_engine;
 
@@ -55,6 +56,7 @@ typedef struct {
     int32_t first, step, offset;
 } lmprog_rows;
 
+/* A layer may be one half: without qkv and out it is a feed-forward, without gate_up and down it has none. */
 typedef struct {
     const void *qkv;     /* heads, then key heads, then value heads; [(heads + 2 * kv_heads) * head_dim][hidden] */
     const void *out;     /* [hidden][heads * head_dim] */
@@ -111,6 +113,7 @@ typedef struct {
     int32_t kind; /* 0: the model has no recurrent layers */
     int32_t taps, channels, heads, groups, key_dim, value_dim, num_slots;
     float norm_eps, rate_scale; /* of state_norm; what rates of a delta net are multiplied by */
+    float least_step;           /* rates of Mamba 2 are at least this */
 } lmprog_recurrent;
 
 /* Each token goes through the `used` experts with the greatest scores of the router, the first of equal ones. Their

@@ -55,7 +55,7 @@ class Recipe:
             for name, number in model.named_buffers():
                 if name.endswith("layer_scalar"):  # all ones otherwise
                     number.mul_(torch.empty_like(number).uniform_(0.5, 1.5))
-                if name.endswith("expert_bias"):  # all zeros otherwise
+                if name.endswith(("expert_bias", "correction_bias")):  # all zeros otherwise
                     number.add_(torch.randn_like(number) * 0.2)
         model.save_pretrained(folder, **saving)
         return model
@@ -219,7 +219,9 @@ RECURRENT = {
     "bamba": Recipe("Bamba", {"attn_layer_indices": [1]} | _MAMBA_2),
     "nemotron_h": Recipe(
         "NemotronH",
-        {"layers_block_type": ["mamba", "attention", "mlp"], "mamba_num_heads": 8}
+        {"layers_block_type": ["mamba", "moe", "attention", "mamba", "moe"], "mamba_num_heads": 8}
+        | {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+        | {"moe_shared_expert_intermediate_size": 72, "routed_scaling_factor": 1.5}
         | {"mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 32}
         | {"head_dim": 16},
     ),

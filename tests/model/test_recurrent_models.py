@@ -45,7 +45,7 @@ BY_TORCH = [name for name in RECURRENT if name not in NATIVE or name in ("lfm2",
 EITHER = [*((name, "native") for name in NATIVE), *((name, "torch") for name in BY_TORCH)]
 KINDS = [
     *(("lfm2", "native"), ("qwen3_next", "native"), ("granitemoehybrid", "native")),
-    *(("qwen3_5_text", "torch"), ("bamba", "torch")),
+    *(("nemotron_h", "native"), ("qwen3_5_text", "torch"), ("bamba", "torch")),
 ]
 """Short convolutions, gated delta nets, Mamba 2."""
 
@@ -158,6 +158,8 @@ VARIANTS = {
     "granitemoehybrid": {"num_local_experts": 0, "position_embedding_type": "rope"}
     | {"mamba_conv_bias": False, "attention_multiplier": 0.2, "embedding_multiplier": 3.0},
     "qwen3_next": {"decoder_sparse_step": 2, "rope_parameters": None},
+    "nemotron_h": {"layers_block_type": ["mlp", "mamba", "mamba", "attention", "mlp", "attention"]}
+    | {"time_step_min": 0.8, "use_conv_bias": False},
     "lfm2_moe": {"use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
     "olmo_hybrid": {"linear_allow_neg_eigval": False, "rope_parameters": {"rope_theta": 5e5}},
     "qwen3_5_text": {"linear_key_head_dim": 26, "linear_value_head_dim": 112}
@@ -175,7 +177,7 @@ def test_what_a_config_says_otherwise_is_computed_natively_too(name: str, judged
     assert_as_transformers(made, [sequence])
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "granitemoehybrid", "olmo_hybrid"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "granitemoehybrid", "nemotron_h"])
 def test_the_cache_changes_no_bit_of_what_a_native_state_says(name: str, judged: Judge) -> None:
     made = judged(f"{name}-states", RECURRENT[name], judge=False)
     alone = logprobs(answers(rig_of(made), at_once=1))
@@ -228,7 +230,7 @@ def test_long_prompts_in_chunks_and_in_company_generate_what_transformers_does(
 
 DRAFTED = [
     *((name, kind, None) for name, kind in KINDS),
-    *((name, "native", "int8") for name in ("lfm2", "qwen3_5_text", "granitemoehybrid")),
+    *((name, "native", "int8") for name in ("lfm2", "qwen3_5_text", "nemotron_h")),
 ]
 
 
@@ -346,7 +348,7 @@ def test_states_that_torch_computes_have_no_second_tier(judged: Judge) -> None:
 def test_a_family_that_is_not_native_has_what_torch_has(
     options: dict[str, Any], reason: str, judged: Judge
 ) -> None:
-    made = judged("nemotron_h-states", RECURRENT["nemotron_h"], judge=False)
+    made = judged("falcon_h1-states", RECURRENT["falcon_h1"], judge=False)
     with pytest.raises(InvalidParameter, match=reason):
         load_engine(RuntimeConfig(model=str(made.folder), **options))
 
@@ -354,8 +356,8 @@ def test_a_family_that_is_not_native_has_what_torch_has(
 @pytest.mark.parametrize(
     ("name", "quantize", "state", "says"),
     [
-        ("nemotron_h", None, "warn", "transformers, with recurrent layers (without adapters"),
-        ("nemotron_h", "int8", "fail", "int8 was asked for: "),
+        ("falcon_h1", None, "warn", "transformers, with recurrent layers (without adapters"),
+        ("falcon_h1", "int8", "fail", "int8 was asked for: "),
         ("lfm2", "int8", "ok", "native; "),
     ],
 )

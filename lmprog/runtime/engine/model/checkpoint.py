@@ -43,7 +43,12 @@ _OTHER_PARTS = (
     *("model.visual.", "mtp.", "model.vision_tower.", "model.audio_tower."),
     *("model.embed_vision.", "model.embed_audio.", "model.vision_embedder."),
 )
-_TEXT_PART = re.compile(r"^(base_model\.model\.)?model\.language_model\.")  # an adapter's, too
+_RENAMED = (
+    (re.compile(r"^(base_model\.model\.)?model\.language_model\."), r"\1model."),
+    (re.compile(r"^(base_model\.model\.)?backbone\."), r"\1model."),
+    (re.compile(r"^model\.embeddings\."), "model.embed_tokens."),
+)
+"""What names of weights begin with, an adapter's too, and what with here."""
 _LONGEST_HEADER = 100 << 20
 
 
@@ -72,7 +77,9 @@ class Checkpoint:
             for told, stored in _contents(path).items():
                 if told.startswith(_OTHER_PARTS):
                     continue
-                name = _TEXT_PART.sub(r"\1model.", told)
+                name = told
+                for pattern, begin in _RENAMED:
+                    name = pattern.sub(begin, name)
                 if name in self._stored:
                     raise ModelError(f"the weight {name} is in two files of {folder}")
                 self._stored[name] = stored

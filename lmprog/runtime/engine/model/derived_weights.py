@@ -168,17 +168,19 @@ class _Cut:
         found = {}
         is_joined = shared.up == shared.gate
         ups = shared.inner if is_joined else 0
-        self._check(shared.gate, 0, shared.inner * (1 + is_joined))
+        if shared.gate:
+            self._check(shared.gate, 0, shared.inner * (1 + is_joined))
         self._check(shared.up, 0, shared.inner * (1 + is_joined))
         self._check(shared.down, 1, shared.inner)
         for part in range(mixture.shared_parts):
             expert, begin = mixture.experts + part, part * mixture.inner
             end = min(begin + mixture.inner, shared.inner)
             made = {
-                "gate": self._some_rows(shared.gate, begin, end, mixture.inner),
                 "up": self._some_rows(shared.up, ups + begin, ups + end, mixture.inner),
                 "down": self._some_columns(shared.down, begin, end, mixture.inner),
             }
+            if shared.gate:
+                made["gate"] = self._some_rows(shared.gate, begin, end, mixture.inner)
             for product, weight in made.items():
                 found[self._prefix + mixture.names.of_expert(expert, product)] = weight
         return found

@@ -1,9 +1,8 @@
-"""Shapes of the families that the native engine and several ranks decode, where the torch engine
-alone leaves them to transformers: Gemma 2 and 3, Phi 3, OLMo 2, SmolLM 3, Granite, and the mixtures
-of experts Mixtral, Qwen 2 and 3 MoE, OLMoE, Granite MoE; GPT-OSS is the native engine's alone.
+"""Which shape a checkpoint of each family has: those of plain decoders (`decoders`), mixtures of
+experts, models with recurrent layers (`recurrent` has what these are) and with layers of several
+kinds.
 
-Each is a Llama but for some fields: what is its own is taken out of config.json here, the rest is
-read as a Llama's, which refuses what nobody knows by name.
+Each is read as a plain decoder but for some fields, which are taken out of config.json here.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.model.decoders import DECODERS, Config, as_llama, granite, windows_of
 from lmprog.runtime.engine.model.gemma4 import UNIFIED, read_gemma4
 from lmprog.runtime.engine.model.mixture import (
     ExpertNames,
@@ -28,7 +28,7 @@ from lmprog.runtime.engine.model.recurrent import (
     layers_of,
     mamba2,
 )
-from lmprog.runtime.engine.model.rope import FeatureNotComputed, read_rope
+from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import (
     FAMILIES,
     ModelShape,
@@ -36,8 +36,6 @@ from lmprog.runtime.engine.model.shape import (
     WeightNames,
     read_shape,
 )
-
-Config = dict[str, Any]
 
 
 def shardable_families() -> tuple[str, ...]:
@@ -48,11 +46,11 @@ def shardable_families() -> tuple[str, ...]:
 def device_families() -> tuple[str, ...]:
     """Those of the torch decoder, and so of a device: all whose layers attend, with heads of one
     size."""
-    return (*FAMILIES, *_FURTHER, *_MIXTURES)
+    return (*FAMILIES, *DECODERS, *_MIXTURES)
 
 
 def is_native(model_type: str) -> bool:
-    return model_type in FAMILIES or model_type in _FURTHER | _MIXTURES | _HYBRIDS | _LAYERED
+    return model_type in FAMILIES or model_type in DECODERS | _MIXTURES | _HYBRIDS | _LAYERED
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -61,143 +59,14 @@ def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
     name = config["model_type"]
     if name in FAMILIES:
         return read_shape(config)
-    return (_FURTHER | _MIXTURES | _HYBRIDS | _LAYERED)[name](dict(config))
-
-
-def _as_llama(config: Config, *own: str, **defaults: Any) -> ModelShape:
-    """What is left of `config` without the fields `own`, read as a Llama's."""
-    rest = {**defaults, **{name: value for name, value in config.items() if name not in own}}
-    return read_shape(rest | {"model_type": "llama"})
-
-
-def _gemma2(config: Config) -> ModelShape:
-    shape = _gemma(config)
-    return replace(
-        shape,
-        windows=_windows(config, lambda layer: layer % 2 == 0),
-        attention_softcap=config.get("attn_logit_softcapping", 50.0) or None,
-        logit_softcap=config.get("final_logit_softcapping", 30.0) or None,
-    )
-
-
-def _gemma3(config: Config) -> ModelShape:
-    ropes = config.pop("rope_parameters", None) or {}
-    local = {"rope_theta": config.pop("rope_local_base_freq", None) or 10_000.0}
-    whole = {"rope_theta": config.pop("rope_theta", None) or 1_000_000.0}
-    whole |= config.pop("rope_scaling", None) or {}
-    config["rope_parameters"] = ropes.get("full_attention", whole)
-    pattern = config.get("sliding_window_pattern") or 6
-    shape = _gemma(config)
-    described = {"rope_parameters": ropes.get("sliding_attention", local)}
-    return replace(
-        shape,
-        windows=_windows(config, lambda layer: (layer + 1) % pattern != 0),
-        local_rope=read_rope(described, shape.context_len),
-        qk_norm=True,
-        attention_softcap=config.get("attn_logit_softcapping") or None,
-        logit_softcap=config.get("final_logit_softcapping") or None,
-    )
-
-
-def _gemma(config: Config) -> ModelShape:
-    """What both Gemmas share."""
-    activation = config.get("hidden_activation") or "gelu_pytorch_tanh"
-    if activation != "gelu_pytorch_tanh" or config.get("use_bidirectional_attention"):
-        raise ModelError(f"a Gemma with {activation} or attention to both sides is not supported")
-    shape = _as_llama(
-        config,
-        *(
-            "hidden_activation",
-            "hidden_act",
-            "use_bidirectional_attention",
-            "query_pre_attn_scalar",
-        ),
-        *("sliding_window", "layer_types", "attn_logit_softcapping", "final_logit_softcapping"),
-        *("sliding_window_pattern", "cache_implementation"),
-        head_dim=256,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
-    return replace(
-        shape,
-        activation="gelu_tanh",
-        norms=Norms(
-            attention_post_norm="post_attention_layernorm",
-            mlp_norm="pre_feedforward_layernorm",
-            mlp_post_norm="post_feedforward_layernorm",
-        ),
-        norms_add_one=True,
-        embedding_scale=float(shape.hidden) ** 0.5,
-        attention_scale=float(config.get("query_pre_attn_scalar") or 256) ** -0.5,
-    )
-
-
-def _phi3(config: Config) -> ModelShape:
-    scaling = dict(config.get("rope_parameters") or {})
-    partial = scaling.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
-    if scaling:
-        config["rope_parameters"] = scaling
-    shape = _as_llama(
-        config,
-        *("resid_pdrop", "embd_pdrop", "partial_rotary_factor", "sliding_window"),
-        max_position_embeddings=4096,
-    )
-    window = config.get("sliding_window")
-    return replace(
-        shape,
-        joined=True,
-        names=WeightNames(gate_up="gate_up_proj"),
-        windows=(window,) * shape.num_layers,
-        rotary_dim=int(shape.head_dim * (partial or 1.0)),
-    )
-
-
-def _olmo2(config: Config) -> ModelShape:
-    shape = _as_llama(config, rms_norm_eps=1e-5)
-    norms = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-    return replace(shape, norms=norms, qk_norm=True, qk_norm_wide=True)
-
-
-def _smollm3(config: Config) -> ModelShape:
-    if config.get("use_sliding_window"):
-        raise ModelError("a SmolLM 3 with sliding windows is not supported")
-    shape = _as_llama(
-        config,
-        *("no_rope_layers", "no_rope_layer_interval", "layer_types", "sliding_window"),
-        *("use_sliding_window", "max_window_layers"),
-        num_key_value_heads=4,
-        max_position_embeddings=32_768,
-        tie_word_embeddings=True,
-    )
-    every = config.get("no_rope_layer_interval") or 4
-    rotated = config.get("no_rope_layers") or [
-        (layer + 1) % every != 0 for layer in range(shape.num_layers)
-    ]
-    return replace(
-        shape,
-        unrotated=frozenset(layer for layer, is_rotated in enumerate(rotated) if not is_rotated),
-    )
-
-
-def _granite(config: Config) -> ModelShape:
-    shape = _as_llama(
-        config,
-        *("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"),
-    )
-    return replace(
-        shape,
-        embedding_scale=float(config.get("embedding_multiplier", 1.0)),
-        logit_scale=1.0 / float(config.get("logits_scaling", 1.0)),
-        residual_scale=float(config.get("residual_multiplier", 1.0)),
-        attention_scale=float(config.get("attention_multiplier", 1.0)),
-    )
+    return (DECODERS | _MIXTURES | _HYBRIDS | _LAYERED)[name](dict(config))
 
 
 _EXPERTS = ("num_local_experts", "num_experts", "num_experts_per_tok")
 
 
 def _mixtral(config: Config) -> ModelShape:
-    shape = _as_llama(
+    shape = as_llama(
         config,
         *(*_EXPERTS, "sliding_window"),
         num_key_value_heads=8,
@@ -216,7 +85,7 @@ def _mixtral(config: Config) -> ModelShape:
 
 
 def _qwen3_moe(config: Config) -> ModelShape:
-    shape = _as_llama(
+    shape = as_llama(
         config,
         *(*_EXPERTS, "sliding_window", "use_sliding_window", "max_window_layers"),
         num_key_value_heads=4,
@@ -241,7 +110,7 @@ def _mixed_layers(config: Config, count: int) -> frozenset[int]:
 
 def _qwen2_moe(config: Config) -> ModelShape:
     has_bias = bool(config.pop("qkv_bias", True))
-    shape = _as_llama(
+    shape = as_llama(
         config,
         *(*_EXPERTS, "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
         num_key_value_heads=16,
@@ -250,7 +119,7 @@ def _qwen2_moe(config: Config) -> ModelShape:
     windows: tuple[int | None, ...] = (None,) * shape.num_layers
     if config.get("use_sliding_window"):
         first_whole = int(config.get("max_window_layers", 28))
-        windows = _windows(config, lambda layer: layer % 2 == 0 and layer < first_whole)
+        windows = windows_of(config, lambda layer: layer % 2 == 0 and layer < first_whole)
     described = {
         "num_experts": 60,
         "num_experts_per_tok": 4,
@@ -283,7 +152,7 @@ def _with_shared_expert(config: Config, num_layers: int) -> Mixture:
 
 
 def _olmoe(config: Config) -> ModelShape:
-    shape = _as_llama(config, *_EXPERTS, max_position_embeddings=4096, rms_norm_eps=1e-5)
+    shape = as_llama(config, *_EXPERTS, max_position_embeddings=4096, rms_norm_eps=1e-5)
     layers = frozenset(range(shape.num_layers))
     described = {"num_experts": 64, "num_experts_per_tok": 8} | config
     normalized = bool(config.get("norm_topk_prob", False))
@@ -298,7 +167,7 @@ def _olmoe(config: Config) -> ModelShape:
 def _granite_moe(config: Config) -> ModelShape:
     """With a shared expert or without."""
     rest = {name: value for name, value in config.items() if name not in _EXPERTS}
-    shape = _granite({"max_position_embeddings": 2048} | rest)
+    shape = granite({"max_position_embeddings": 2048} | rest)
     names = ExpertNames("block_sparse_moe", router="router.layer")
     described = {"num_local_experts": 8, "num_experts_per_tok": 2} | config
     shared = None
@@ -312,7 +181,7 @@ def _granite_moe(config: Config) -> ModelShape:
 
 
 def _gpt_oss(config: Config) -> ModelShape:
-    shape = _as_llama(
+    shape = as_llama(
         config,
         *(*_EXPERTS, "sliding_window", "layer_types"),
         attention_bias=True,
@@ -333,7 +202,7 @@ def _gpt_oss(config: Config) -> ModelShape:
         mixture=read_mixture(
             config, "intermediate_size", layers, names=names, biases=True, layout="gpt_oss"
         ),
-        windows=_windows(windows, lambda layer: layer % 2 == 0),
+        windows=windows_of(windows, lambda layer: layer % 2 == 0),
     )
 
 
@@ -358,7 +227,7 @@ def _lfm2(config: Config) -> ModelShape:
     fields |= {"num_key_value_heads": 8} | config
     fields |= {"intermediate_size": inner, "rms_norm_eps": config.get("norm_eps", 1e-5)}
     fields["tie_word_embeddings"] = config.get("tie_embedding", tied)
-    shape = _as_llama(fields, "layer_types")
+    shape = as_llama(fields, "layer_types")
     layers = layers_of(config, kinds, "conv")
     taps = size_of({"conv_L_cache": 3} | config, "conv_L_cache")
     return replace(
@@ -397,7 +266,7 @@ def _lfm2_moe(config: Config) -> ModelShape:
 def _olmo_hybrid(config: Config) -> ModelShape:
     config = {name: value for name, value in config.items() if value is not None}
     ropes = config.get("rope_parameters") or {}
-    shape = _as_llama(config, "layer_types")
+    shape = as_llama(config, "layer_types")
     every = range(shape.num_layers)
     kinds = config.get("layer_types") or [
         "full_attention" if layer % 4 == 3 else "linear_attention" for layer in every
@@ -442,7 +311,7 @@ def _qwen3_5(config: Config) -> ModelShape:
     ropes = {"rope_theta": config.get("rope_theta") or 10_000.0} | ropes
     defaults = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 32_768}
     defaults |= {"intermediate_size": 1}
-    shape = _as_llama(config | {"rope_parameters": ropes}, *own, **defaults)
+    shape = as_llama(config | {"rope_parameters": ropes}, *own, **defaults)
     return replace(
         shape,
         qk_norm=True,
@@ -472,7 +341,7 @@ def _granite_hybrid(config: Config) -> ModelShape:
     rest = {name: value for name, value in config.items() if name not in own}
     if not experts:
         rest["intermediate_size"] = inner
-    shape = _granite({"max_position_embeddings": 2048} | rest)
+    shape = granite({"max_position_embeddings": 2048} | rest)
     kinds = config.get("layer_types") or config.get("layers_block_type") or []
     every = frozenset(range(shape.num_layers))
     both, ends = "shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"
@@ -500,13 +369,84 @@ def _bamba(config: Config) -> ModelShape:
     ropes.pop("partial_rotary_factor", None)
     fields = {"rms_norm_eps": 1e-5, "num_key_value_heads": 8, "max_position_embeddings": 262_144}
     told = fields | config | {"rope_parameters": ropes or None}
-    shape = _as_llama(told, "attn_layer_indices", "partial_rotary_factor", "layer_types")
+    shape = as_llama(told, "attn_layer_indices", "partial_rotary_factor", "layer_types")
     return replace(
         shape,
         rotary_dim=shape.head_dim // 2,
         norms=Norms(mlp_norm="pre_ff_layernorm"),
         names=WeightNames("feed_forward", last_norm="model.final_layernorm"),
         recurrent=mamba2(config, layers),
+    )
+
+
+_NEMOTRON_LAYERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+_NEMOTRON_SIZES = {
+    "mamba_n_heads": ("mamba_num_heads", 128),
+    "mamba_d_head": ("mamba_head_dim", 64),
+    "mamba_n_groups": ("n_groups", 8),
+    "mamba_d_state": ("ssm_state_size", 128),
+    "mamba_d_conv": ("conv_kernel", 4),
+    "mamba_conv_bias": ("use_conv_bias", True),
+}
+"""What Mamba's sizes are called there, and what they are where nothing is said."""
+
+
+def _nemotron_h(config: Config) -> ModelShape:
+    """Each layer is one half."""
+    kinds = config.get("layers_block_type") or config.get("layer_types")
+    kinds = kinds or [
+        _NEMOTRON_LAYERS[one] for one in config.get("hybrid_override_pattern", "M-*-")
+    ]
+    words = {"mamba": "linear_attention", "attention": "full_attention"}
+    kinds = [words.get(one, one) for one in kinds]
+    refused = ("attention_bias", "mlp_bias", "use_bias", "moe_latent_size", "sliding_window")
+    for name in refused:
+        if config.get(name):
+            raise FeatureNotComputed(f"a Nemotron H with {name} is not supported natively")
+    if config.get("mlp_hidden_act", "relu2") != "relu2" or config.get("n_group", 1) != 1:
+        raise FeatureNotComputed("Nemotron H is computed natively with relu2 and one group")
+    fields = {"hidden_act", "num_local_experts", "layers_block_type", "layer_types", *refused}
+    rest = {name: value for name, value in config.items() if name not in {*fields, *_EXPERTS}}
+    told = {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 4096} | rest
+    told |= {"num_hidden_layers": len(kinds), "intermediate_size": 21_504} | {
+        name: config[name] for name in ("intermediate_size",) if name in config
+    }
+    told["rms_norm_eps"] = config.get("layer_norm_epsilon", 1e-5)
+    shape = as_llama(told, "n_routed_experts", "rope_theta")
+    mixed = frozenset(at for at, kind in enumerate(kinds) if kind == "moe")
+    sizes = {own: config.get(name, size) for own, (name, size) in _NEMOTRON_SIZES.items()}
+    counted = config | sizes | {"num_hidden_layers": len(kinds), "time_step_limit": None}
+    mixers = [kind if kind.endswith("attention") else "full_attention" for kind in kinds]
+    recurrent = mamba2(counted, layers_of(counted, mixers, "linear_attention"))
+    return replace(
+        shape,
+        norms=Norms("norm", mlp_norm="norm"),
+        names=WeightNames("mixer", last_norm="model.norm_f", attention="mixer"),
+        activation="relu2",
+        unrotated=frozenset(range(shape.num_layers)),
+        lone_mlps=mixed | {at for at, kind in enumerate(kinds) if kind == "mlp"},
+        mixture=_nemotron_mixture(config, mixed) if mixed else None,
+        recurrent=replace(
+            recurrent, block="mixer", least_step=float(config.get("time_step_min", 0.001))
+        ),
+    )
+
+
+def _nemotron_mixture(config: Config, layers: frozenset[int]) -> Mixture:
+    told: Config = {"num_experts": config.get("n_routed_experts", 8), "num_experts_per_tok": 2}
+    told |= {"moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688}
+    told |= {name: config[name] for name in told if name in config}
+    inner = size_of(told, "moe_shared_expert_intermediate_size")
+    names = ("mixer.shared_experts.up_proj.weight", "mixer.shared_experts.down_proj.weight")
+    return read_mixture(
+        *(told, "moe_intermediate_size", layers),
+        normalized=bool(config.get("norm_topk_prob", True)),
+        sigmoid=True,
+        share_floor=1e-20,
+        share_scale=float(config.get("routed_scaling_factor", 1.0)),
+        choice_bias="mixer.gate.e_score_correction_bias",
+        names=ExpertNames("mixer", gate=""),
+        shared=SharedExpert(inner, "", *names),
     )
 
 
@@ -519,31 +459,6 @@ def text_part(config: Mapping[str, Any]) -> Config:
     return {**part, **{name: config[name] for name in common if name in config}}
 
 
-def _windows(config: Config, is_local: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """The window of each layer: those that `layer_types` names, or for which `is_local`."""
-    window = config.get("sliding_window", 4096)
-    kinds = config.get("layer_types")
-    count = int(config["num_hidden_layers"])
-    if kinds is None:
-        kinds = [
-            "sliding_attention" if is_local(layer) else "full_attention" for layer in range(count)
-        ]
-    if len(kinds) != count or not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise ModelError(
-            "layer_types must name sliding_attention or full_attention for each of "
-            f"{count} layers: {kinds}"
-        )
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-_FURTHER: dict[str, Callable[[Config], ModelShape]] = {
-    "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
-    "phi3": _phi3,
-    "olmo2": _olmo2,
-    "smollm3": _smollm3,
-    "granite": _granite,
-}
 _MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
     "mixtral": _mixtral,
     "qwen2_moe": _qwen2_moe,
@@ -562,6 +477,7 @@ _HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "qwen3_5_moe"), _qwen3_5_mixture),
     "granitemoehybrid": _granite_hybrid,
     "bamba": _bamba,
+    "nemotron_h": _nemotron_h,
 }
 _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     **dict.fromkeys(("gemma4_text", "gemma4"), lambda config: read_gemma4(text_part(config))),

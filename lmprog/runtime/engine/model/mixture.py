@@ -21,6 +21,7 @@ class ExpertNames:
     router_block: str = ""
     """What the router is in; "": the block."""
     gate: str = "gate_proj"
+    """"": experts have no gate."""
     up: str = "up_proj"
     down: str = "down_proj"
 
@@ -39,6 +40,7 @@ class SharedExpert:
 
     inner: int
     gate: str
+    """"": it has none."""
     up: str
     """The same as `gate`: its weight has the gate's rows, then the partner's."""
     down: str

@@ -42,6 +42,10 @@ class Recurrent:
     """Of the norm of what comes out; None: the model's."""
     rate_scale: float = 1.0
     """What rates of a delta net are multiplied by."""
+    least_step: float = 0.0
+    """Steps of a Mamba 2 are at least so long."""
+    block: str = ""
+    """What holds the weights of such a layer in a checkpoint; "": what is usual for its kind."""
 
     @property
     def keys(self) -> int:
@@ -92,6 +96,8 @@ def mamba2(config: dict[str, Any], layers: frozenset[int]) -> Recurrent:
         size_of(told, f"mamba_{name}") for name in ("n_heads", "n_groups", "d_state")
     )
     values = (config.get("mamba_expand") or 2) * size_of(config, "hidden_size")
+    if not isinstance(each := told.get("mamba_d_head", "auto"), str):
+        values = heads * size_of({"mamba_d_head": each}, "mamba_d_head")
     return checked(
         Recurrent(
             *("mamba2", layers, size_of({"mamba_d_conv": 4} | config, "mamba_d_conv")),

@@ -9,7 +9,7 @@ else is worse than none; fields that mean nothing to any are passed over.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class WeightNames:
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     last_norm: str = "model.norm"
+    attention: str = "self_attn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,8 @@ class ModelShape:
     """The head that gives logits is the embedding."""
     activation: str = "silu"
     """What the gate goes through: silu, gelu_tanh (gelu by its tanh approximation), or clamped
-    (GPT-OSS), which `activation_slope` and `activation_limit` belong to."""
+    (GPT-OSS), which `activation_slope` and `activation_limit` belong to. Or relu2: there is no
+    gate, and relu(x)^2 is what x becomes."""
     activation_slope: float = 1.702
     activation_limit: float = 7.0
     norms: Norms = Norms()
@@ -115,6 +117,9 @@ class ModelShape:
     """The layers that keep a state in place of keys and values."""
     recurrent_norms: Norms | None = None
     """Those of recurrent layers, where they are others (OLMo hybrid)."""
+    lone_mlps: frozenset[int] | None = None
+    """Each layer is one half only: these are feed-forwards, and no others have one (Nemotron H).
+    None: all have both halves."""
     gated_attention: bool = False
     """What a head's attention gives is multiplied with the sigmoid of a gate (Qwen 3.5)."""
     whole_heads: Heads | None = None
@@ -137,9 +142,8 @@ class ModelShape:
         return len(self.windows)
 
     @property
-    def num_attending(self) -> int:
-        """Layers with keys and values."""
-        return self.num_layers - (0 if self.recurrent is None else len(self.recurrent.layers))
+    def num_recurrent(self) -> int:
+        return 0 if self.recurrent is None else len(self.recurrent.layers)
 
     @property
     def keeping(self) -> list[int]:
@@ -147,8 +151,17 @@ class ModelShape:
         return [
             layer
             for layer in range(self.num_layers)
-            if self.recurrent_of(layer) is None and self.source_of(layer) is None
+            if self.has_mixer(layer)
+            and self.recurrent_of(layer) is None
+            and self.source_of(layer) is None
         ]
+
+    def has_mixer(self, layer: int) -> bool:
+        """Whether it has a first half: attention, or a recurrent one."""
+        return self.lone_mlps is None or layer not in self.lone_mlps
+
+    def has_mlp(self, layer: int) -> bool:
+        return self.lone_mlps is None or layer in self.lone_mlps
 
     def heads_of(self, layer: int) -> Heads:
         if self.whole_heads is not None and self.windows[layer] is None:
@@ -162,7 +175,7 @@ class ModelShape:
     def inner_of(self, layer: int) -> int:
         """Of its ordinary feed-forward; 0: it has none."""
         mixture = self.mixture_of(layer)
-        if mixture is not None and not mixture.is_beside:
+        if (mixture is not None and not mixture.is_beside) or not self.has_mlp(layer):
             return 0
         is_other = self.reading_inner is not None and self.source_of(layer) is not None
         return self.reading_inner or self.inner if is_other else self.inner
@@ -173,13 +186,23 @@ class ModelShape:
         return self.rotary_dim or (self.head_dim if whole is None else whole.head_dim)
 
     @property
+    def opening(self) -> tuple[str, ...]:
+        """The products that open a feed-forward."""
+        return ("up",) if self.activation == "relu2" else ("gate", "up")
+
+    @property
     def ropes(self) -> tuple[Rope, ...]:
         """All rotations that layers have."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
     def norms_of(self, layer: int) -> Norms:
         own = None if self.recurrent_of(layer) is None else self.recurrent_norms
-        return own or self.norms
+        norms = own or self.norms
+        if not self.has_mixer(layer):
+            norms = replace(norms, attention_norm=None, attention_post_norm=None)
+        if not self.has_mlp(layer):
+            norms = replace(norms, mlp_norm=None, mlp_post_norm=None)
+        return norms
 
     def recurrent_of(self, layer: int) -> Recurrent | None:
         """What the layer is in place of attention; None: it is attention."""

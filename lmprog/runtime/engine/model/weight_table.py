@@ -122,9 +122,12 @@ def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
     prefix = f"model.layers.{layer}."
     mixture = shape.mixture_of(layer)
     ends = _feed_forward(shape, layer) if mixture is None else _experts(shape, mixture, layer)
+    ends = ends if shape.has_mlp(layer) else {}
     if shape.per_layer is not None:
         ends |= _per_layer(shape, shape.per_layer, prefix)
     recurrent = shape.recurrent_of(layer)
+    if not shape.has_mixer(layer):
+        return ends
     if recurrent is None:
         return _attention(shape, layer) | ends
     return _RECURRENT[recurrent.kind](shape, recurrent, prefix) | ends
@@ -136,10 +139,11 @@ def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
     prefix = f"model.layers.{layer}."
     mixture = shape.mixture_of(layer)
     recurrent = shape.recurrent_of(layer)
-    if recurrent is None:
-        found = dict(_attention_vectors(shape, layer))
-    else:
-        found = dict(_recurrent_vectors(recurrent, prefix))
+    found: dict[str, Vector] = {}
+    if recurrent is not None:
+        found |= _recurrent_vectors(recurrent, prefix)
+    elif shape.has_mixer(layer):
+        found |= _attention_vectors(shape, layer)
     if mixture is not None and mixture.biases:
         found |= dict(_expert_biases(shape, mixture, prefix))
     elif mixture is None and shape.mlp_bias:
@@ -244,7 +248,7 @@ def _vector_parts(shape: ModelShape) -> Iterator[VectorPart]:
 
 
 def _attention(shape: ModelShape, layer: int) -> dict[str, Matrix]:
-    hidden, block = shape.hidden, f"model.layers.{layer}.self_attn."
+    hidden, block = shape.hidden, f"model.layers.{layer}.{shape.names.attention}."
     sizes = shape.heads_of(layer)
     q, kv = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     if shape.gated_attention:
@@ -279,17 +283,20 @@ def _attention(shape: ModelShape, layer: int) -> dict[str, Matrix]:
 def _feed_forward(shape: ModelShape, layer: int) -> dict[str, Matrix]:
     hidden, inner = shape.hidden, shape.inner_of(layer)
     block = f"model.layers.{layer}.{shape.names.mlp}."
-    gates = []
-    for offset, name in enumerate((shape.names.gate, shape.names.up)):
+    gates, opening = [], shape.opening
+    for offset, product in enumerate(opening):
+        name = getattr(shape.names, product)
         own, split = f"{block}{name}.weight", Split("inner")
         if shape.names.gate_up:
             joined, begin = f"{block}{shape.names.gate_up}.weight", offset * inner
             gates.append(Part(joined, begin, inner, 0, 2, offset, own=own, split=split))
         else:
-            gates.append(Part(own, 0, inner, step=2, offset=offset, split=split))
+            gates.append(Part(own, 0, inner, step=len(opening), offset=offset, split=split))
     down = Part(f"{block}{shape.names.down}.weight", 0, hidden, split=Split("inner", 1))
     return {
-        "gate_up": Matrix(2 * up32(inner), hidden, tuple(gates), norm=_placed("mlp_norm", shape)),
+        "gate_up": Matrix(
+            len(opening) * up32(inner), hidden, tuple(gates), norm=_placed("mlp_norm", shape)
+        ),
         "down": Matrix(
             hidden,
             inner,
@@ -318,18 +325,20 @@ def _experts(shape: ModelShape, mixture: Mixture, layer: int) -> dict[str, Matri
     hidden, inner, count = shape.hidden, mixture.inner, mixture.computed_experts
     met = (mixture.used + mixture.shared_parts) / count
     rows, columns = Split("expert_inner"), Split("expert_inner", 1)
-    gates, downs = [], []
+    gates, downs, opening = [], [], shape.opening
     for expert in range(count):
         first = expert * up32(inner)
-        for offset, product in enumerate(("gate", "up")):
+        for offset, product in enumerate(opening):
             name = prefix + names.of_expert(expert, product)
-            gates.append(Part(name, 0, inner, first, step=2, offset=offset, split=rows))
+            gates.append(Part(name, 0, inner, first, len(opening), offset, split=rows))
         name = prefix + names.of_expert(expert, "down")
         downs.append(Part(name, 0, hidden, expert * up32(hidden), split=columns))
     router = Part(prefix + names.of_router(), 0, mixture.router_outputs)
     return {f"dense_{name}": matrix for name, matrix in beside.items()} | {
         "router": Matrix(mixture.router_outputs, hidden, (router,), "float32", norm=norm),
-        "gate_up": Matrix(2 * count * up32(inner), hidden, tuple(gates), met=met, norm=norm),
+        "gate_up": Matrix(
+            len(opening) * count * up32(inner), hidden, tuple(gates), met=met, norm=norm
+        ),
         "down": Matrix(
             count * up32(hidden),
             inner,
@@ -358,7 +367,7 @@ def _vectors_beside(
 
 
 def _attention_vectors(shape: ModelShape, layer: int) -> Iterator[tuple[str, Vector]]:
-    prefix, heads = f"model.layers.{layer}.self_attn.", shape.heads_of(layer)
+    prefix, heads = f"model.layers.{layer}.{shape.names.attention}.", shape.heads_of(layer)
     of_heads = {
         "q": (heads.num_heads, heads.num_heads, Split("heads")),
         "k": (heads.num_kv_heads, heads.num_kv_heads, Split("kv_heads")),
@@ -470,29 +479,31 @@ def _joined_delta_net(
 
 def _mamba2(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[str, Matrix]:
     hidden, values, channels = shape.hidden, recurrent.values, recurrent.channels
-    name = f"{prefix}mamba.in_proj.weight"
+    block = prefix + (recurrent.block or "mamba")
+    name = f"{block}.in_proj.weight"
     parts = Part(name, values, channels), Part(name, 0, values, channels)
     steps = Part(name, values + channels, recurrent.heads)
     into = Matrix(values + channels, hidden, parts)
-    out = Matrix(hidden, values, (Part(f"{prefix}mamba.out_proj.weight", 0, hidden),))
+    out = Matrix(hidden, values, (Part(f"{block}.out_proj.weight", 0, hidden),))
     norm = _placed("attention_norm", shape)
     gates = Matrix(recurrent.heads, hidden, (steps,), "float32", norm=norm)
     return _halves(shape, into, out) | {"gates": gates}
 
 
 _RECURRENT = {"short_conv": _short_conv, "delta_net": _delta_net, "mamba2": _mamba2}
-_BLOCKS = {"short_conv": "conv.conv", "delta_net": "linear_attn.conv1d", "mamba2": "mamba.conv1d"}
+_BLOCKS = {"short_conv": "conv", "delta_net": "linear_attn", "mamba2": "mamba"}
 
 
 def _recurrent_vectors(recurrent: Recurrent, prefix: str) -> Iterator[tuple[str, Vector]]:
-    conv, taps, channels = prefix + _BLOCKS[recurrent.kind], recurrent.taps, recurrent.channels
+    block = f"{prefix}{recurrent.block or _BLOCKS[recurrent.kind]}."
+    conv = block + ("conv" if recurrent.kind == "short_conv" else "conv1d")
+    taps, channels = recurrent.taps, recurrent.channels
     weight = VectorPart(f"{conv}.weight", taps * channels, taps=taps)
     yield "conv", Vector((weight,), taps * channels)
     if recurrent.conv_bias:
         yield "conv_bias", _whole(f"{conv}.bias", channels)
     if recurrent.kind == "short_conv":
         return
-    block = conv.removesuffix("conv1d")
     yield "decay_log", _whole(f"{block}A_log", recurrent.heads)
     yield "decay_bias", _whole(f"{block}dt_bias", recurrent.heads)
     if recurrent.kind == "mamba2":

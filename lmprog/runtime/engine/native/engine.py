@@ -425,7 +425,7 @@ class NativeEngine:
         ones = np.ones(max(heads.head_dim for heads in map(shape.heads_of, range(len(layers)))))
         ones = ones.astype(np.float32)
         self._pool = pool = Region(sum(aligned(size) for both in sizes.values() for size in both))
-        self._state_pool = Region(aligned(state_bytes) * (shape.num_layers - shape.num_attending))
+        self._state_pool = Region(aligned(state_bytes) * shape.num_recurrent)
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             layer.shape, layer.inner = attention[index], shape.inner_of(index)
             for name, part in parts.items():
@@ -433,6 +433,8 @@ class NativeEngine:
             if shape.recurrent_of(index) is not None:
                 self._state_parts.append(self._state_pool.take(state_bytes))
                 layer.states = self._state_parts[-1].ctypes.data
+                continue
+            if not shape.has_mixer(index):
                 continue
             source = shape.source_of(index)
             layer.reads = source is not None

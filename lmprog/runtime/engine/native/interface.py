@@ -74,7 +74,7 @@ def declare(found: ctypes.CDLL, name: str, gives: object, *takes: object) -> Non
 
 F32, BF16, F16, INT8, INT4 = range(5)
 TYPES = {"float32": F32, "bfloat16": BF16, "float16": F16, "int8": INT8, "int4": INT4}
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2, "relu2": 3}
 BF16_PATHS = ("avx512bf16", "neonbf16")
 """Instruction sets that multiply pairs of bfloat16 at once; they round inputs to it too."""
 
@@ -146,7 +146,7 @@ class CRecurrent(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "taps", "channels", "heads", "groups", "key_dim")),
         *((name, c_int32) for name in ("value_dim", "num_slots")),
-        *((name, c_float) for name in ("norm_eps", "rate_scale")),
+        *((name, c_float) for name in ("norm_eps", "rate_scale", "least_step")),
     )
 
 

@@ -162,14 +162,17 @@ def page_bytes(shape: ModelShape, kv_dtype: str, page_size: int) -> int:
 def state_bytes(shape: ModelShape) -> int:
     """Of all recurrent layers, for one sequence."""
     each = interface.opened().lmprog_engine_state_bytes(byref(c_recurrent(shape)))
-    return int(each) * (shape.num_layers - shape.num_attending)
+    return int(each) * shape.num_recurrent
 
 
 def c_recurrent(shape: ModelShape, slots: StateSlots | None = None) -> interface.CRecurrent:
     recurrent = shape.recurrent
     if recurrent is None:
         return interface.CRecurrent()
-    named = ("taps", "channels", "heads", "groups", "key_dim", "value_dim", "rate_scale")
+    named = (
+        *("taps", "channels", "heads", "groups", "key_dim", "value_dim"),
+        *("rate_scale", "least_step"),
+    )
     return interface.CRecurrent(
         kind=interface.RECURRENT_KINDS[recurrent.kind],
         num_slots=0 if slots is None else slots.num_slots,
