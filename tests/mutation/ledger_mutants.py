@@ -67,6 +67,44 @@ LEDGER_MUTANTS = [
         "        return -1 if turn.is_short else int(turn.served / QUANTUM)\n",
         "        return -1\n",
     ),
+    # --- when jobs end beside clients that lie
+    Mutant(
+        "each connection of a key has a part of the machine",
+        "jobs",
+        _PROGRAMS + "clients.py",
+        '    return (b"" if account else client, account)\n',
+        "    return (client, account)\n",
+    ),
+    Mutant(
+        "rows are not given to those who were served less",
+        "jobs",
+        _SCHEDULING + "admission.py",
+        "        if served(queue.client) < served(client) - QUANTUM:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "priorities go before the parts of clients",
+        "jobs",
+        _SCHEDULING + "admission.py",
+        "        for place, client in enumerate(self.shares.least_served_first(queues)):\n",
+        "        for place, client in enumerate(\n"
+        "            sorted(queues, key=lambda one: min(s.group.priority for s in queues[one].queued))[::-1]\n"
+        "        ):\n",
+    ),
+    Mutant(
+        "who leaves and comes back owes nothing",
+        "jobs",
+        _SCHEDULING + "waiting_queue.py",
+        "        account.served = self._virtual_time + debt\n",
+        "        account.served = self._virtual_time\n",
+    ),
+    Mutant(
+        "nobody is charged before a step has ended",
+        "jobs",
+        _SCHEDULING + "waiting_queue.py",
+        "        self._shares.serve(client, seconds)\n",
+        "",
+    ),
     # --- short calls before long ones of the same client
     Mutant(
         "no call is short beside another",

@@ -497,7 +497,7 @@ MEMORY_MUTANTS = [
         "tokens of those who hardly come back count in full",
         "scheduling",
         _SCHEDULING + "active_programs.py",
-        " * place.size * place.returns(now - place.paused_at)\n",
+        " * place.size * place.chance(now)\n",
         " * place.size\n",
     ),
 ]

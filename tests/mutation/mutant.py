@@ -17,6 +17,7 @@ ROOMS = {
     "ledger": "tests/runtime/test_short_calls.py tests/runtime/test_client_shares.py tests/runtime/test_backfill.py "
     "tests/runtime/test_pieces_of_selects.py tests/runtime/test_shares_hold.py "
     "tests/runtime/test_long_texts.py",
+    "jobs": "tests/runtime/test_ends_of_jobs.py",
     "held bytes": "tests/server/test_memory.py tests/server/test_responses.py",
     "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_forced_tokens.py "
     "tests/runtime/test_interpreter.py tests/runtime/test_keeping.py "
