@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.decoders import DECODERS, Config, as_llama, granite, windows_of
 from lmprog.runtime.engine.model.gemma4 import UNIFIED, read_gemma4
 from lmprog.runtime.engine.model.mixture import (
