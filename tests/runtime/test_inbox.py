@@ -7,6 +7,7 @@ import pytest
 from lmprog import wire
 from lmprog.runtime.programs import clients, interpreter
 from lmprog.runtime.programs.clients import Inbox
+from lmprog.simulation.fake_engine import LetterTokenizer
 from lmprog.transport import Gone
 from tests.runtime.talk import GREEDY, Talk, done, failed, text
 
@@ -108,3 +109,71 @@ def test_a_client_with_too_many_calls_is_told_so(monkeypatch: pytest.MonkeyPatch
     assert [failed(replies)[3].code, len(replies)] == ["overloaded", 3]
     talk.ask(wire.Close(1))
     assert not failed(talk.ask(wire.Open(2), text(2, "ab"), wire.Read(2, 4)))
+
+
+class SlowTokenizer(LetterTokenizer):
+    """Takes 3 ms for a prompt."""
+
+    talk: Talk
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        self.talk.now += 0.003
+        return super().encode(text, start)
+
+
+def slow_talk() -> Talk:
+    tokenizer = SlowTokenizer()
+    tokenizer.talk = talk = Talk(tokenizer=tokenizer, is_timed=True)
+    return talk
+
+
+def test_prompts_of_one_account_do_not_hold_up_those_of_another_on_the_same_connection() -> None:
+    talk = slow_talk()
+    for number in range(100):
+        talk.say(wire.Open(number, account="flood"), text(number, "abcdefgh"))
+        talk.say(wire.Generate(number, number, GREEDY))
+    talk.step()
+    talk.say(wire.Open(200, account="small"), text(200, "ab"), wire.Generate(200, 200, GREEDY))
+    replies: list[wire.Reply] = []
+    num_steps = 0
+    while 200 not in done(replies):
+        replies += talk.step()
+        num_steps += 1
+    assert num_steps <= 8, "five tokens, and the step under way"
+    assert len(done(replies)) < 20
+    assert len(done(replies + talk.until_idle())) == 100 + 1
+
+
+def test_a_step_has_branches_carry_out_ops_for_a_bounded_time() -> None:
+    talk = slow_talk()
+    for number in range(50):
+        talk.say(wire.Open(number), text(number, "abcdefgh"), wire.Generate(number, number, GREEDY))
+    while not talk.scheduler.idle or not talk.scheduler.stats.steps:
+        before = talk.now
+        talk.step()
+        assert talk.now - before <= 0.02
+
+
+def test_prompts_of_one_account_are_carried_out_in_the_order_in_which_they_came() -> None:
+    talk = slow_talk()
+    for number in range(20):
+        talk.say(wire.Open(number), text(number, "ab"), wire.Generate(number, number, GREEDY))
+    assert list(done(talk.until_idle())) == list(range(20))
+
+
+def test_what_others_want_of_a_branch_is_carried_out_before_it_is_closed() -> None:
+    talk = Talk()
+    talk.say(wire.Open(1), text(1, "ab"), wire.Read(1, 1), wire.Fork(1, (2,)))
+    talk.say(wire.Open(3), wire.Append(3, (wire.Gained(1),)), wire.Close(1))
+    talk.say(wire.Read(2, 4), wire.Read(3, 5))
+    replies = {one.call: one.text for one in talk.until_idle() if isinstance(one, wire.TextIs)}
+    assert replies == {1: "ab", 4: "ab", 5: "ab"}
+
+
+def test_a_prompt_whose_branch_is_closed_at_once_is_not_looked_at() -> None:
+    talk = slow_talk()
+    for number in range(50):
+        talk.say(wire.Open(number), text(number, "abcdefgh"), wire.Generate(number, number, GREEDY))
+        talk.say(wire.Close(number))
+    assert failed(talk.step()).keys() == set(range(50))
+    assert talk.now < 0.003

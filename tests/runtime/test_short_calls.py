@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import product
 from typing import Any
 
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
+from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.scheduling.step_costs import MOST_AHEAD
 from tests.runtime.test_shares_hold import Asker, BusyRuntime
 from tests.runtime.test_step_bounds import TimedRig, prompt
 
 ME = b"me"
 SHORT = wire.SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+IGNORING = wire.SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 class Batch(Asker):
@@ -190,3 +193,76 @@ def test_two_clients_with_long_answers_have_half_of_the_rows_each_and_seldom_cha
     assert held.index(2) <= 100, "one row after the other, by what was served"
     assert 1.7 <= sum(held[100:]) / 200 <= 2.3
     assert rig.num_preemptions <= 0.1 * (len(rig.seconds) - before)
+
+
+class AllMemory(TimedRig):
+    """Results of one prompt, which have filled the memory that they share, and go on to grow."""
+
+    def __init__(self) -> None:
+        super().__init__(0.005, 0.0002, num_pages=30, max_rows=16)
+        call = SequenceGroup(prompt_len=8, client="long")
+        settings = GenerationSettings(IGNORING, 90, (), 8)
+        for seed in range(12):
+            results = Generation(settings, seed)
+            call.sequences.append(Sequence(call, array("i", prompt(1, 8)), results))
+        self.scheduler.submit(call)
+        self.long = call.sequences
+        while not self.num_preemptions:
+            self.step()
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.scheduler.stats.preemptions
+
+    def given(self) -> list[int]:
+        """The steps in which one that runs is sent back to the queue from now on."""
+        found, running = list[int](), self.scheduler._running
+        preempt = running.preempt
+
+        def counting(sequence: Sequence) -> None:
+            found.append(self.scheduler.step)
+            preempt(sequence)
+
+        running.preempt = counting  # type: ignore[method-assign]
+        return found
+
+    def steps_until_begun(self, short: Sequence) -> int:
+        for count in range(1, 100):
+            self.step()
+            if short.num_generated:
+                return count
+        raise AssertionError("it waits for ever")
+
+
+@pytest.mark.parametrize("client", ["long", "other"])
+def test_a_short_call_is_given_memory_by_those_that_have_all_of_it(client: str) -> None:
+    rig = AllMemory()
+    waits = []
+    for number in range(20, 24):
+        waits.append(rig.steps_until_begun(rig.gen(prompt(number, 8), 2, client=client)))
+        for _ in range(3):
+            rig.step()
+    assert max(waits) <= 3
+    rig.run()
+    assert [one.num_generated for one in rig.long] == [90] * 12
+
+
+def test_a_call_as_long_as_those_that_have_all_memory_is_given_none() -> None:
+    rig = AllMemory()
+    gives_row = rig.scheduler._running.admission.gives_row
+    rig.gen(prompt(20, 8), 90, client="other")
+    assert not gives_row(rig.scheduler.running[-1], only_short=True)
+    rig.gen(prompt(21, 8), 2, client="other")
+    assert gives_row(rig.scheduler.running[-1], only_short=True)
+
+
+def test_memory_is_not_given_again_and_again_where_that_is_in_vain() -> None:
+    rig = AllMemory()
+    running = rig.scheduler._running
+    running.admission._fits_to_its_end = lambda *_: False  # type: ignore[method-assign]
+    running.admission._has_place = lambda *_: False  # type: ignore[method-assign]
+    rig.gen(prompt(20, 8), 2, client="other")
+    given = rig.given()
+    for _ in range(20):
+        rig.step()
+    assert len(set(given)) < 10

@@ -36,6 +36,7 @@ from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import CallTurns, StepCosts
 
 if TYPE_CHECKING:
+    from lmprog.runtime.scheduling.recurrent import RecurrentStates
     from lmprog.runtime.tier.second_tier import SecondTier
 
 REMEMBERED = 256
@@ -486,6 +487,14 @@ class ActivePrograms:
         expected = self.expected_tokens(sequence)
         known = len(sequence.tokens) - max(sequence.computed, sequence.matched)
         return row + token * known + expected * (row + token)
+
+    def missing_slots(self, sequence: Sequence, states: RecurrentStates | None) -> int:
+        """How many slots are lacking for recurrent states, of which each program in memory needs
+        one: that of a sequence that runs, or the snapshot to go on from.
+        """
+        if states is None or self.is_active(self.number_of(sequence)):
+            return 0
+        return self.num_states + 1 - states.num_lasting
 
     def steps_until_freed(self, running: Iterable[Sequence], missing: float) -> float:
         """After how many steps those that run are expected to have freed so many tokens of memory;

@@ -20,12 +20,12 @@ waiting hold; and before one that is overdue nobody does. The first one itself n
 A running sequence leaves by its end, because others need its memory or its row (*preempted*: it
 waits again at the head of the queue, and what it computed stays in the tree until its pages are
 needed), or because what it stood on was discarded. A row goes to a client that was served less by a
-turn, or no more where its call is short. When memory runs out, unlocked pages are evicted first;
-then the sequences admitted last are preempted. The sequence admitted first can preempt all others
-and fits the pool alone, so at least one makes progress in each step.
+turn, or no more where its call is short; such a call is given memory, too, by those that it is short
+beside. When memory runs out, unlocked pages are evicted first, then the sequences admitted last are
+preempted. The one admitted first can preempt all others and fits the pool alone, so at least one
+makes progress in each step.
 
-Knows pages, programs and the queue; knows no budget and no rows: which of those that run computes
-how much is the scheduler's matter.
+Knows pages, programs and the queue; knows no budget and no rows.
 """
 
 from __future__ import annotations
@@ -56,18 +56,19 @@ if TYPE_CHECKING:
     from lmprog.runtime.tier.second_tier import SecondTier
 
 MOST_LOADS_AWAITED = 8
-"""Loads from the second tier that a sequence waits for; what it lacks then is computed. Others may
-need the pages of what was loaded before it runs, so that the first load may not be the last.
-"""
+"""Loads from the second tier that a sequence waits for; what it lacks then is computed."""
 MOST_PASSING = 8
 """Sequences of a client that are tried when the first in turn waits for memory."""
 Means = Literal["free", "replace", "force"]
 """How a sequence gets a place: by free memory alone; also by the places of programs that pause or
 beyond memory where that is worth it; at any rate."""
+MOST_GIVEN = 64
+"""Sequences that give their memory to short calls in a step; in vain, none in as many more."""
 MOST_IN_TURN = 32
 """Programs of a client whose turns are compared; of more, those that began to wait first."""
 FETCHED_AHEAD = 4
 """While the head of a queue waits for a load, so many from the head on are loaded too."""
+_order = attrgetter("admission_order")
 
 
 class ProgramAdmission:
@@ -140,7 +141,9 @@ class ProgramAdmission:
             if queue.others.head is not None and (place == 0 or is_overdue):
                 sequence = queue.others.head[1] if is_overdue else self._next_other(queue)
                 means: Means = "force" if is_overdue else "replace"
-                if self._has_place(sequence, running, now, means):
+                if self._has_place(sequence, running, now, means) or (
+                    place == 0 and running and self._fits_to_its_end(sequence, running, inf)
+                ):
                     return None if self._is_loading(sequence, queue.others, running) else sequence
                 self._block("place", sequence)
                 if is_overdue:
@@ -148,19 +151,23 @@ class ProgramAdmission:
                     return None
         return None
 
-    def gives_row(self, sequence: Sequence) -> bool:
+    def gives_row(self, sequence: Sequence, *, only_short: bool = False) -> bool:
         """Whether one that runs is to wait for one that waits, whose client was served less by a
         turn, or no more where it is short beside it.
         """
         client, served = sequence.group.client, self.shares.served
         queue = min(self._waiting.clients(), key=lambda one: served(one.client))
-        if served(queue.client) < served(client) - QUANTUM:
+        if not only_short and served(queue.client) < served(client) - QUANTUM:
             return True
         active = self._next_active(queue)
         found = self._next_other(queue) if active is None else active
         if served(queue.client) > served(client) or not self._is_short(found, sequence):
             return False
         return queue.client != client or found.group.priority >= sequence.group.priority
+
+    @property
+    def lacks_memory(self) -> bool:
+        return self.blocked_by in ("memory", "place")
 
     def _is_short(self, waiting: Sequence, other: Sequence) -> bool:
         turns, seconds = self._programs.turns, self._programs.seconds_left
@@ -263,7 +270,6 @@ class ProgramAdmission:
                     steps = self._programs.steps_until_freed(running, self._missing * size)
                 most = inf if sequence is first else steps
                 if self._fits_to_its_end(sequence, running, most):
-                    self._growth = None
                     self.blocked_by = None
                     return None if self._awaits_tier(sequence) else sequence
         return None
@@ -277,14 +283,16 @@ class ProgramAdmission:
         task, memory = sequence.task, self._memory
         left = task.left if isinstance(task, Generation) else 0
         size = memory.config.page_size
-        if left + 1 > most_steps or not self._has_pages(sequence, running):
+        if left + 1 > most_steps:
             return False
+        has_slot = memory.tables.attach(sequence)
         sequence.num_found = sequence.computed
         steps = left + 1 + sequence.remaining // size
         needed = memory.tables.pages_for(sequence, len(sequence.tokens) + left)
         growth = len(running) * (steps // size + 1) + self._programs.later_tokens(sequence) / size
         spare = memory.num_obtainable - memory.tree.num_pinned
-        if steps <= most_steps and needed + growth <= spare:
+        if has_slot and steps <= most_steps and needed + growth <= spare:
+            self._growth = None
             return True
         memory.tables.detach(sequence)
         return False
@@ -383,9 +391,8 @@ class ProgramAdmission:
             tables.detach(sequence)
             return False
         needed = tables.pages_for(sequence, len(sequence.tokens))
-        # Pages for the next tokens of those that run, and for this one to be admitted beside them,
-        # doubled each time that the one or the others were preempted: so it waits until they have
-        # grown, and no sequence is preempted more than log2(pages) + 1 times.
+        # Pages for the next tokens of all that run then, doubled with each preemption: so it waits
+        # until they have grown, and none is preempted more than log2(pages) + 1 times.
         reserve = max(
             len(running) << sequence.num_memory_preemptions,
             sum(1 << other.num_memory_preemptions for other in running),
@@ -416,7 +423,7 @@ class ProgramAdmission:
         growth = self._growth.plus(programs.growth_of(sequence))
         kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
         missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
-        no_slots = 0 if memory.tables.states is None else self._missing_slots(sequence)
+        no_slots = programs.missing_slots(sequence, memory.tables.states)
         if missing > 0.0 or no_slots > 0:
             is_overdue = means == "force"
             paused = programs.replaceable(len(running), now, force=is_overdue)
@@ -445,15 +452,6 @@ class ProgramAdmission:
         self._growth = growth
         return True
 
-    def _missing_slots(self, sequence: Sequence) -> int:
-        """How many slots are lacking for recurrent states, of which each program in memory needs
-        one: that of a sequence that runs, or the snapshot to go on from.
-        """
-        states, programs = self._memory.tables.states, self._programs
-        if states is None or programs.is_active(programs.number_of(sequence)):
-            return 0
-        return programs.num_states + 1 - states.num_lasting
-
 
 class RunningSequences:
     """Moves sequences between `waiting` and its own list."""
@@ -467,12 +465,12 @@ class RunningSequences:
     ) -> None:
         self._memory = memory
         self._waiting = waiting
-        self._programs = programs
+        self.programs = programs
         self.admission, self._served = admission, admission.shares.served
         self.sequences: list[Sequence] = []
         """In the order of first admission."""
         self.suspended: dict[Sequence, None] = {}
-        self._admissions = 0
+        self._admissions = self._gives_from = 0
 
     def admit_next(self, step: int, now: float, before: Sequence | None = None) -> Sequence | None:
         """The next sequence runs from now on, its prefix locked. None when none waits whose turn is
@@ -492,31 +490,34 @@ class RunningSequences:
                 )
         sequence.state = SequenceState.RUNNING
         self.sequences.append(sequence)
-        self.sequences.sort(key=attrgetter("admission_order"))
+        self.sequences.sort(key=_order)
         self.admission.take_place(sequence, now)
         return sequence
 
     def take_turns(self, step: int, now: float) -> None:
-        """All rows are taken: one of whose client was served most is given to one that waits."""
-        served = self._served
-        last = max(self.sequences, key=lambda one: (served(one.group.client), one.admission_order))
-        if self.admission.gives_row(last) and self.admit_next(step, now, last) is not None:
+        """All rows are taken, or memory is: a row of whose client was served most is given to one
+        that waits; or more of them, where a call that is short beside them lacks memory.
+        """
+        served, admission = self._served, self.admission
+        for _ in range(min(MOST_GIVEN, len(self.sequences))):
+            last = max(self.sequences, key=lambda one: (served(one.group.client), _order(one)))
+            if not admission.gives_row(last):
+                return
+            if self.admit_next(step, now, last) is not None:
+                if len(self.sequences) > self._memory.config.max_rows:
+                    self.preempt(last)
+                return
+            is_given = admission.lacks_memory and step >= self._gives_from
+            if not is_given or not admission.gives_row(last, only_short=True):
+                return
             self.preempt(last)
-
-    def turn_of(self, sequence: Sequence) -> int:
-        """How many turns its program has used up; the least goes first among its client's."""
-        return self._programs.turns.turn_of(sequence)
-
-    @property
-    def blocked_by(self) -> WaitCause | None:
-        """Why nobody was admitted last."""
-        return self.admission.blocked_by
+        self._gives_from = step + MOST_GIVEN
 
     def queue(self, sequence: Sequence, now: float | None = None) -> None:
-        """The sequence waits; without a time since the wait clock was read last."""
+        """It waits; without a time since the wait clock was read last."""
         sequence.waits_since = self._waiting.clock.read(now)
         number = sequence.group.program or 0
-        self._waiting.push(sequence, is_active=self._programs.is_active(number))
+        self._waiting.push(sequence, is_active=self.programs.is_active(number))
 
     def preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence back to the head of the queue; its work stays in the tree."""
@@ -593,7 +594,7 @@ class RunningSequences:
 
     def _lose_row(self, sequence: Sequence) -> None:
         """Its program loses its place if no other one of it runs."""
-        number = self._programs.number_of(sequence)
-        self._programs.preempt(number)
-        if not self._programs.is_active(number):
+        number = self.programs.number_of(sequence)
+        self.programs.preempt(number)
+        if not self.programs.is_active(number):
             self.admission.lose_place(number, is_kept=True)

@@ -1,6 +1,6 @@
 """Owns every page that is not free and all sequences, and moves them through steps.
 
-Pure: no randomness, no transport, no tensors. A step is `plan`, the forward pass, and `commit`.
+Pure: no randomness, no transport, no tensors. A step: `plan`, the forward pass, `commit`.
 
 Life of a sequence: it waits in the queue; it is *admitted* once its prefix is matched and locked
 and the pages it needs next can be freed (`admission`); then each step gives it a row
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
-from lmprog.radix import Match, Node, PageAllocator, RadixTree
+from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.radix.eviction import ExpectedReuse
 from lmprog.runtime.scheduling.active_programs import ActivePrograms, Memory, Pins
 from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequences
@@ -104,8 +104,10 @@ class StepPlanner:
         """The rows of a step that begins now."""
         rows: list[Row] = []
         self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
-        if self._waiting.places and len(self._running.sequences) >= self._config.max_rows:
-            self._running.take_turns(step, now)
+        running = self._running
+        are_full = running.admission.lacks_memory or len(running.sequences) >= self._config.max_rows
+        if self._waiting.places and are_full:
+            running.take_turns(step, now)
         # Decodes first: somebody waits for each token. Then prefills, each client's as admitted.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
@@ -125,7 +127,7 @@ class StepPlanner:
             self._waiting.refresh()
             budget = self._admit(rows, budget, (step, now, None))
             if self._waiting.places:
-                cause = None if len(rows) == self._config.max_rows else self._running.blocked_by
+                cause = None if len(rows) == self._config.max_rows else running.admission.blocked_by
                 self._waiting.clock.set(cause or "step", now)
         self._num_rows = len(rows)
         return StepRows(rows, self._bill, budget, is_bounded)
@@ -148,7 +150,7 @@ class StepPlanner:
 
     def _turn(self, sequence: Sequence) -> tuple[float, int]:
         """By its client's account, and by the turns that its program has used up."""
-        return self._shares.served(sequence.group.client), self._running.turn_of(sequence)
+        return self._shares.served(sequence.group.client), self._running.programs.turns.turn_of(sequence)
 
     def _admit(
         self, rows: list[Row], budget: int, until: tuple[int, float, Sequence | None]
@@ -280,7 +282,7 @@ class Scheduler:
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
-        self.sessions = Sessions(self.pins, self.programs, self._found)
+        self.sessions = Sessions(self.pins, self.programs, lambda one: self.tables.match(one.sequences[0]))
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)
@@ -434,9 +436,6 @@ class Scheduler:
     def pause(self, turn: SessionTurn, node: Node | None) -> None:
         """The request of `turn` has ended in `node`, as `end` says."""
         self.sessions.pause(turn, node, self.clock())
-
-    def _found(self, group: SequenceGroup) -> Match:
-        return self.tables.match(group.sequences[0])
 
     def unpin(self, node: Node) -> None:
         """Undoes the pin of `end`."""
