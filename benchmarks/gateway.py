@@ -38,15 +38,17 @@ from lmprog.backends.client import RuntimeBackend
 PROMPT = "The sea is wide and the ships on it are small. "
 SHORT = {"prompt": PROMPT, "max_tokens": 1, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 1, "temperature": 0}
-SCENARIOS: dict[str, tuple[str, dict[str, Any], int]] = {
-    "a completion of one token": ("/v1/completions", SHORT, 600),
-    "a chat of one token": ("/v1/chat/completions", CHAT, 600),
-    "a stream of 64 tokens": ("/v1/completions", {**SHORT, "max_tokens": 64, "stream": True}, 100),
-    "a refusal of what the body says": ("/v1/completions", {"prompt": 1}, 600),
-    "a list of models": ("/v1/models", {}, 600),
+LONG = {**SHORT, "max_tokens": 64, "stream": True}
+SCENARIOS: dict[str, tuple[str, dict[str, Any], int, int]] = {
+    "a completion of one token": ("/v1/completions", SHORT, 600, 1),
+    "a chat of one token": ("/v1/chat/completions", CHAT, 600, 1),
+    "64 chats of one token at once": ("/v1/chat/completions", CHAT, 1920, 64),
+    "a stream of 64 tokens": ("/v1/completions", LONG, 100, 1),
+    "a refusal of what the body says": ("/v1/completions", {"prompt": 1}, 600, 1),
+    "a list of models": ("/v1/models", {}, 600, 1),
 }
-"""Path, body (empty: GET) and how many requests make a round."""
-PACED = {"a stream of 64 single tokens": (*SCENARIOS["a stream of 64 tokens"][:2], 10)}
+"""Path, body (empty: GET), how many requests make a round, and on how many connections."""
+PACED = {"a stream of 64 single tokens": ("/v1/completions", LONG, 10, 1)}
 PACE = "0.001"
 
 
@@ -100,19 +102,25 @@ async def read_answer(reader: asyncio.StreamReader) -> int:
     return int(head.split(b" ", 2)[1])
 
 
-def request_cost(gateway: dict[str, Any], path: str, body: dict[str, Any], count: int) -> Any:
-    """Microseconds of a request, and how often the gateway slept."""
-    pid = gateway["pid"]
-    before, slept = runner.processor_time(pid), sleeps(pid)
-    asyncio.run(ask(gateway["url"], path, body, count))
-    spent = runner.processor_time(pid) - before
-    return 1e6 * spent / count, (sleeps(pid) - slept) / count
+def request_cost(
+    gateway: dict[str, Any], path: str, body: dict[str, Any], count: int, clients: int
+) -> tuple[float, float, float]:
+    """Microseconds of a request, how often the gateway slept, and requests a second."""
+    pid, url = gateway["pid"], gateway["url"]
+    before, slept, began = runner.processor_time(pid), sleeps(pid), time.perf_counter()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(ask(url, path, body, count // clients) for _ in range(clients)))
+
+    asyncio.run(all_of_them())
+    seconds, spent = time.perf_counter() - began, runner.processor_time(pid) - before
+    return 1e6 * spent / count, (sleeps(pid) - slept) / count, count / seconds
 
 
 def pairs(*, against: Path | None = None, rounds: int = 5) -> None:
     """Gateways stand before a runtime that takes no time, and serve the same requests in turns; the
-    figures are microseconds of processor time of the gateway's process, the least of all rounds, and
-    how often its threads went to sleep for a request. What a stream costs depends on the latter:
+    figures are microseconds of processor time of the gateway's process, the least of all rounds,
+    how often its threads went to sleep for a request, and the most requests a second. What a stream costs depends on the latter:
     tokens that come while the gateway is busy are one piece. So a stream also comes from a runtime
     that takes a millisecond for each token, which makes every token a piece of its own.
     """
@@ -125,7 +133,11 @@ def pairs(*, against: Path | None = None, rounds: int = 5) -> None:
                 }
                 found = runner.in_turn(sides, rounds + 1)
                 least = [min(each[1:]) for each in found.values()]  # the first round warms up
-                told = "".join(f"{us:>9.0f} us ({slept:.0f} sleeps)" for us, slept in least)
+                most = [max(rate for *_, rate in each[1:]) for each in found.values()]
+                told = "".join(
+                    f"{us:>9.0f} us ({slept:.0f} sleeps, {rate:,.0f}/s)"
+                    for (us, slept, _), rate in zip(least, most, strict=True)
+                )
                 ratio = f"  ratio {least[0][0] / least[1][0]:.2f}" if against else ""
                 print(f"{name:<34}{told}{ratio}", flush=True)
 

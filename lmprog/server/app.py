@@ -15,16 +15,17 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import BaseRoute
-from starlette.types import Lifespan
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from lmprog.server import page
 from lmprog.server.anthropic import messages
 from lmprog.server.gateway.gateway import Gateway, version
-from lmprog.server.gateway.routes import GatewayRouter, Guard
+from lmprog.server.gateway.routes import FixedPaths, GatewayRouter, Guard
 from lmprog.server.http.auth import Access
 from lmprog.server.http.http_errors import HttpError, Problem, response_of
-from lmprog.server.http.middleware import RequestMiddleware, request_id_headers
+from lmprog.server.http.middleware import RequestMiddleware
 from lmprog.server.local import llama_cpp, ollama
 from lmprog.server.openai import chat_completions, completions, models
 from lmprog.server.operations import api_docs, operator_routes
@@ -56,6 +57,26 @@ def route_modules() -> tuple[RouteModule, ...]:
     return (*dialects, running_program, operator_routes, api_docs, page)
 
 
+class _App(FastAPI):
+    """FastAPI's layers stand around the routes that need them, and not around all."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.middleware_stack is not None and not self.root_path:
+            scope["app"] = self  # that is all that FastAPI and Starlette do here
+            await self.middleware_stack(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        added, self.user_middleware = self.user_middleware, []
+        app: ASGIApp = FixedPaths(self.routes, super().build_middleware_stack())
+        self.user_middleware = added
+        for layer in reversed(added):
+            app = layer.cls(app, *layer.args, **layer.kwargs)
+        is_ours = isinstance(app, RequestMiddleware)
+        return app if is_ours else ServerErrorMiddleware(app, _broke)
+
+
 def build_app(
     gateway: Gateway,
     lifespan: Lifespan[FastAPI] | None = None,
@@ -65,7 +86,7 @@ def build_app(
     are in Python, and have routes of their own.
     """
     origins = gateway.settings.cors_origins
-    app = FastAPI(
+    app = _App(
         title="lmprog",
         version=version(),
         description="A runtime for programs with language models.",
@@ -74,7 +95,7 @@ def build_app(
         lifespan=lifespan,
         telemetry={"tracing": False, "metrics": False, "logs": False},
         middleware=[
-            Middleware(RequestMiddleware, monitor=gateway),
+            Middleware(RequestMiddleware, monitor=gateway, broke=_broke),
             *([_cors(origins)] if origins else []),
         ],
         exception_handlers={HTTPException: _NoRoute(gateway), Exception: _broke},
@@ -150,8 +171,4 @@ class _NoRoute:
 async def _broke(request: Request, error: Exception) -> Response:
     """Something of ours; the server's log has the trace."""
     problem = Problem(500, "The server failed; its log says more.", code="internal_error")
-    response = response_of(problem, request.scope)
-    request_id = getattr(request.state, "request_id", "")
-    for name in request_id_headers(request.scope["path"]):
-        response.headers[name] = request_id
-    return response
+    return response_of(problem, request.scope)

@@ -148,6 +148,8 @@ def ops_frames(ops: Sequence[wire.Op]) -> list[bytes]:
     check them. Raises `InvalidParameter`; then nothing may be sent.
     """
     size = wire.MAX_FRAME_OPS
+    if len(ops) <= size:
+        return [_ops_frame(ops)] if ops else []
     return [_ops_frame(ops[begin : begin + size]) for begin in range(0, len(ops), size)]
 
 

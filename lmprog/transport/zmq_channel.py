@@ -266,7 +266,8 @@ class _AcceptedKeys:
 MAX_UNSENT_BYTES = 256 * 1024 * 1024
 """Ops queued here while the runtime does not take them; more are refused as `Overloaded`."""
 _MAX_CLIENT_FRAMES = 1024  # read by one `receive` of a client
-_IN, _OUT, _EVENTS, _NOBLOCK = map(int, (zmq.POLLIN, zmq.POLLOUT, zmq.EVENTS, zmq.NOBLOCK))
+_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_EVENTS, _NOBLOCK = int(zmq.EVENTS), int(zmq.NOBLOCK)  # flags of enumerations are slow
 _LONGEST_SLEEP = 3600.0  # seconds, so that any timeout, infinity too, is a number of milliseconds
 _ENDS = {
     int(zmq.EVENT_DISCONNECTED): "closed the connection or stopped answering",
@@ -451,7 +452,9 @@ class ZmqClientChannel:
 
     def _may(self, event: int) -> bool:
         """Whether the socket has a frame, or room for one."""
-        return bool(self._socket.get(_EVENTS) & event)
+        events = self._socket.get(_EVENTS)
+        assert isinstance(events, int)
+        return bool(events & event)
 
     def _see_monitor(self) -> None:
         self._read_monitor()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -34,19 +35,12 @@ _any_ops: msgspec.msgpack.Decoder[tuple[list[Any], ...]] = msgspec.msgpack.Decod
 _replies = msgspec.msgpack.Decoder(tuple[Reply, ...])
 
 
-def encode(messages: tuple[Op, ...] | tuple[Reply, ...]) -> bytes:
-    """One frame."""
-    return _encoder.encode(messages)
-
-
-def decode_ops(frame: bytes | memoryview) -> tuple[Op, ...]:
-    """Raises `MalformedFrame` on anything but a list of ops within their ranges."""
-    return _ops.decode(frame)
-
-
-def decode_replies(frame: bytes | memoryview) -> tuple[Reply, ...]:
-    """Raises `MalformedFrame` on anything but a list of replies."""
-    return _replies.decode(frame)
+encode: Callable[[tuple[Op, ...] | tuple[Reply, ...]], bytes] = _encoder.encode
+"""One frame."""
+decode_ops: Callable[[bytes | memoryview], tuple[Op, ...]] = _ops.decode
+"""Raises `MalformedFrame` on anything but a list of ops within their ranges."""
+decode_replies: Callable[[bytes | memoryview], tuple[Reply, ...]] = _replies.decode
+"""Raises `MalformedFrame` on anything but a list of replies."""
 
 
 _NAMED = {

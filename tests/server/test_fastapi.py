@@ -11,12 +11,14 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi.routing import APIRoute
+from starlette.routing import Match
 
 from lmprog.server import ModelServer, create_app
 from lmprog.server.app import build_app, route_modules
 from lmprog.server.gateway.gateway import Gateway
-from lmprog.server.gateway.routes import Guards
+from lmprog.server.gateway.routes import FixedPaths, Guard, Guards
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
 from tests.server.fake_runtime import Asgi, Fake
@@ -129,6 +131,86 @@ def test_their_document_describes_our_routes(fake: Fake) -> None:
             assert {"maximum": 2.0, "minimum": 0.0, "type": "number"} in fields["temperature"][
                 "anyOf"
             ]
+
+    asyncio.run(run())
+
+
+def our_app() -> tuple[Gateway, FastAPI]:
+    gateway = Gateway(ServerSettings(), RuntimeLink())
+    return gateway, build_app(gateway)
+
+
+async def answered(
+    app: FastAPI, path: str, headers: dict[str, str] | None = None, raises: bool = False
+) -> Any:
+    transport = httpx2.ASGITransport(app=app, raise_app_exceptions=raises)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.get(path, headers=headers)
+
+
+def test_a_path_without_parameters_leads_to_the_route_that_the_router_would_find() -> None:
+    async def run() -> None:
+        _, app = our_app()
+        found = FixedPaths(app.routes, app.router)._found
+        assert len(found) > 60
+        for (path, method), (route, _) in found.items():
+            scope = {"type": "http", "path": path, "method": method, "root_path": ""}
+            first = next(one for one in app.routes if one.matches(scope)[0] is Match.FULL)
+            assert first is route
+
+    asyncio.run(run())
+
+
+def test_their_routes_and_layers_on_our_application_are_as_on_any_other() -> None:
+    seen = []
+
+    async def run() -> None:
+        _, app = our_app()
+
+        @app.get("/mine/{number}")
+        async def mine(number: int, x_day: str = Header()) -> str:
+            return f"{number} {x_day}"
+
+        async def health() -> str:
+            return "theirs"
+
+        app.router.routes.insert(0, APIRoute("/health", health))
+
+        @app.middleware("http")
+        async def layer(request: Request, go_on: Any) -> Any:
+            seen.append(request.url.path)
+            if request.headers.get("x-day") == "never":
+                raise ValueError("never")
+            return await go_on(request)
+
+        assert (await answered(app, "/mine/3", {"x-day": "monday"})).json() == "3 monday"
+        assert (await answered(app, "/mine/3")).status_code == 422
+        assert (await answered(app, "/health")).json() == "theirs"
+        assert (await answered(app, "/version")).json()["version"]
+        broken = await answered(app, "/version", {"x-day": "never"})
+        assert (broken.status_code, broken.json()["error"]["code"]) == (500, "internal_error")
+
+    asyncio.run(run())
+    assert seen == ["/mine/3", "/mine/3", "/health", "/version", "/version"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models/one"])
+def test_a_request_that_breaks_is_answered_counted_and_raised(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the path is fixed, and where it has a parameter."""
+
+    async def run() -> None:
+        gateway, app = our_app()
+        monkeypatch.setattr(Guard, "check", lambda *_: 1 / 0)
+        broken = await answered(app, path, {"x-request-id": "mine"})
+        assert (broken.status_code, broken.json()["error"]["code"]) == (500, "internal_error")
+        assert broken.headers.get_list("x-request-id") == ["mine"]
+        text = gateway.meters.text()[0].decode()
+        assert 'status="500"' in text
+        assert gateway.open_requests == 0
+        with pytest.raises(ZeroDivisionError):
+            await answered(app, path, raises=True)
 
     asyncio.run(run())
 

@@ -14,7 +14,7 @@ from lmprog.server.options.api_keys import ApiKey, digest
 
 
 class Runtime:
-    """A link without turns, and its connection: both write down what is sent."""
+    """A link without turns, which writes down what is sent."""
 
     turns = None
     memory = MemoryPool(1 << 20)
@@ -22,10 +22,8 @@ class Runtime:
     def __init__(self) -> None:
         self.ops: list[wire.Op] = []
 
-    def send(self, ops: Sequence[wire.Op]) -> None:
+    def send(self, connection: object, ops: Sequence[wire.Op]) -> None:
         self.ops += ops
-
-    def sent(self, ops: Sequence[wire.Op]) -> None: ...
 
 
 @pytest.mark.parametrize("session", ["", "s"])

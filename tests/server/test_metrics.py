@@ -10,12 +10,17 @@ from typing import Any
 
 import httpx2
 import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from lmprog import wire
-from lmprog.server.observability.meters import Meters
-from lmprog.server.observability.runtime_metrics import RuntimeFigures
+from lmprog.server.observability.meters import MOST_UNCOUNTED, Meters
+from lmprog.server.observability.runtime_metrics import (
+    QuickCounter,
+    RouteSeconds,
+    RuntimeFigures,
+)
 from tests.server.fake_runtime import Fake, asking
 
 BOARD = Path(__file__).parents[2] / "docs" / "grafana" / "lmprog.json"
@@ -293,3 +298,63 @@ def test_the_process_of_the_gateway_is_counted_by_its_usual_names(fake: Fake) ->
     assert samples["process_cpu_seconds_total"] > 0
     assert samples["process_open_fds"] > 0
     assert samples["process_start_time_seconds"] > 1_600_000_000
+
+
+def test_quick_counters_say_what_those_of_prometheus_say() -> None:
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    counter = Counter(
+        "lmprog_http_requests", "HTTP requests.", ["route", "status"], registry=theirs
+    )
+    names, bounds = ["model_name", "route"], (0.5, 1.0, 300.0)
+    seconds = Histogram("lmprog_seconds", "Whole.", names, buckets=bounds, registry=theirs)
+    quick = QuickCounter("lmprog_http_requests", "HTTP requests.", ("route", "status"))
+    quick_seconds = RouteSeconds("lmprog_seconds", "Whole.", bounds)
+    ours.register(quick)
+    ours.register(quick_seconds)
+    for route, status, value in (("/a", "200", 0.5), ("/b", "0", 7.0), ("/a", "200", 1000.0)):
+        counter.labels(route, status).inc()
+        quick.add(route, status)
+        seconds.labels("m", route).observe(value)
+        quick_seconds.observe(("m", route), value)
+    counter.labels("/a", "503").inc(0)
+    quick.add("/a", "503", by=0)
+
+    def said(registry: CollectorRegistry) -> str:
+        return re.sub(r"(_created.*) \S+", r"\1 then", generate_latest(registry).decode())
+
+    assert said(ours) == said(theirs)
+
+
+def done(call: int, prompt: int, cached: int, *lengths: int) -> wire.CallDone:
+    usage = wire.Usage(prompt, cached, sum(lengths), queued_ms=500, prefill_ms=250, decode_ms=90)
+    outputs = [wire.Output("x" * length, (1,) * length, "length") for length in lengths]
+    return wire.CallDone(call, tuple(outputs), usage)
+
+
+@pytest.mark.parametrize("count", [1, MOST_UNCOUNTED - 1, 2 * MOST_UNCOUNTED + 3])
+def test_calls_are_counted_when_somebody_looks(count: int) -> None:
+    """However many have ended since, each once, under the name that the model had then."""
+    now, model = [0.0], ["m"]
+    meters = Meters(lambda: now[0], lambda: model[0])
+    value = meters.registry.get_sample_value
+    for number in range(count):
+        meters.asked(wire.Generate(1, number))
+        now[0] += 2.0
+        meters.replied(done(number, 8, 3, 4, 10))
+    model[0] = "other"
+    meters.replied(done(count, 1, 0, 1))  # asked by nobody: what its client waited is not known
+    labels = {"model_name": "m"}
+    assert value("lmprog_num_requests_total", labels) == count
+    assert value("lmprog_num_requests_total", {"model_name": "other"}) == 1
+    assert value("lmprog_prompt_tokens_total", labels) == 8 * count
+    assert value("lmprog_prompt_tokens_cached_total", labels) == 3 * count
+    finished = {"finished_reason": "length"}
+    assert value("lmprog_request_success_total", labels | finished) == 2 * count
+    now_named = {"model_name": "other"}  # histograms are of the model of now
+    assert value("lmprog_request_prompt_tokens_count", now_named) == count + 1
+    assert value("lmprog_e2e_request_latency_seconds_count", now_named) == count
+    assert value("lmprog_e2e_request_latency_seconds_sum", now_named) == 2.0 * count
+    assert value("lmprog_time_to_first_token_seconds_sum", now_named) == 0.75 * count
+    per_token = value("lmprog_request_time_per_output_token_seconds_sum", now_named)
+    assert per_token == pytest.approx(count * 0.09 / 9)
+    assert meters.seen()["queued_count"] == count + 1

@@ -150,7 +150,9 @@ class StepPlanner:
 
     def _turn(self, sequence: Sequence) -> tuple[float, int]:
         """By its client's account, and by the turns that its program has used up."""
-        return self._shares.served(sequence.group.client), self._running.programs.turns.turn_of(sequence)
+        return self._shares.served(sequence.group.client), self._running.programs.turns.turn_of(
+            sequence
+        )
 
     def _admit(
         self, rows: list[Row], budget: int, until: tuple[int, float, Sequence | None]
@@ -282,7 +284,9 @@ class Scheduler:
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
-        self.sessions = Sessions(self.pins, self.programs, lambda one: self.tables.match(one.sequences[0]))
+        self.sessions = Sessions(
+            self.pins, self.programs, lambda one: self.tables.match(one.sequences[0])
+        )
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)

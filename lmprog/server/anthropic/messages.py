@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 

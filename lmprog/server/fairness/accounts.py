@@ -158,14 +158,16 @@ class HeldBytes:
 
     def take(self, count: int) -> None:
         """So many more. Raises Overloaded where there is no room for them."""
-        if not self._pool.makes_room(self.account, count):
+        pool, account = self._pool, self.account
+        if not (pool.has_room(account, count) or pool.makes_room(account, count)):
             raise Overloaded(
                 f"The server holds {self._pool.held:,} bytes of requests and answers that are "
                 f"under way or stored, and may hold {self._pool.most:,}, {self.most:,} of them for "
                 f"one client; this needs {count:,} more. Read answers as they come, send less at "
                 "once, or try again later."
             )
-        self.add(count)
+        self.count += count
+        pool.add(account, count)
 
     def add(self, count: int) -> None:
         """So many more, or fewer, whether there is room or not."""

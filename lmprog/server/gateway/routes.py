@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from fastapi.openapi.models import HTTPBearer
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
 from fastapi.security.base import SecurityBase
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lmprog.errors import LmprogError, RuntimeGone
@@ -86,20 +87,16 @@ class GatewayRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **given: Any) -> None:
         super().__init__(path, endpoint, **given)
-        plain = _plain_app(self)
-        if plain is not None:
-            self.app = plain
+        self.plain = _plain_app(self)
+        """The route by itself, where FastAPI has nothing to solve."""
+        if self.plain is not None:
+            self.app = self.plain
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().handle(scope, receive, send)
         finally:
-            state = scope.get("state", {})
-            held: HeldBytes | None = state.get("held")
-            if held is not None and held.count:
-                if "keep_until_read" in state:  # of our own listener
-                    state["keep_until_read"](held)
-                held.leave()
+            _let_go(scope)
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         """What FastAPI calls where it has something to solve."""
@@ -112,6 +109,48 @@ class GatewayRoute(APIRoute):
                 return answer_to(error, request)
 
         return handle
+
+
+def _let_go(scope: Scope) -> None:
+    """The request has ended, and holds what its client has not read at most."""
+    state = scope.get("state", {})
+    held: HeldBytes | None = state.get("held")
+    if held is not None and held.count:
+        if "keep_until_read" in state:  # of our own listener
+            state["keep_until_read"](held)
+        held.leave()
+
+
+class FixedPaths:
+    """Finds the routes of a gateway whose paths have no parameters; others are found, and refused,
+    by the application's router, which tries one after the other.
+    """
+
+    def __init__(self, routes: Sequence[BaseRoute], others: ASGIApp) -> None:
+        self._others = others
+        self._found: dict[tuple[str, str], tuple[GatewayRoute, ASGIApp]] = {}
+        foreign = set()
+        for route in routes:
+            path = getattr(route, "path", "")
+            if not isinstance(route, GatewayRoute):
+                foreign.add(path)
+            elif route.plain is not None and "{" not in path and path not in foreign:
+                for method in route.methods or ():
+                    self._found.setdefault((path, method), (route, route.plain))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = None
+        if scope["type"] == "http" and not scope.get("root_path"):
+            found = self._found.get((scope["path"], scope["method"]))
+        if found is None:
+            await self._others(scope, receive, send)
+            return
+        route, plain = found
+        scope["route"], scope["endpoint"], scope["path_params"] = route, route.endpoint, {}
+        try:
+            await plain(scope, receive, send)
+        finally:
+            _let_go(scope)
 
 
 def _plain_app(route: APIRoute) -> ASGIApp | None:
@@ -217,7 +256,7 @@ class Guard:
         key, by_browser = given_key(headers)
         access, calling = self._gateway.keyring.find(key)
         is_known = calling is not None and not by_browser
-        problem = self._sites.problem(headers, request.method, is_known)
+        problem = self._sites.problem(headers, scope["method"], is_known)
         if problem is not None:
             raise HttpError(problem)
         calling_key.set(calling)
@@ -225,7 +264,7 @@ class Guard:
         calling_adapter.set("")
         state["access"] = access
         state["caller"] = caller = caller_of(key) if key and access else ""
-        route = getattr(request.scope.get("route"), "path", "")  # not the path: clients choose that
+        route = getattr(scope.get("route"), "path", "")  # not the path: clients choose that
         name = "" if calling is None else calling.name
         account = name or (scope.get("client") or ("",))[0]
         state["held"] = HeldBytes(self._gateway.memory, account)

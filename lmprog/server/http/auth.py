@@ -89,9 +89,15 @@ def caller_of(key: str) -> str:
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:
-    """The first header of each name: read once, since a guard looks for seven of them."""
-    given = reversed(list(scope["headers"]))
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in given}
+    """The first header of each name: read once, since a guard looks for seven of them, and who
+    reads a body for three more.
+    """
+    found: dict[str, str] | None = scope.get("lmprog.headers")
+    if found is None:
+        given = reversed(list(scope["headers"]))
+        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in given}
+        scope["lmprog.headers"] = found
+    return found
 
 
 def given_key(headers: Mapping[str, str]) -> tuple[str | None, bool]:
@@ -120,8 +126,9 @@ def label_of(body: Mapping[str, Any]) -> str:
 
 
 def _digest(text: str) -> str:
-    named = text.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(named, digest_size=16).hexdigest() if text else ""
+    if not text:
+        return ""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class ServedSites:

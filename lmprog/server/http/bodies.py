@@ -10,6 +10,7 @@ its struct does not have are reported, not refused (unless the server is strict)
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import math
@@ -24,7 +25,7 @@ from starlette.requests import Request
 
 from lmprog.errors import Overloaded
 from lmprog.server.fairness.accounts import HeldBytes
-from lmprog.server.http.auth import calling_label, label_of
+from lmprog.server.http.auth import calling_label, headers_of, label_of
 from lmprog.server.http.foreign_fields import check_foreign, unknown_field
 from lmprog.server.http.http_errors import (
     ClientGone,
@@ -84,8 +85,7 @@ _EXPECTED = {
 """What messages call msgspec's types. null, which means that a field is left out, is not said."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestBody(Generic[Body]):
+class RequestBody(msgspec.Struct, Generic[Body], frozen=True):
     """A body that was understood. `warnings` are for the header of that name; `label` is what
     `label_of` finds.
     """
@@ -116,7 +116,8 @@ async def read_body(
 
 async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     """All bytes, within size and time."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    headers = headers_of(request.scope)
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         # Any page may send other types, or none, to another site without that site's consent.
         sent = (
@@ -127,7 +128,7 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
             code="unsupported_media_type",
             status=415,
         )
-    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    coding = headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise refused(
             f"The content-encoding is {coding[:MAX_SHOWN]!r}; send the body without compression.",
@@ -135,7 +136,7 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
             status=415,
         )
     limit = settings.max_body_bytes
-    announced = request.headers.get("content-length", "")
+    announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limit:
         raise _too_large(limit)
     whole: bytes | None = request.scope.get("state", {}).pop("whole_body", None)
@@ -222,16 +223,20 @@ class UnknownField:
 def _unknown_fields(value: Mapping[str, Any], body: msgspec.Struct) -> Iterator[UnknownField]:
     """Of a body and of the objects in it, one level deep: `sampling_params.max_tokens`, say."""
     valid = body.__struct_encode_fields__
+    known = _names_of(type(body))
     for name, given in value.items():
-        if name not in valid:
+        if name not in known:
             yield UnknownField(name, name, given, valid)
-            continue
-        made = getattr(body, name)
-        if isinstance(given, dict) and isinstance(made, msgspec.Struct):
+        elif isinstance(given, dict) and isinstance(made := getattr(body, name), msgspec.Struct):
             for inner, asked in given.items():
                 if inner not in made.__struct_encode_fields__:
                     path = f"{name}.{inner}"
                     yield UnknownField(path, inner, asked, made.__struct_encode_fields__)
+
+
+@functools.cache
+def _names_of(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_encode_fields__)
 
 
 def parse_json(raw: bytes) -> Any:
@@ -251,7 +256,8 @@ def parse_json(raw: bytes) -> Any:
         ) from None
     except RecursionError:
         raise _too_deep() from None
-    if _depth(value) > LIMITS["nesting"].maximum:
+    nesting = LIMITS["nesting"].maximum
+    if raw.count(b"[") + raw.count(b"{") > nesting and _depth(value) > nesting:
         raise _too_deep()
     if _HALF.search(text):
         _check_characters(value)

@@ -69,7 +69,7 @@ class EarlyRefusal:
             "root_path": "",
         }
         request = Request(scope)
-        request_id = request_id_of(request.headers)
+        request_id = request_id_of(fields)
         scope["state"] = {"request_id": request_id}
         response = self._refuse(request)
         if response is None:
@@ -78,7 +78,7 @@ class EarlyRefusal:
             lines = [STATUS_LINES[response.status_code]]
             lines += [b"%b: %b" % field for field in response.raw_headers]
             for name in request_id_headers(route.path):
-                lines.append(b"%b: %b" % (name.encode(), request_id.encode()))
+                lines.append(b"%b: %b" % (name, request_id.encode()))
             if ends:
                 lines.append(b"connection: close")
             log_request(scope, response.status_code, end, request_id)

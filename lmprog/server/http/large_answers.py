@@ -86,7 +86,7 @@ def entries_in(replies: Iterable[wire.Reply]) -> int:
     for reply in replies:
         total += wire.count_logprobs(reply)
         if isinstance(reply, wire.CallDone):
-            total += sum(len(output.tokens) for output in reply.outputs) // IDS_PER_ENTRY
+            total += sum([len(output.tokens) for output in reply.outputs]) // IDS_PER_ENTRY
     return total
 
 

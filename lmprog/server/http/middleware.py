@@ -1,4 +1,5 @@
-"""The outermost middleware: request ids, the limit of open requests (503), the access log.
+"""The outermost middleware: request ids, the limit of open requests (503), the access log, the
+answer to a request that broke.
 
 `x-request-id` is taken from the client where it is safe to log, and sent with every answer. Reads
 headers only.
@@ -10,12 +11,13 @@ import logging
 import random
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmprog.server.http.http_errors import Problem, response_of, speaks_anthropic
@@ -57,15 +59,22 @@ class RequestMiddleware:
     without its text.
     """
 
-    def __init__(self, app: ASGIApp, monitor: RequestMonitor) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        monitor: RequestMonitor,
+        broke: Callable[[Request, Exception], Awaitable[Response]],
+    ) -> None:
+        """`broke` answers where `app` raises; the error is raised all the same."""
         self._app = app
         self._monitor = monitor
+        self._broke = broke
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = request_id_of(Headers(scope=scope))
+        request_id = request_id_of(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
         id_headers = request_id_headers(scope["path"])
         status = 0
@@ -74,9 +83,9 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                for name in id_headers:
-                    headers[name] = request_id
+                others = [one for one in message.get("headers", ()) if one[0] not in id_headers]
+                value = request_id.encode()
+                message["headers"] = [*others, *[(name, value) for name in id_headers]]
             await send(message)
 
         with self._monitor.watch(scope) as end:
@@ -85,19 +94,29 @@ class RequestMiddleware:
                     await response_of(_FULL, scope)(scope, receive, reply)
                 else:
                     await self._app(scope, receive, reply)
+            except Exception as error:
+                if not status:
+                    response = await self._broke(Request(scope), error)
+                    await response(scope, receive, reply)
+                raise
             finally:
                 log_request(scope, status, end, request_id)
 
 
-def request_id_of(headers: Headers) -> str:
+def request_id_of(fields: Iterable[tuple[bytes, bytes]]) -> str:
     """The client's, where it is safe to log; else one of ours."""
-    given = headers.get("x-request-id", "")
-    return given if _SAFE_REQUEST_ID.fullmatch(given) else f"{_ids.getrandbits(128):032x}"
+    for name, value in fields:
+        if name == b"x-request-id":
+            given = value.decode("latin-1")
+            if _SAFE_REQUEST_ID.fullmatch(given):
+                return given
+            break
+    return f"{_ids.getrandbits(128):032x}"
 
 
-def request_id_headers(path: str) -> tuple[str, ...]:
+def request_id_headers(path: str) -> tuple[bytes, ...]:
     """The headers of an answer that name its request; Anthropic's clients read one of their own."""
-    return ("x-request-id", "request-id") if speaks_anthropic(path) else ("x-request-id",)
+    return (b"x-request-id", b"request-id") if speaks_anthropic(path) else (b"x-request-id",)
 
 
 def log_request(scope: Scope, status: int, end: RequestEnd, request_id: str) -> None:

@@ -8,6 +8,7 @@ many results, which log-probabilities) is given to `sampling_of` by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origin
 
 import msgspec
@@ -117,9 +118,13 @@ _SPELLED: Mapping[str, tuple[tuple[str, wire.OptionLine], ...]] = {
 """The fields of each dialect: asked for by each request."""
 
 
+_READ = {
+    dialect: attrgetter(*[spelling for spelling, _ in lines]) for dialect, lines in _SPELLED.items()
+}
+
+
 def _values(body: msgspec.Struct, dialect: wire.Dialect) -> Iterator[tuple[str, Any]]:
-    for spelling, line in _SPELLED[dialect]:
-        value = getattr(body, spelling)
+    for (spelling, line), value in zip(_SPELLED[dialect], _READ[dialect](body), strict=True):
         if value is not None:
             yield line.name, _value(line, value, spelling)
 

@@ -19,7 +19,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
@@ -72,8 +71,7 @@ Answer: TypeAlias = wire.Reply
 """To a call: `Delta`s, and then one that is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOrigin:
+class RequestOrigin(msgspec.Struct, frozen=True):
     """Who asked, and for what. `key` is the name of the key, `caller` a digest of it; both are
     empty where there are no keys. `account` is who is charged for memory.
     """
@@ -90,8 +88,7 @@ calling_request: ContextVar[RequestOrigin] = ContextVar("calling_request", defau
 """The request that this context serves."""
 
 
-@dataclass(eq=False, slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, eq=False):
     """One request. Times by the gateway's clock; tokens are those of calls that have ended."""
 
     number: int
@@ -113,11 +110,11 @@ class RequestRecord:
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     """Of all calls together, which may have run side by side."""
-    finishes: dict[str, int] = field(default_factory=dict)
+    finishes: dict[str, int] = {}
     """Results by why they ended."""
     room: int = 0
     """For so many characters more of its answers, which others may read."""
-    texts: list[str] = field(default_factory=list)
+    texts: list[str] = []
     """The beginnings of its answers, as far as there was room."""
 
     def take(self, reply: wire.Reply) -> None:
@@ -276,6 +273,7 @@ class Exchange:
         self._held = HeldBytes(link.memory, record.origin.account)
         """Deltas that wait, and the results that have come."""
         self._failure: Exception | None = None
+        self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -317,8 +315,8 @@ class Exchange:
         """Sends `ops` in their order, in one frame where nobody else waits. Raises
         `InvalidParameter` for what cannot be sent, `Overloaded`, `RuntimeGone`.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self._is_closed:
+            raise self._why_ended()
         account, turns = self._account, self._link.turns
         if self._session or self._adapter or account is not None:
             ops = tuple(self._as_own(op) for op in ops)
@@ -353,8 +351,8 @@ class Exchange:
         """The next reply of any call, a `Failed` too. Raises what ended the connection."""
         inbox = self._inbox
         while not inbox:
-            if self._failure is not None:
-                raise self._failure
+            if self._is_closed:
+                raise self._why_ended()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         reply = inbox.popleft()
@@ -454,7 +452,8 @@ class Exchange:
         """Counts a result until the exchange is closed. Whether there is room for it."""
         size = wire.count_logprobs(reply) * _LOGPROB_BYTES
         if isinstance(reply, wire.CallDone):
-            size += sum(len(one.text) + len(one.tokens) * _TOKEN_BYTES for one in reply.outputs)
+            for one in reply.outputs:
+                size += len(one.text) + len(one.tokens) * _TOKEN_BYTES
         try:
             self._held.take(size)
         except Overloaded as error:
@@ -479,8 +478,8 @@ class Exchange:
 
     def fail(self, error: Exception) -> None:
         """Ends the exchange: what has come can still be taken, then `error` is raised."""
-        if self._failure is None:
-            self._failure = error
+        if not self._is_closed:
+            self._is_closed, self._failure = True, error
             if self._calls and isinstance(error, LmprogError):
                 self.record.failure = self.record.failure or error.code
         self._wake()
@@ -494,9 +493,12 @@ class Exchange:
 
     def close(self) -> None:
         """Closes its branches; the runtime frees what they held. Safe to repeat."""
-        self._close(ProtocolError("this exchange was closed"))
+        self._close(None)
 
-    def _close(self, error: Exception) -> None:
+    def _why_ended(self) -> Exception:
+        return self._failure or ProtocolError("this exchange was closed")
+
+    def _close(self, error: Exception | None) -> None:
         self._queued = 0
         self._held.leave()
         turns = None if self._account is None else self._link.turns
@@ -508,12 +510,16 @@ class Exchange:
         if never_opened:
             branches = [number for number in branches if number not in never_opened]
         self._link.leave(self)
-        if branches and self._failure is None:
+        if branches and not self._is_closed:
             try:
                 self._link.close_branches(self._connection, branches, bool(calls))
             except RuntimeGone:
                 log.debug("the runtime went before its branches were closed")
-        self.fail(error)
+        if error is None:
+            self._is_closed = True
+            self._wake()
+        else:
+            self.fail(error)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -88,6 +88,8 @@ class RuntimeLink:
         """None: everything is sent at once."""
         self.memory = MemoryPool(128 << 20)
         """Where exchanges count what waits for their readers."""
+        self.info: wire.Welcome | None = None
+        """What the runtime said about itself; None while there is none."""
         self._connection: Connection | None = None
         self._reader: ReplyReader | _LoopReader | None = None
         self._numbers = itertools.count(1)
@@ -106,11 +108,6 @@ class RuntimeLink:
         """How many there have been."""
 
     @property
-    def info(self) -> wire.Welcome | None:
-        """What the runtime said about itself; None while there is none."""
-        return None if self._connection is None else self._connection.info
-
-    @property
     def is_up(self) -> bool:
         return self._connection is not None
 
@@ -127,6 +124,7 @@ class RuntimeLink:
         self._drop(RuntimeRestarted(_RESTARTED))
         self._connection = connection
         if connection is not None:
+            self.info = connection.info
             self._decided.set()
             self.connections += 1
             self._reader = self._reading(connection)
@@ -136,7 +134,7 @@ class RuntimeLink:
         with the old one.
         """
         if self._connection is not None and self._connection.info.digest != info.digest:
-            self._connection.info = info
+            self.info = self._connection.info = info
 
     async def wait_until_up(self, seconds: float) -> None:
         """Returns when there is a runtime, after `seconds`, or when waiting makes no sense."""
@@ -311,6 +309,7 @@ class RuntimeLink:
     def _drop(self, error: LmprogError) -> None:
         """No connection from here on; the reading thread closes the old one."""
         connection, self._connection = self._connection, None
+        self.info = None
         self._closing = []
         if self._reader is not None:
             self._reader.stop()

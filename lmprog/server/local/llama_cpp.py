@@ -7,11 +7,11 @@ bodies, and how completions reach the runtime.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -178,7 +178,7 @@ async def _fitted(gateway: Gateway, asked: Completions, most: int | None) -> Com
     wanted = most if most is not None and most > 0 else None
     made = []
     for prompt in asked.prompts:
-        sampling = msgspec.structs.replace(prompt.sampling, max_tokens=wanted)
+        sampling = replace(prompt.sampling, max_tokens=wanted)
         made.append((await fitted(gateway, replace(prompt, sampling=sampling)))[0])
     return replace(asked, prompts=tuple(made))
 

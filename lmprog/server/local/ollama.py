@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -199,7 +200,7 @@ class Ollama:
         request.state.names = _NAMES if is_chat else {**_NAMES, "prompt": "prompt"}
         most = body.options.num_predict if body.options is not None else None
         wanted = most if most is not None and most > 0 else None
-        sampling = msgspec.structs.replace(prompt.sampling, max_tokens=wanted)
+        sampling = replace(prompt.sampling, max_tokens=wanted)
         prompt, _ = await fitted(gateway, replace(prompt, sampling=sampling))
         return Asked(prompt, box, head.model, is_chat, began, bool(body.logprobs), told)
 

@@ -7,17 +7,12 @@ values are the model's name, the names of keys, routes, methods, statuses and ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-)
+import msgspec
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -29,11 +24,11 @@ from lmprog.server.observability.replica_metrics import FleetView, ReplicaMetric
 from lmprog.server.observability.runtime_metrics import (
     PREFIX,
     FigureHistory,
+    QuickCounter,
+    RouteSeconds,
     RuntimeFigures,
     RuntimeHistogram,
 )
-
-Counted = TypeVar("Counted", Counter, Histogram)
 
 _SECONDS = (
     0.005,
@@ -77,31 +72,37 @@ HELD_KINDS = ("requests", "queued", "answers", "stored", "constraints", "stops")
 not read, stored responses, compiled constraints, stop patterns.
 """
 _NOTHING_HELD: Mapping[str, float] = dict.fromkeys(HELD_KINDS, 0.0)
+MOST_UNCOUNTED = 256
+"""Calls that have ended and are not counted yet."""
 
 
-@dataclass(slots=True)
-class _CallTimes:
+class _CallTimes(msgspec.Struct):
     """A call under way. Times by the clock; `last` of each of its results."""
 
     began: float
     first: float | None = None
-    last: dict[int, float] = field(default_factory=dict)
+    last: dict[int, float] = msgspec.field(default_factory=dict)
 
 
-class _Labelled(Generic[Counted]):
-    """A metric with labels. What belongs to their values is kept: prometheus_client looks it up
-    under a lock, with a check of every value.
-    """
+class _EndedCall(msgspec.Struct, frozen=True, gc=False):
+    """A call with a result. `seconds`: what its client waited; None where that is not known."""
 
-    def __init__(self, metric: Counted) -> None:
-        self._metric: Counted = metric
-        self._found: dict[tuple[str, ...], Counted] = {}
+    usage: wire.Usage
+    finishes: tuple[str, ...]
+    longest: int
+    seconds: float | None
+    has_streamed: bool
 
-    def labels(self, *values: str) -> Counted:
-        found = self._found.get(values)
-        if found is None:
-            found = self._found[values] = self._metric.labels(*values)
-        return found
+
+@dataclass(frozen=True, slots=True)
+class _Before(Collector):
+    """What is done before metrics are collected."""
+
+    action: Callable[[], None]
+
+    def collect(self) -> Iterable[Metric]:
+        self.action()
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,12 @@ class Meters:
         self._replicas: ReplicaMetrics | None = None
         self._calls: dict[int, _CallTimes] = {}
         self._num_refused = self._num_failed = 0
+        self._ended: list[_EndedCall] = []
+        """Calls that are not counted yet: many at once take a third of the time."""
+        self._ended_of = ""
+        """Their model."""
         self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_Before(self._count))
         self.runtime = RuntimeFigures(model, clock)
         self.history = FigureHistory(clock)
         self.registry.register(self.runtime)
@@ -174,15 +180,10 @@ class Meters:
             "admission_rejections", "Requests refused, by reason.", "reason"
         )
         self._http = self._counter("http_requests", "HTTP requests.", "method", "route", "status")
-        self._http_seconds = _Labelled(
-            Histogram(
-                PREFIX + "http_request_seconds",
-                "Whole HTTP requests.",
-                ["model_name", "route"],
-                buckets=_SECONDS,
-                registry=self.registry,
-            )
+        self._http_seconds = RouteSeconds(
+            PREFIX + "http_request_seconds", "Whole HTTP requests.", _SECONDS
         )
+        self.registry.register(self._http_seconds)
         self._restarts = self._counter("engine_restarts", "Restarts of the runtime.")
         self.open_requests = self._gauge("http_requests_open", "HTTP requests that have not ended.")
         self.open_results = self._gauge("results_open", "Results asked for that have not come.")
@@ -197,9 +198,9 @@ class Meters:
         """
         model = self._model()
         for finish in _FINISHES:
-            self._success.labels(model, finish)
+            self._success.add(model, finish, by=0)
         for reason in _REFUSALS:
-            self._refused.labels(model, reason)
+            self._refused.add(model, reason, by=0)
         for one in (
             self._aborted,
             self._corrupted,
@@ -210,7 +211,7 @@ class Meters:
             self._requests,
             self._constrained,
         ):
-            one.labels(model)
+            one.add(model, by=0)
 
     # --- the link
 
@@ -219,45 +220,40 @@ class Meters:
         if isinstance(op, wire.Generate):
             self._sizes.asked(op.sampling)
             if op.constraint is not None:
-                self._constrained.labels(self._model()).inc()
+                self._constrained.add(self._model())
 
     def replied(self, reply: wire.Reply) -> None:
         match reply:
             case wire.Delta():
                 self._moved(reply)
             case wire.CallDone(call=call, outputs=outputs, usage=usage):
-                self._ended(call, usage)
-                longest = max(len(output.tokens) for output in outputs)
-                self._sizes.longest.observe(longest)
-                if longest > 1:
-                    self._per_token.observe(usage.decode_ms / 1e3 / (longest - 1))
-                for output in outputs:
-                    self._success.labels(self._model(), output.finish).inc()
+                finishes = tuple([output.finish for output in outputs])
+                longest = max([len(output.tokens) for output in outputs])
+                self._end(call, usage, finishes, longest)
             case wire.Chosen(call=call, usage=usage):
-                self._ended(call, usage)
-                self._success.labels(self._model(), "selected").inc()
+                self._end(call, usage, ("selected",), 0)
             case wire.Failed(call=call, code=code) if (
                 call is not None and self._calls.pop(call, None) is not None
             ):
                 self._num_failed += 1
-                self._failures.labels(self._model(), code).inc()
+                self._failures.add(self._model(), code)
                 if code == "model":
-                    self._corrupted.labels(self._model()).inc()
+                    self._corrupted.add(self._model())
 
     def dropped(self, call: int) -> None:
         if self._calls.pop(call, None) is not None:
-            self._aborted.labels(self._model()).inc()
+            self._aborted.add(self._model())
 
     # --- the rest of the server
 
     def refused(self, reason: str) -> None:
         """A request was not let in."""
         self._num_refused += 1
-        self._refused.labels(self._model(), reason).inc()
+        self._refused.add(self._model(), reason)
 
     def restarted(self) -> None:
         """The runtime has to be started again."""
-        self._restarts.labels(self._model()).inc()
+        self._restarts.add(self._model())
 
     def see_fleet(self, fleet: FleetView) -> None:
         """New figures of all replicas."""
@@ -271,8 +267,8 @@ class Meters:
         """An HTTP request has ended. `route` is the pattern of its path."""
         method = method if method in _METHODS else "other"  # clients can send any word
         model = self._model()
-        self._http.labels(model, method, route, str(status)).inc()
-        self._http_seconds.labels(model, route).observe(seconds)
+        self._http.add(model, method, route, str(status))
+        self._http_seconds.observe((model, route), seconds)
 
     def text(self, accept: str = "", also: Iterable[Metric] = ()) -> tuple[bytes, str]:
         """Everything, and `also`, in that format of Prometheus' which a header `accept` asks for:
@@ -287,6 +283,7 @@ class Meters:
 
     def seen(self) -> dict[str, float]:
         """Counts and sums of what clients waited for, and of what was refused or failed."""
+        self._count()
         found: dict[str, float] = {"refused": self._num_refused, "failed": self._num_failed}
         for name, one in (
             ("first", self._ttft),
@@ -310,34 +307,57 @@ class Meters:
         if last is not None and delta.num_tokens:
             self._gap.observe((now - last) / delta.num_tokens)
 
-    def _ended(self, call: int, usage: wire.Usage) -> None:
-        """The runtime's own times, and what a client saw; without a stream the first text is known
-        by the runtime.
-        """
+    def _end(self, call: int, usage: wire.Usage, finishes: tuple[str, ...], longest: int) -> None:
         model, under = self._model(), self._calls.pop(call, None)
-        if under is not None:
-            self._whole.observe(self._clock() - under.began)
-            if under.first is None:
-                self._ttft.observe((usage.queued_ms + usage.prefill_ms) / 1e3)
-        self._queue.observe(usage.queued_ms / 1e3)
-        self._prefill.observe(usage.prefill_ms / 1e3)
-        self._decode.observe(usage.decode_ms / 1e3)
-        self._inference.observe((usage.prefill_ms + usage.decode_ms) / 1e3)
-        self._prompt_tokens.labels(model).inc(usage.prompt)
-        cached = min(usage.cached, usage.prompt)
-        self._cached_tokens.labels(model).inc(cached)
-        self._cached.labels(model).inc(cached)
-        self._requests.labels(model).inc()
-        self._sizes.ended(usage)
+        if model != self._ended_of or len(self._ended) >= MOST_UNCOUNTED:
+            self._count()
+            self._ended_of = model
+        seconds = None if under is None else self._clock() - under.began
+        has_streamed = under is not None and under.first is not None
+        self._ended.append(_EndedCall(usage, finishes, longest, seconds, has_streamed))
+
+    def _count(self) -> None:
+        """Counts the calls that have ended: the runtime's own times, and what a client saw; without
+        a stream the first text is known by the runtime.
+        """
+        ended, self._ended = self._ended, []
+        usages, model = [one.usage for one in ended], self._ended_of
+        if not ended:
+            return
+        self._whole.observe(*[one.seconds for one in ended if one.seconds is not None])
+        self._ttft.observe(
+            *[
+                (one.usage.queued_ms + one.usage.prefill_ms) / 1e3
+                for one in ended
+                if one.seconds is not None and not one.has_streamed
+            ]
+        )
+        self._queue.observe(*[one.queued_ms / 1e3 for one in usages])
+        self._prefill.observe(*[one.prefill_ms / 1e3 for one in usages])
+        self._decode.observe(*[one.decode_ms / 1e3 for one in usages])
+        self._inference.observe(*[(one.prefill_ms + one.decode_ms) / 1e3 for one in usages])
+        self._per_token.observe(
+            *[one.usage.decode_ms / 1e3 / (one.longest - 1) for one in ended if one.longest > 1]
+        )
+        cached = sum([min(one.cached, one.prompt) for one in usages])
+        self._prompt_tokens.add(model, by=sum([one.prompt for one in usages]))
+        self._cached_tokens.add(model, by=cached)
+        self._cached.add(model, by=cached)
+        self._requests.add(model, by=len(ended))
+        for finish, count in Counter([name for one in ended for name in one.finishes]).items():
+            self._success.add(model, finish, by=count)
+        self._sizes.longest.observe(*[one.longest for one in ended if one.longest])
+        self._sizes.ended(usages)
 
     def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> RuntimeHistogram:
         made = RuntimeHistogram(PREFIX + name, says, bounds, self._model)
         self.registry.register(made)
         return made
 
-    def _counter(self, name: str, says: str, *labels: str) -> _Labelled[Counter]:
-        made = Counter(PREFIX + name, says, ["model_name", *labels], registry=self.registry)
-        return _Labelled(made)
+    def _counter(self, name: str, says: str, *labels: str) -> QuickCounter:
+        made = QuickCounter(PREFIX + name, says, ("model_name", *labels))
+        self.registry.register(made)
+        return made
 
     def _gauge(self, name: str, says: str) -> Gauge:
         return Gauge(PREFIX + name, says, registry=self.registry)
@@ -371,11 +391,11 @@ class CallSizes:
         if sampling.max_tokens is not None:
             self._wanted_tokens.observe(sampling.max_tokens)
 
-    def ended(self, usage: wire.Usage) -> None:
-        self._computed.observe(max(0, usage.prompt - usage.cached))
-        self._prompts.observe(usage.prompt)
-        self._generated.observe(usage.generated)
-        self._preemptions.observe(usage.preemptions)
+    def ended(self, usages: Sequence[wire.Usage]) -> None:
+        self._computed.observe(*[max(0, one.prompt - one.cached) for one in usages])
+        self._prompts.observe(*[one.prompt for one in usages])
+        self._generated.observe(*[one.generated for one in usages])
+        self._preemptions.observe(*[one.preemptions for one in usages])
 
 
 def part_of(figures: Mapping[str, float], prefix: str) -> dict[str, float]:

@@ -54,7 +54,7 @@ class NoTraces:
     """Makes no spans."""
 
     def request(self, scope: Scope) -> AbstractContextManager[Ended]:
-        return nullcontext(_nothing)
+        return _NO_SPAN
 
     def beside(self, observer: Observer) -> Observer:
         return observer
@@ -65,6 +65,9 @@ class NoTraces:
 
 def _nothing(route: str, status: int) -> None:
     pass
+
+
+_NO_SPAN = nullcontext(_nothing)
 
 
 def traces(environment: Mapping[str, str], model: Callable[[], str]) -> Traces:

@@ -180,9 +180,11 @@ def usage_of(dones: Sequence[wire.CallDone], thought: int = 0) -> UsageBody:
     """The sum over calls; `cached` are the prompts' tokens that were found in the cache, `thought`
     those of the answers that are thoughts.
     """
-    prompt = sum(done.usage.prompt for done in dones)
-    generated = sum(done.usage.generated for done in dones)
-    cached = sum(done.usage.cached for done in dones)
+    prompt = generated = cached = 0
+    for done in dones:
+        prompt += done.usage.prompt
+        generated += done.usage.generated
+        cached += done.usage.cached
     all_ = prompt + generated
     return UsageBody(prompt, generated, all_, CachedTokens(cached), ReasoningTokens(thought))
 

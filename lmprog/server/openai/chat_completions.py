@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -85,8 +85,7 @@ class ChatBody(PromptFields, kw_only=True):
     audio: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCompletions:
+class ChatCompletions(msgspec.Struct, frozen=True):
     """A chat that was understood."""
 
     prompt: RequestPrompt
@@ -116,7 +115,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         read = await given.read(gateway.settings, SILENT)
         body = read.body
         chat = understood(gateway, body, read.warnings)
-        request.state.names = chat.names
+        request.scope["state"]["names"] = chat.names
         if body.needs_tokens or needs_counting(chat.prompts, gateway.info.context_len):
             known = as_tokens(gateway, chat.prompts, body.truncate_prompt_tokens)
             (prompt,) = await until_gone(request, known)
@@ -130,9 +129,10 @@ def router(gateway: Gateway) -> GatewayRouter:
 def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ()) -> ChatCompletions:
     """What a body asks for, as ops. Raises HttpError."""
     head = answering(gateway, body.model, "chatcmpl")
-    for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
-        if getattr(body, old) is not None:
-            raise refused(f"{old} is out of date; use {new}.", old, "not_supported")
+    if body.functions is not None or body.function_call is not None:
+        is_first = body.functions is not None
+        old, new = ("functions", "tools") if is_first else ("function_call", "tool_choice")
+        raise refused(f"{old} is out of date; use {new}.", old, "not_supported")
     if body.audio is not None or body.modalities not in (None, ["text"]):
         name = "audio" if body.audio is not None else "modalities"
         raise refused(
@@ -277,7 +277,7 @@ def _sampling(
     beams = beams_of(body, body.n or 1)
     decided = {"max_tokens": most, "logprobs": logprobs, "beams": beams}
     made = sampling_of(body, "openai", decided, suggested)
-    return msgspec.structs.replace(made, stop=(*made.stop, *box.stop)[:16])
+    return replace(made, stop=(*made.stop, *box.stop)[:16]) if box.stop else made
 
 
 def _whole(
@@ -285,14 +285,7 @@ def _whole(
 ) -> answers.ChatCompletion:
     (done,) = dones
     left_out = answers.left_out_of(done)
-    choices = [
-        msgspec.structs.replace(
-            _choice(chat, index, output),
-            constraint_left_out=left_out,
-            score=answers.score_of(output),
-        )
-        for index, output in enumerate(done.outputs)
-    ]
+    choices = [_choice(chat, index, output, left_out) for index, output in enumerate(done.outputs)]
     head = chat.head
     return answers.ChatCompletion(
         id=head.id,
@@ -310,7 +303,9 @@ def usage_of(box: Toolbox, done: wire.CallDone) -> answers.UsageBody:
     return answers.usage_of([done], sum(map(box.thought_tokens, done.outputs)))
 
 
-def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.ChatChoice:
+def _choice(
+    chat: ChatCompletions, index: int, output: wire.Output, left_out: answers.LeftOut
+) -> answers.ChatChoice:
     ids = output.tokens if chat.wants_token_ids else msgspec.UNSET
     content, calls, thought = chat.box.read(output)
     thoughts = thought or msgspec.UNSET
@@ -321,16 +316,20 @@ def _choice(chat: ChatCompletions, index: int, output: wire.Output) -> answers.C
         message = answers.AnswerMessage(
             "assistant", content, reasoning_content=thoughts, reasoning=thoughts
         )
+        finish = answers.finish_of(output)
         reason = answers.stop_reason_of(output, chat.prompt.sampling)
-        return answers.ChatChoice(index, message, answers.finish_of(output), logprobs, reason, ids)
-    made = [
-        answers.AnsweredCall(answers.Function(call.arguments, call.name), call.id, "function")
-        for call in calls
-    ]
-    message = answers.AnswerMessage("assistant", content or None, None, made, thoughts, thoughts)
-    finish = answers.finish_of(output)
-    reason = "tool_calls" if finish == "stop" else finish
-    return answers.ChatChoice(index, message, reason, logprobs, token_ids=ids)
+    else:
+        made = [
+            answers.AnsweredCall(answers.Function(call.arguments, call.name), call.id, "function")
+            for call in calls
+        ]
+        message = answers.AnswerMessage(
+            "assistant", content or None, None, made, thoughts, thoughts
+        )
+        finish = answers.finish_of(output)
+        finish, reason = "tool_calls" if finish == "stop" else finish, None
+    score = answers.score_of(output)
+    return answers.ChatChoice(index, message, finish, logprobs, reason, ids, left_out, score)
 
 
 async def _events(chat: ChatCompletions, started: Started) -> AsyncGenerator[bytes, None]:
@@ -357,7 +356,7 @@ async def _events(chat: ChatCompletions, started: Started) -> AsyncGenerator[byt
             for stream, output in zip(streams, piece.done.outputs, strict=False):
                 *parts, last = stream.end(output)
                 score = answers.score_of(output)
-                last = msgspec.structs.replace(last, constraint_left_out=left_out, score=score)
+                last = replace(last, constraint_left_out=left_out, score=score)
                 yield b"".join(_chunk(chat, [choice]) for choice in (*parts, last))
             if chat.wants_usage:
                 yield _chunk(chat, [], usage_of(chat.box, piece.done))
@@ -417,7 +416,7 @@ class ChoiceStream:
                 if choices
                 else answers.ChunkChoice(self._index, answers.ChatDelta(content=""))
             )
-            choices.append(msgspec.structs.replace(last, logprobs=answers.chat_logprobs(logprobs)))
+            choices.append(replace(last, logprobs=answers.chat_logprobs(logprobs)))
         return choices
 
     def end(self, output: wire.Output) -> list[answers.ChunkChoice]:

@@ -5,11 +5,11 @@ evaluations speak.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, TypeGuard
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -52,8 +52,7 @@ class CompletionBody(PromptFields, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Completions:
+class Completions(msgspec.Struct, frozen=True):
     """A request that was understood; `texts` are the prompts' where they are known without
     asking.
     """
@@ -276,7 +275,7 @@ def _choices(
         )
         if asked.wants_token_ids:
             ids = ids_of(asked.prompts[place])
-            choice = msgspec.structs.replace(choice, token_ids=output.tokens, prompt_token_ids=ids)
+            choice = replace(choice, token_ids=output.tokens, prompt_token_ids=ids)
         choices.append(choice)
     return choices
 
@@ -332,7 +331,7 @@ def _ends(
     for choice in _choices(asked, run, place, done):
         text = "" if choice.index in begun or not asked.echo else choice.text
         logprobs = choice.logprobs if asked.echo else None
-        last = msgspec.structs.replace(choice, text=text, logprobs=logprobs)
+        last = replace(choice, text=text, logprobs=logprobs)
         told += event(_completion(asked, [last], _silent(asked)), encode=encode)
     return told
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -83,8 +84,7 @@ class ConstraintFields(OpenAIOptions, kw_only=True):
     """False: what of the schema cannot be enforced exactly is never written, instead of refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputConstraint:
+class OutputConstraint(msgspec.Struct, frozen=True):
     """At most one constraint, the field that it came from, and warnings about old spellings."""
 
     constraint: wire.Constraint | None = None
@@ -92,8 +92,15 @@ class OutputConstraint:
     warnings: tuple[str, ...] = ()
 
 
+_NOTHING = OutputConstraint()
+_OWN_FIELDS = {*ConstraintFields.__struct_fields__} - {*OpenAIOptions.__struct_fields__}
+_FIELDS, _NONE = attrgetter(*_OWN_FIELDS), (None,) * len(_OWN_FIELDS)
+
+
 def constraint_of(asked: ConstraintFields) -> OutputConstraint:
     """Raises HttpError for two constraints, or one that makes no sense."""
+    if _FIELDS(asked) == _NONE:  # as most requests have it
+        return _NOTHING
     found = list(_all(asked))
     if len(found) > 1:
         names = " and ".join(name for name, _ in found)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import secrets
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -46,8 +46,7 @@ _TEMPLATES = 2048
 """Tokens that a template hardly adds by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestPrompt:
+class RequestPrompt(msgspec.Struct, frozen=True):
     """What to append to a new branch, and what to generate there."""
 
     pieces: tuple[wire.Piece, ...]
@@ -84,8 +83,7 @@ class AnswerPiece(msgspec.Struct, frozen=True, gc=False):
     """Where in the text special tokens begin."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunningAnswers:
+class RunningAnswers(msgspec.Struct, frozen=True):
     """What every part of an answer has."""
 
     id: str
@@ -100,7 +98,7 @@ def answering(gateway: Gateway, model: str | None, prefix: str) -> RunningAnswer
     info = gateway.info
     known = f"{info.model} {info.vocab_size} {info.context_len} {info.digest} {version()}"
     return RunningAnswers(
-        f"{prefix}-{secrets.token_hex(12)}", int(gateway.wall()), name, _fingerprint(known)
+        f"{prefix}-{os.urandom(12).hex()}", int(gateway.wall()), name, _fingerprint(known)
     )
 
 
@@ -164,22 +162,27 @@ class RunningRequest:
                 logprobs = self._named(place, reply.logprobs)
                 yield AnswerPiece(place, reply.index, reply.text, logprobs, None, reply.tags)
             elif isinstance(reply, wire.CallDone):
-                self._left -= 1
                 place = self._places[reply.call]
                 if self._prompts[place].includes_stop:
                     for index, output in enumerate(reply.outputs):
                         if isinstance(output.stopped_by, str):
                             yield AnswerPiece(place, index, output.stopped_by)
-                    reply = _with_stops(reply)
-                if self._prompts[place].names_tokens:
-                    outputs = tuple(
-                        msgspec.structs.replace(one, logprobs=self._named(place, one.logprobs))
-                        for one in reply.outputs
-                    )
-                    reply = msgspec.structs.replace(reply, outputs=outputs)
-                yield AnswerPiece(place, 0, "", done=reply)
+                yield AnswerPiece(place, 0, "", done=self._ended(place, reply))
             elif isinstance(reply, wire.TextIs):
                 self.texts[self._places[reply.call]] = reply.text
+
+    def _ended(self, place: int, done: wire.CallDone) -> wire.CallDone:
+        """The result of a prompt, as the request wants it."""
+        self._left -= 1
+        prompt = self._prompts[place]
+        if prompt.includes_stop:
+            done = _with_stops(done)
+        if prompt.names_tokens:
+            outputs = tuple(
+                replace(one, logprobs=self._named(place, one.logprobs)) for one in done.outputs
+            )
+            done = replace(done, outputs=outputs)
+        return done
 
     def _named(
         self, place: int, given: tuple[wire.TokenLogprob, ...]
@@ -188,7 +191,7 @@ class RunningRequest:
         if not self._prompts[place].names_tokens:
             return given
         return tuple(
-            msgspec.structs.replace(
+            replace(
                 one,
                 text=f"token_id:{one.token}",
                 top=tuple((token, f"token_id:{token}", value) for token, _, value in one.top),
@@ -199,21 +202,25 @@ class RunningRequest:
     async def dones(self) -> list[wire.CallDone]:
         """All results, in the order of the prompts."""
         found: dict[int, wire.CallDone] = {}
-        async for piece in self.pieces():
-            if piece.done is not None:
-                found[piece.prompt] = piece.done
+        while self._left:
+            reply = await self._exchange.next()
+            if isinstance(reply, wire.CallDone):
+                place = self._places[reply.call]
+                found[place] = self._ended(place, reply)
+            elif isinstance(reply, wire.TextIs):
+                self.texts[self._places[reply.call]] = reply.text
         return [found[place] for place in sorted(found)]
 
 
 def _with_stops(done: wire.CallDone) -> wire.CallDone:
     """Each text with the stop text that ended it."""
     outputs = tuple(
-        msgspec.structs.replace(output, text=output.text + output.stopped_by)
+        replace(output, text=output.text + output.stopped_by)
         if isinstance(output.stopped_by, str)
         else output
         for output in done.outputs
     )
-    return msgspec.structs.replace(done, outputs=outputs)
+    return replace(done, outputs=outputs)
 
 
 def asked_by(prompts: Sequence[RequestPrompt], context: int) -> int:
@@ -259,10 +266,10 @@ def running(
     cache_salt: str | None,
 ) -> Iterator[RunningRequest]:
     """Lets the request in, sends its calls, and closes them at the end, however that comes."""
-    salt = gateway.salt(request.state.caller, cache_salt)
+    salt = gateway.salt(request.scope["state"]["caller"], cache_salt)
     context = gateway.info.context_len
     check_entries(asked_by(prompts, context), "logprobs")
-    results = sum(prompt.sampling.num_sequences for prompt in prompts)
+    results = sum([prompt.sampling.num_sequences for prompt in prompts])
     with gateway.admit(results), gateway.link.exchange() as exchange:
         yield RunningRequest(exchange, prompts, salt, stream, gateway.settings.request_timeout)
 
@@ -360,7 +367,7 @@ async def fitted(gateway: Gateway, prompt: RequestPrompt) -> tuple[RequestPrompt
         return prompt, False
     (known,) = await as_tokens(gateway, (prompt,), None)
     left = max(1, context - len(ids_of(known)))
-    sampling = msgspec.structs.replace(prompt.sampling, max_tokens=min(most, left))
+    sampling = replace(prompt.sampling, max_tokens=min(most, left))
     return replace(known, sampling=sampling), left < most
 
 
@@ -394,7 +401,7 @@ async def answer_request(
     whole: Callable[[RunningRequest, Sequence[wire.CallDone]], Any],
 ) -> Response:
     """`events` are the stream's, `whole` is the answer without one. Raises HttpError."""
-    headers = warned(asked.warnings)
+    headers = warned(asked.warnings) if asked.warnings else None
     started = partial(running, gateway, request, asked.prompts, bool(body.stream), body.cache_salt)
     if body.stream:
         return await EventStream.begin(request, events(started), gateway.settings, headers)

@@ -14,7 +14,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -162,8 +162,7 @@ class ReadAnswer(NamedTuple):
     thought: str
 
 
-@dataclass(frozen=True, slots=True)
-class Toolbox:
+class Toolbox(msgspec.Struct, frozen=True):
     """What a request says about tools, decided."""
 
     choice: Choice = "none"
@@ -313,6 +312,8 @@ class Toolbox:
 
     def reader(self) -> AnswerReader | NamedReader:
         """For a text that comes in pieces."""
+        if self._says_text:
+            return AnswerReader(None, not self.parallel, self.support.short_ids)
         tools = {shape.name: shape.parameters for shape in self._shapes}
         if self.choice == "named" and self.thinks == "closed":
             return NamedReader(self.form, self.tools[0].name, tools, self.id)
@@ -331,6 +332,11 @@ class Toolbox:
             whole = ThoughtStream(self._marks, calls)
         shows = self.shows_thoughts != "none"
         return AnswerReader(whole, not self.parallel, self.support.short_ids, shows)
+
+    @property
+    def _says_text(self) -> bool:
+        """Whether an answer is neither calls nor thoughts."""
+        return self.choice == "none" and self.thinks == "closed" and not self.support.form.harmony
 
     def _channels(self, tags: Sequence[str], tools: Parameters) -> HarmonyStream:
         return HarmonyStream(tools, self.written + self.opening, special=tags)
@@ -358,6 +364,8 @@ class Toolbox:
 
     def read(self, output: wire.Output) -> ReadAnswer:
         """A whole answer."""
+        if self._says_text:
+            return ReadAnswer(output.text, [], "")
         reader = self.reader()
         parts = [*reader.feed(output.text, output.tags), *reader.finish(output)]
         return ReadAnswer(
@@ -374,6 +382,8 @@ def toolbox(
     support: wire.ToolSupport = _UNKNOWN,
 ) -> Toolbox:
     """Raises HttpError where the choice does not go with the tools."""
+    if not tools and choice in (None, "none", "auto"):
+        return Toolbox(support=support)
     functions = tuple(_function(tool, at) for at, tool in enumerate(tools or ()))
     names = [function.name for function in functions]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -407,9 +417,7 @@ def toolbox(
             "invalid_value",
         )
     if not functions:
-        if choice == "required":
-            raise refused("tool_choice is 'required', and there are no tools.", "tool_choice")
-        return Toolbox(support=support)
+        raise refused("tool_choice is 'required', and there are no tools.", "tool_choice")
     kind: Choice = choice or "auto"  # type: ignore[assignment]
     return Toolbox(kind, functions, is_parallel, functions, support=support)
 
