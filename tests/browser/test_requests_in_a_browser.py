@@ -143,6 +143,57 @@ def test_a_key_has_no_button_for_what_others_run(window: Window) -> None:
     window.complaints()  # the browser tells of the 401 before the key was given
 
 
+def test_a_request_that_has_ended_is_opened_with_its_answer_and_what_it_cost(
+    window: Window,
+) -> None:
+    with opened(window) as (_, _):
+        window.live()
+        window.fill("#chat-input", HOSTILE)
+        window.submit("chat")
+        window.until(lambda: window.count("#ended-rows li"), "its row")
+        answer = window.text("#chat-log .result .text")
+        window.click("#ended-rows .opener")
+        shown = "#ended-rows .branches"
+        window.until(lambda: window.text(f"{shown} .t-generated") == answer, "what was answered")
+        told = window.text(shown)
+        for words in ("in the queue", "until the first token", "tokens computed", "Ended by: "):
+            assert words in told
+        window.picture("ended", of="#ended")
+        assert window.count("main img, main script") == 0
+
+
+def test_while_a_chat_is_written_its_button_stops_it(window: Window) -> None:
+    button = "#panel-chat button[type=submit]"
+    with opened(window, pace=0.05) as (_, fake):
+        window.live()
+        window.fill("#panel-chat input[name=max_tokens]", "1500")
+        window.fill("#chat-input", "what is it")  # 394 tokens
+        window.submit("chat")
+        window.until(lambda: window.text("#chat-log .t-generated"), "a text")
+        assert window.text(button) == "Stop"
+        assert window.one(button).is_displayed()
+        window.submit("chat")
+        window.until(lambda: window.text(button) == "Send", "the end")
+        assert window.text("#chat-log .result .note") == "stopped"
+        window.until(lambda: not fake.scheduler.running, "nothing runs")
+
+
+def test_the_administrator_is_shown_which_key_makes_whom_wait(window: Window) -> None:
+    keys: dict[str, Any] = {"api_keys": ("mine", "other"), "admin_key": "root"}
+    with opened(window, pace=0.05, **keys) as (site, _), asked(site, "x", "other"):
+        window.fill("#key-input", "root")
+        window.click("#key button")
+        window.live()
+        row = "#key-rows li:nth-child(2)"
+        window.until(lambda: "1 open" in window.text(row), "its call")
+        assert window.text(f"{row} b") == "key-2"
+        window.until(lambda: "of work, 100%" in window.text(row), "what it costs")
+        assert "in the last" in window.text("#keys-note") or "since" in window.text("#keys-note")
+        window.until(lambda: window.count(OPEN) == 1, "a row")
+        cancel(window)
+    window.complaints()  # the browser tells of the 401 before the key was given
+
+
 def test_charts_have_axes_and_begin_with_the_past(window: Window) -> None:
     with opened(window) as (site, _):
         window.live()
@@ -278,9 +329,11 @@ def test_on_a_phone_the_playground_comes_first(window: Window) -> None:
     order = "return [...document.querySelectorAll('#main > *')].map(one => one.id || one.className)"
     with opened(window, width=390):
         window.live()
-        assert window.script(order)[:2] == ["playground", "figures"], "the charts are next"
+        assert window.script(order)[:3] == ["playground", "figures", "served"], "charts are next"
         top = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
         assert window.script(top, "#playground") < window.script(top, ".figures")
         assert window.script(top, "#playground") < 200
         window.size(1400, 1000)
         window.until(lambda: window.script(order)[0] == "figures", "the wide page")
+        column = "return [...document.querySelectorAll('#right > *')].map(one => one.id)"
+        assert window.script(column) == ["playground", "served"]

@@ -175,11 +175,6 @@ class AccountTotals:
     for each sequence that did.
     """
 
-    def wait(self, since: Iterable[float], until: Iterable[float]) -> None:
-        """A sequence has waited between two readings of the wait clock."""
-        for index, (begin, end) in enumerate(zip(since, until, strict=True)):
-            self.waited[index] += end - begin
-
     def wait_for(self, others: Iterable[tuple[str, float]], num_waiting: int) -> None:
         """So many sequences have waited while a step computed for others, by name and seconds."""
         known = self.waited_for

@@ -20,10 +20,8 @@ first to go would be reached the soonest. The shares are work-conserving: they o
 never hold anybody back.
 
 The order of admission and of preemption are pure functions from a sequence to a key; the smaller
-key goes first. Keys do not change while a sequence waits, apart from the length of its cached
-prefix, so the queue is kept in order and never sorted again. Preempted sequences go before new
-ones. A level of priority is worth `ageing` seconds of waiting, so priorities never stop a call for
-ever.
+key goes first. Preempted sequences go before new ones. A level of priority is worth `ageing`
+seconds of waiting, so priorities never stop a call for ever.
 
 - `fcfs`: in order of arrival. A sequence is overtaken only by sequences of a priority higher by `p`
   that came at most `p * ageing` seconds after it.
@@ -548,7 +546,9 @@ class ClientShares:
 
     def wait(self, client: Client, since: Items[float], until: Items[float]) -> None:
         """A sequence of the client has waited between two readings of the wait clock."""
-        self._accounts[client].totals.wait(since, until)
+        waited = self._accounts[client].totals.waited
+        for index, (begin, end) in enumerate(zip(since, until, strict=True)):
+            waited[index] += end - begin
 
     def _blame(self, parts: Items[StepPart], seconds: float, waiting: list[ClientQueue]) -> None:
         rate = seconds / (sum([part.charged for part in parts]) or 1.0)

@@ -120,8 +120,9 @@ class RequestRecord(msgspec.Struct, eq=False):
     def take(self, reply: wire.Reply) -> None:
         """The last reply to a call."""
         if isinstance(reply, wire.CallDone):
+            finishes = self.finishes
             for output in reply.outputs:
-                self.finishes[output.finish] = self.finishes.get(output.finish, 0) + 1
+                finishes[output.finish] = finishes.get(output.finish, 0) + 1
                 if self.room > 0:
                     self.texts.append(output.text[: self.room])
                     self.room -= len(self.texts[-1]) + 1

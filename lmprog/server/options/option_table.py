@@ -55,7 +55,7 @@ _HELP: Mapping[str, str] = {
     "confine_calls": "strict, known or all: under tool_choice auto, hold calls to the schemas of "
     "tools that say strict, also wherever the model's template writes calls, or always",
     "strict_api": "refuse unknown fields of requests",
-    "ui_show_text": "show cached text on the page",
+    "ui_show_text": "show texts on the page; beginnings of answers are kept for it",
     "replicas": "runtimes to start; requests are spread over them, and survive the death of one",
     "ray": "run the runtimes as replicas of a Ray Serve application: of a cluster on this machine "
     "that is started for it, or of the one at --address (auto: that of this machine)",

@@ -68,7 +68,7 @@ class ServerSettings:
     strict_api: bool = False
     """Refuse unknown fields instead of ignoring them with a warning."""
     ui_show_text: bool = False
-    """Whether the page shows the text of cached prefixes."""
+    """Whether the page shows texts of cached prefixes and of requests, also of those that ended."""
 
     replicas: int = 1
     """Runtimes that are started; with more than one, programs and requests are spread over them."""
