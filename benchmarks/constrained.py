@@ -223,12 +223,12 @@ class Bench:
         meanwhile.
         """
         streams = {self.ask(None, steps, stream=True) for _ in range(NUM_STREAMS)}
-        self._turn(8)
+        self.turns(8)
         asked = {self.ask(constraint, BOMB_TOKENS, stream=False) for constraint in others}
         found: list[float] = []
         last = self.clock()
         while not streams <= self.ended:
-            replies = self._turn(1)
+            replies = self.turns(1)
             if any(isinstance(reply, wire.Delta) and reply.call in streams for reply in replies):
                 now = self.clock()
                 found.append(1e3 * (now - last))
@@ -238,11 +238,11 @@ class Bench:
         return sorted(found), meanwhile
 
     def rest(self) -> None:
-        self._turn(5)
+        self.turns(5)
         while self.loop.interpreter.awaits_thread or not self.loop.scheduler.idle:
-            self._turn(1)
+            self.turns(1)
 
-    def _turn(self, count: int) -> list[wire.Reply]:
+    def turns(self, count: int) -> list[wire.Reply]:
         for _ in range(count):
             self.loop.step()
         sent, self.channel.sent = self.channel.sent, []

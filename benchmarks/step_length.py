@@ -3,6 +3,7 @@
     python -m benchmarks.step_length [--model nano|random:768x12|FOLDER] [--prompts N] [--step-ms N]
                                      [--dtype float32|bfloat16] [--quantize int8|int4] [--chunks 32,64,2048]
     python -m benchmarks.step_length --beside 1000 [--model random:1024x24] ...
+    python -m benchmarks.step_length schemas [--processor]
 
 Eight streams decode; prompts of 1,900 tokens come one after the other. Milliseconds of the runtime's
 processor time from one token of the streams to the next, with steps bounded (`--step-ms`) and
@@ -18,10 +19,15 @@ thread that computes; what other threads took beside it (memory asked for ahead)
 With `--beside N`: one stream and one prompt of N tokens, after a short one of the same kind. The bars:
 no step takes more than two of `--step-ms` and a step of the stream alone, the stream's gaps have a p99
 of at most two, and the prompt takes at most 1.3 times what it takes alone.
+
+`schemas`: 16 streams on nano, beside so many calls a second with a schema each that nobody had before,
+beside as many without, and alone, in turns. The bar: the streams' gaps have a p99 of at most 1.2 times
+that beside calls without a schema.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from dataclasses import dataclass
@@ -31,6 +37,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks import runner
+from benchmarks.constrained import Bench
 from benchmarks.models import prepared
 from benchmarks.own_loop import OwnLoop
 from lmprog import wire
@@ -172,7 +179,71 @@ def report(model: str, step_ms: int, num_prompts: int, runs: dict[int, list[Gaps
     )
 
 
-@runner.command
+MOST_OF_PLAIN, ANSWER_TOKENS = 1.2, 24
+
+
+def new_schema(number: int) -> wire.Constraint:
+    """One of some fields of its own, as calls of tools have."""
+    properties = {
+        f"name_{number}": {"type": "string", "maxLength": 20},
+        "kind": {"enum": ["plain", "other", f"kind {number}"]},
+        "size": {"type": "integer", "minimum": 0, "maximum": 100 + number},
+    }
+    required = [*properties][:2]
+    return wire.JsonSchema(json.dumps({"properties": properties, "required": required}))
+
+
+def gaps_beside(bench: Bench, rate: int, tokens: int, streams: int, is_new: bool) -> list[float]:
+    """Milliseconds between texts of the streams, beside so many other calls a second."""
+    asked = {bench.ask(None, tokens, stream=True) for _ in range(streams)}
+    bench.turns(8)
+    found, others = [], set[int]()
+    began = last = bench.clock()
+    while not asked <= bench.ended:
+        while len(others) < (last - began) * rate:
+            schema = new_schema(bench.num_calls) if is_new else None
+            others.add(bench.ask(schema, ANSWER_TOKENS, stream=False))
+        replies = bench.turns(1)
+        if any(isinstance(reply, wire.Delta) and reply.call in asked for reply in replies):
+            now = bench.clock()
+            found.append(1e3 * (now - last))
+            last = now
+    bench.rest()
+    assert others <= bench.ended
+    assert bool(others) == bool(rate)
+    assert not bench.refused
+    return found
+
+
+def schemas(
+    *,
+    rate: Annotated[int, "new schemas a second"] = 120,
+    streams: int = 16,
+    tokens: Annotated[int, "of each stream"] = 300,
+    repeat: Annotated[int, "rounds, of all three in turn"] = 3,
+    processor: Annotated[bool, "count processor time of the whole process"] = False,
+) -> None:
+    bench = Bench(time.process_time if processor else time.perf_counter)
+    gaps_beside(bench, rate, 40, streams, True)
+    sides = {"alone": (0, False), "beside calls": (rate, False), "beside new schemas": (rate, True)}
+    runs = runner.in_turn(
+        {
+            name: partial(gaps_beside, bench, one, tokens, streams, new)
+            for name, (one, new) in sides.items()
+        },
+        repeat,
+    )
+    p99 = {}
+    for name, each in runs.items():
+        p50, p99[name] = runner.middle_and_p99(sorted(gap for gaps in each for gap in gaps))
+        print(f"{name}: {sum(map(len, each))} gaps, p50 {p50:.1f} ms, p99 {p99[name]:.1f} ms")
+    part = p99["beside new schemas"] / p99["beside calls"]
+    print(
+        f"p99 beside new schemas, of that beside calls: {part:.2f}, at most {MOST_OF_PLAIN}: "
+        f"{runner.verdict(part <= MOST_OF_PLAIN)}"
+    )
+
+
 def main(
     *,
     model: str = "nano",
@@ -196,3 +267,6 @@ def main(
         sides = {ms: partial(measured, name, ms, texts, **weights) for ms in (step_ms, 0)}
         runs = runner.in_turn({str(ms): side for ms, side in sides.items()}, repeat)
     report(model, step_ms, prompts_, {int(ms): each for ms, each in runs.items()})
+
+
+COMMANDS = runner.commands(main, schemas)

@@ -28,7 +28,7 @@ Encode = Callable[[str], Sequence[int]]
 CONTEXT_TOKENS = 12
 """Tokens before a text with which it is encoded, as it would be in its place."""
 _MOST_ENCODED = 48
-"""Texts; where these do not decide, nothing is certain."""
+"""Texts that go on; beyond, all tokens that may stand across the end count as if they did."""
 
 
 def forced_tokens(
@@ -91,12 +91,12 @@ def _num_certain(
         text, end, size = forced[at : doubt.begin], doubt.begin - at, doubt.size
         found = [_whole_characters(text + more) for more in doubt.texts]
         texts = [one for one in found if len(one.encode()) >= end + size]
-        if not texts and doubt is not doubts.all[-1]:  # the tokens as if the text ended there
-            texts, size = [_whole_characters(text)], 0
+        if doubt is not doubts.all[-1] and (not texts or len(texts) > left):
+            texts, size, settled = [_whole_characters(text)], 0, doubt.begin  # as if it ended there
         for one in texts:
             left -= 1
             others = list(encode(before + one))
-            if left < 0 or others[: len(standing)] != standing:
+            if others[: len(standing)] != standing:
                 return 0
             others = others[len(standing) :]
             if not size or _stands(others, end, size, vocabulary):

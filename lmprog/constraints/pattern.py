@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lmprog.constraints import charset
-from lmprog.constraints.constraint import CompileLimits
+from lmprog.constraints.constraint import Check, CompileLimits, CompileTooLong, never_stop
 from lmprog.constraints.expression import (
     EMPTY,
     Alt,
@@ -97,6 +97,7 @@ def parse_pattern(
     limits: CompileLimits,
     dialect: PatternDialect = PatternDialect.PYTHON,
     looks: Looks = Looks.REFUSED,
+    check: Check = never_stop,
 ) -> Expression:
     """The expression of `pattern`, with its anchors. Raises GrammarError with the error's
     position.
@@ -106,7 +107,7 @@ def parse_pattern(
             f"the pattern has {len(pattern)} characters; the limit is {limits.max_pattern_len}",
             position=limits.max_pattern_len,
         )
-    return _Parser(pattern, limits, dialect, looks).parse()
+    return _Parser(pattern, limits, dialect, looks, check).parse()
 
 
 def with_looks(
@@ -114,15 +115,18 @@ def with_looks(
     pattern: str,
     limits: CompileLimits,
     dialect: PatternDialect = PatternDialect.PYTHON,
+    check: Check = never_stop,
 ) -> Expression:
     """What `resolve` makes of a pattern's expression, which may look around. Where it refuses an
     anchor, all anchors look around. Raises GrammarError.
     """
     try:
-        return resolve(parse_pattern(pattern, limits, dialect, Looks.TAKEN))
+        return resolve(parse_pattern(pattern, limits, dialect, Looks.TAKEN, check))
+    except CompileTooLong:
+        raise
     except GrammarError as refused:
         try:
-            return resolve(parse_pattern(pattern, limits, dialect, Looks.ANCHORS_TOO))
+            return resolve(parse_pattern(pattern, limits, dialect, Looks.ANCHORS_TOO, check))
         except GrammarError:
             raise refused from None
 
@@ -131,9 +135,15 @@ class _Parser:
     """Recursive descent over one pattern."""
 
     def __init__(
-        self, pattern: str, limits: CompileLimits, dialect: PatternDialect, looks: Looks
+        self,
+        pattern: str,
+        limits: CompileLimits,
+        dialect: PatternDialect,
+        looks: Looks,
+        check: Check,
     ) -> None:
         self._text = pattern
+        self._check = check
         self._looks = looks
         self._num_looks = 0
         """Those around the current place."""
@@ -215,6 +225,7 @@ class _Parser:
         items: list[Expression] = []
         last = _Item.NONE
         while True:
+            self._check()
             if flags.verbose:
                 self._skip_verbose()
             if self._at >= len(self._text) or self._text[self._at] in "|)":

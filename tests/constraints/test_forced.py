@@ -10,8 +10,9 @@ import pytest
 
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
-from lmprog.constraints.constraint import Constraint
+from lmprog.constraints.constraint import Constraint, State, followed, one_by_one
 from lmprog.constraints.forced import forced_tokens
+from lmprog.constraints.regular import RegularConstraint
 from lmprog.constraints.vocabulary import Vocabulary
 
 
@@ -59,6 +60,103 @@ def test_a_token_that_a_longer_one_could_swallow_is_held_back(
     for text in ('{"the_customer_order": 1}', '{"the_customer_orderId": 1}'):
         assert list(encode(text))[: len(tokens)] == list(tokens)
     assert tokens
+
+
+def test_the_end_of_a_long_text_is_judged_once(
+    real: Vocabulary, encode: Callable[[str], Sequence[int]]
+) -> None:
+    long = "The quick brown fox jumps over the lazy dog, " * 6
+    constraint = compile_constraint(wire.Regex(f"{long}the_order(Id)? [0-9]+"), real)
+    asked = list[str]()
+
+    def noted(text: str) -> Sequence[int]:
+        asked.append(text)
+        return encode(text)
+
+    counts = []
+    for before in ("Once.\n", "Twice:\n", "And\n"):
+        asked.clear()
+        tokens = forced_tokens(constraint, constraint.start, real, noted, before)
+        counts.append(len(asked))
+        for end in ("the_order 1", "the_orderId 1"):
+            whole = list(encode(before + long + end))[len(list(encode(before))) :]
+            assert whole[: len(tokens)] == list(tokens)
+        assert len(tokens) >= len(list(encode(long))) - 1
+    assert counts[0] > counts[1] == counts[2] == 2, "the text before, and the whole text"
+
+
+def test_where_too_much_would_be_encoded_less_is_certain(
+    real: Vocabulary, encode: Callable[[str], Sequence[int]]
+) -> None:
+    constraint = compile_constraint(wire.Regex("The lazy dog(.|, the )end"), real)
+    asked = list[str]()
+
+    def noted(text: str) -> Sequence[int]:
+        asked.append(text)
+        return encode(text)
+
+    tokens = forced_tokens(constraint, constraint.start, real, noted)
+    assert 48 <= len(asked) < 48 + 24
+    for end in (".", ", the "):
+        assert list(encode(f"The lazy dog{end}end"))[: len(tokens)] == list(tokens)
+    assert tokens
+
+
+def candidates(
+    constraint: Constraint, state: State, vocabulary: Vocabulary
+) -> dict[int, set[bytes]]:
+    """The tokens that may begin within the forced bytes and end beyond them, by beginning."""
+    forced, found = constraint.forced(state), dict[int, set[bytes]]()
+    for token in filter(None, vocabulary.tokens):
+        for begin in range(len(forced)):
+            rest = forced[begin:]
+            goes_on = len(token) > len(rest) and token.startswith(rest)
+            if goes_on and constraint.advance_bytes(state, forced[:begin] + token) is not None:
+                found.setdefault(begin, set()).add(token)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_core_finds_the_tokens_across_the_end_of_forced_bytes(seed: int) -> None:
+    rng = random.Random(seed)
+    some = {bytes(rng.choices(b'ab\xc3\xa9"', k=rng.randint(2, 6))) for _ in range(400)}
+    vocabulary = Vocabulary(
+        [None, *(bytes([byte]) for byte in range(256)), *sorted(some), b"ab"], [0], use_cache=False
+    )
+    text = "".join(rng.choices('ab"', k=rng.randint(1, 12)))
+    for rest in ('("a|é|b+)', "[ab]*", "(a|bb)?", ".{2}", ""):
+        constraint = compile_constraint(wire.Regex(text + rest), vocabulary)
+        assert isinstance(constraint, RegularConstraint)
+        *found, behind = constraint.doubts(constraint.start).all
+        assert behind.begin == len(constraint.forced(constraint.start))
+        expected, left = candidates(constraint, constraint.start, vocabulary), 64
+        by_begin = dict[int, set[bytes]]()
+        for one in found:
+            tokens = by_begin.setdefault(one.begin, set())
+            if one.size:
+                assert all(more.startswith(one.texts[0]) for more in one.texts)
+                assert len(one.texts[0]) == one.size
+                tokens.add(one.texts[0])
+            for more in one.texts:
+                begun = constraint.forced(constraint.start)[: one.begin] + more
+                assert constraint.advance_bytes(constraint.start, begun) is not None
+        for begin in sorted(expected):
+            if len(expected[begin]) > min(left, 32):
+                assert by_begin.pop(begin) == set(), "too many to look at"
+            else:
+                left -= len(expected[begin])
+                assert by_begin.pop(begin) == expected[begin]
+        assert not by_begin
+
+
+def test_tokens_are_followed_as_far_as_the_rest_fits() -> None:
+    vocabulary = Vocabulary([None, *(bytes([byte]) for byte in range(256))], [0], use_cache=False)
+    constraint = compile_constraint(wire.Regex("abcdefgh[xy]{3}"), vocabulary)
+    tokens = [1 + byte for byte in b"abcdefgh"]
+    for left in (3, 7, 11, 12, 40):
+        taken, state = followed(constraint, constraint.start, tokens, left)
+        assert (taken, state) == one_by_one(constraint, constraint.start, tokens, left)
+        assert taken == (8 if left >= 11 else 0)
 
 
 def random_instance(

@@ -147,8 +147,8 @@ CALL_MUTANTS = [
         "tokens are pushed in the wrong order",
         "programs",
         _PROGRAMS + "delivery.py",
-        "        text = stream.push(tokens[-added])\n        for token in tokens[len(tokens) - added + 1 :] if added > 1 else ():",
-        "        text = stream.push(tokens[-1])\n        for token in tokens[-added:-1] if added > 1 else ():",
+        "stream.push_all(tokens[-added:])",
+        "stream.push_all(tokens[-added:][::-1])",
     ),
     Mutant(
         "log-probabilities are sent twice",
@@ -219,8 +219,8 @@ CALL_MUTANTS = [
         "a forced token is not counted as generated",
         "generation",
         _SCHEDULING + "generation.py",
-        "                self.generated += 1\n                self.forced += 1\n",
-        "                self.forced += 1\n",
+        "                self.generated += taken\n",
+        "",
     ),
     Mutant(
         "a guide is not advanced",
@@ -415,5 +415,49 @@ CALL_MUTANTS = [
         'os.umask(0o177) if address.startswith("ipc://") else None',
         "None",
     ),
+    # --- constraints
+    Mutant(
+        "a mask that another thread could not make is made again and again",
+        "constraints",
+        _CONSTRAINTS + "regular.py",
+        "            self._failed[apart.state, apart.budget] = made\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "the mask that another is like is made in the step",
+        "constraints",
+        _CONSTRAINTS + "regular.py",
+        "                    if not self.is_ready(twin):\n                        return False\n",
+        "",
+    ),
+    Mutant(
+        "what may follow a forced text is not looked at",
+        "constraints",
+        _CONSTRAINTS + "forced.py",
+        "num = _num_equal(tokens[:num], others)",
+        "num = min(num, len(others))",
+    ),
+    Mutant(
+        "nothing of the end of a long text is certain",
+        "constraints",
+        _CONSTRAINTS + "forced.py",
+        "            num = skipped + known[1]\n",
+        "            num = skipped\n",
+    ),
+    Mutant(
+        "the end of a long text is judged anew for each row",
+        "constraints",
+        _CONSTRAINTS + "forced.py",
+        "known = doubts.certain[begin] = own, found",
+        "known = own, found",
+    ),
+    Mutant(
+        "a compile that has computed for long shares with all others",
+        "constraints",
+        "runtime/programs/compile_pool.py",
+        "worker in self._long[:MAX_LONG]",
+        "worker in self._long",
+    ),
 ]
-"""In the order of the data: ops, delivery, selects, generation, sampler, text, healing, transport."""
+"""In the order of the data: ops, delivery, selects, generation, sampler, text, healing, transport,
+constraints."""

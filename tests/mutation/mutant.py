@@ -46,6 +46,8 @@ ROOMS = {
     "stored states": "tests/tier/test_stored_states.py tests/kv_events/test_block_record.py "
     "tests/runtime/test_recurrent_programs.py",
     "tags": "tests/constrained/test_structural_tags.py",
+    "constraints": "tests/constrained/test_late_masks.py tests/constraints/test_forced.py "
+    "tests/constrained/test_compiling.py",
 }
 """The tests of each room, quick ones first. Where they notice nothing the simulation is tried."""
 

@@ -241,13 +241,14 @@ def _regex_node(spec: wire.Regex, builder: NetBuilder, limits: CompileLimits) ->
     rest, looks = pattern, list[tuple[bool, str]]()
     if pattern.startswith(("(?=", "(?!")) and "$" not in pattern:  # which `re` has before a break
         rest, looks = without_looks(f"^{pattern}")
-    expression = with_looks(whole, rest if looks else pattern, limits)
+    check = builder.check
+    expression = with_looks(whole, rest if looks else pattern, limits, check=check)
     lowering = Lowering(builder, json_string=False)
     if not looks and not has_looks(expression):
         return lowering.lower(expression)
     seen: dict[bool, list[Expression]] = {True: [expression], False: []}
     for is_wanted, look in looks:
-        seen[is_wanted].append(with_looks(somewhere, look, limits))
+        seen[is_wanted].append(with_looks(somewhere, look, limits, check=check))
     return lower_text_set(TextSet(tuple(seen[True]), tuple(seen[False])), builder, lowering)
 
 

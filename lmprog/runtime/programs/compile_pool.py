@@ -15,6 +15,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from lmprog.constraints.constraint import CompileTooLong
@@ -38,11 +39,12 @@ TURN = 0.003
 """Seconds by which a step may take longer while something is compiled."""
 STANDSTILL = 0.05
 """Seconds after which a paused worker goes on, whatever the loop does: nothing hangs for ever."""
-LONG_SECONDS, LONG_WAIT = 0.05, 0.25
-"""A job that has computed, or has been under way, for so long makes room: others begin."""
-MAX_LONG, MAX_THREADS = 2, 16
-"""Of the long jobs so many go on at a time, in the order in which they became long, and so many
-have begun."""
+LONG_SECONDS, LONG_WAIT = 0.001, 0.25
+"""A job that has computed, or has been under way, for so long makes room: others begin, and go
+before it."""
+MAX_LONG, MAX_THREADS = 2, 32
+"""Of the long jobs so many go on at a time, those that have computed least, and so many have
+begun."""
 MOST_MASKS = 64
 """That wait for the thread that makes them."""
 STEP_WORK = 400_000
@@ -50,7 +52,7 @@ STEP_WORK = 400_000
 4 ms. Work is counted, so that what is made where does not depend on the clock."""
 _SWITCH_INTERVAL = 0.0005
 """Python's switch interval, in seconds, once something was compiled."""
-_CALLS_PER_CHECK = 32
+_CHECK_SECONDS = 0.0002
 
 
 class Pending(Awaited, Generic[Made]):
@@ -97,27 +99,30 @@ def at_once(job: Job, owner: Hashable = None) -> None:
 class _Worker:
     """A thread's job: since when it computes."""
 
-    __slots__ = ("began", "began_computing")
+    __slots__ = ("began", "began_computing", "level")
 
     def __init__(self) -> None:
         self.began, self.began_computing = time.monotonic(), time.thread_time()
+        self.level = 0
+        """Of long ones: those of a lower level go first. It rises as the job computes twice as
+        long."""
 
     @property
     def is_late(self) -> bool:
         """Asked by any thread."""
         return time.monotonic() - self.began > LONG_WAIT
 
-    @property
-    def is_long(self) -> bool:
-        """Asked by its own thread."""
-        return self.is_late or time.thread_time() - self.began_computing > LONG_SECONDS
+    def level_now(self) -> int:
+        """Asked by its own thread; 0: it is not long."""
+        level = int((time.thread_time() - self.began_computing) / LONG_SECONDS).bit_length()
+        return max(level, int(self.is_late))
 
 
 class CompilePool:
     """Threads that run jobs in turns that the loop gives them, one of each owner after the other.
 
-    One thread does, until its job proves to be long: then the next job begins in another, so that
-    what is compiled quickly never waits for what takes long.
+    One thread does, until its job proves to be long: then the next job begins in another, and goes
+    first, so that what is compiled quickly never waits for what takes long.
 
     Python runs one thread at a time, and a computing thread would keep the loop waiting for the
     interpreter lock for milliseconds at every tensor operation. So jobs call `pause` again and
@@ -136,7 +141,7 @@ class CompilePool:
         self._short: _Worker | None = None
         """Whose job is not long yet: the next one begins when there is none."""
         self._long: list[_Worker] = []
-        """In the order in which they became so; the first `MAX_LONG` go on."""
+        """By level; the first `MAX_LONG` go on where none is short."""
         self._own = threading.local()
         self._may_run = threading.Event()
         self._may_run.set()
@@ -192,20 +197,29 @@ class CompilePool:
         """
         worker: _Worker | None = getattr(self._own, "worker", None)
         if worker is not None:
-            if worker is self._short and worker.is_long:
-                self._make_room(worker)
-            if worker in self._long[MAX_LONG:]:
+            level = worker.level_now()
+            if level > worker.level:
+                self._make_room(worker, level)
+            if worker is not self._short and not self._may_go_on(worker):
                 with self._lock:
-                    self._lock.wait_for(lambda: worker in self._long[:MAX_LONG], STANDSTILL)
+                    self._lock.wait_for(lambda: self._may_go_on(worker), STANDSTILL)
         if not self._may_run.is_set() and not self._may_run.wait(STANDSTILL):
             self._may_run.set()
 
-    def _make_room(self, worker: _Worker) -> None:
+    def _may_go_on(self, worker: _Worker) -> bool:
+        """Whether a long job may: where no short one is under way."""
+        return self._short is None and worker in self._long[:MAX_LONG]
+
+    def _make_room(self, worker: _Worker, level: int = 1) -> None:
+        """For others, of a lower level."""
         with self._lock:
+            worker.level = max(level, worker.level)
             if worker is self._short:
                 self._short = None
                 self._long.append(worker)
                 self._get_worker()
+            self._long.sort(key=attrgetter("level"))
+            self._lock.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -233,6 +247,7 @@ class CompilePool:
                 self._short = None
             else:
                 self._long.remove(worker)
+            if self._long and not self._jobs:
                 self._lock.notify_all()
             if not self._jobs and not self._short and not self._long:
                 self._all_done.set()
@@ -285,7 +300,7 @@ class TimeLimit:
         self._seconds = seconds
         self._pause = pause
         self._pending = pending
-        self._calls = 0
+        self._next = 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -293,10 +308,10 @@ class TimeLimit:
         self._until = time.thread_time() + self._seconds
 
     def __call__(self) -> None:
-        self._calls += 1
-        if self._calls % _CALLS_PER_CHECK != 1:
+        if time.perf_counter() < self._next:
             return
         self._pause()
+        self._next = time.perf_counter() + _CHECK_SECONDS
         if self._pending is not None and self._pending.is_abandoned:
             raise Cancelled("nobody waits for this constraint any more.")
         if time.thread_time() > self._until:
