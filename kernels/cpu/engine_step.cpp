@@ -433,7 +433,7 @@ void Engine::sample(const lmprog_sampling &call) {
     const Sampling sampling(call, *kernels_);
     const bool alone = static_cast<long>(call.num_picks + call.num_readings) * call.vocab < kWorthWakingToSample;
     workers_.share(call.num_picks, alone, [&](int index, int worker) {
-        call.tokens[index] = sampling.pick(call.picks[index], sampling_[worker]);
+        call.tokens[index] = sampling.pick(index, sampling_[worker]);
     });
     workers_.share(call.num_readings, alone, [&](int index, int worker) {
         const lmprog_reading &reading = call.readings[index];

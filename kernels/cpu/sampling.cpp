@@ -15,7 +15,8 @@ int bits(int count) {  // of the number
 }
 }  // namespace
 
-int32_t Sampling::pick(const lmprog_pick &pick, SamplingSpace &space) const {
+int32_t Sampling::pick(int index, SamplingSpace &space) const {
+    const lmprog_pick &pick = call_.picks[index];
     const float *values = row(pick.row);
     float best;
     long at;
@@ -23,10 +24,36 @@ int32_t Sampling::pick(const lmprog_pick &pick, SamplingSpace &space) const {
     if (edited(pick)) {
         edit(pick, values, space.values);
         values = space.values.data();
+        int64_t all_widths = 0;
+        float best_of_all = 0.0f;
+        if (pick.weighed) {
+            kernels_.best(values, call_.vocab, &best_of_all, &at);
+            all_widths = all(pick, best_of_all, space);
+        }
+        mask(pick, space.values);
         kernels_.best(values, call_.vocab, &best, &at);  // what is hidden is infinite, and does not count
         if (!isfinite(best)) return -1;                   // nothing is allowed
+        if (pick.weighed) {
+            const int32_t token = draw(pick, values, best, space);
+            const double heat = std::max(pick.temperature, kColdest), allowed = static_cast<double>(space.total);
+            call_.odds[2 * index] = log(truncf(space.widths[token]) / allowed);
+            call_.odds[2 * index + 1] =
+                log(allowed / static_cast<double>(all_widths)) + (static_cast<double>(best) - best_of_all) / heat;
+            return token;
+        }
     }
     return pick.temperature > 0 ? draw(pick, values, best, space) : static_cast<int32_t>(at);
+}
+
+// The sum of all widths, before anything is masked.
+int64_t Sampling::all(const lmprog_pick &pick, float best, SamplingSpace &space) const {
+    const int vocab = call_.vocab;
+    const float scale = ldexpf(1.0f, std::min(44, 62 - bits(vocab)));
+    std::vector<float> before(space.values);
+    space.widths.resize(vocab);
+    kernels_.widths(before.data(), best, std::max(pick.temperature, kColdest), scale, before.data(), space.widths.data(),
+                    vocab);
+    return sum(space);
 }
 
 void Sampling::edit(const lmprog_pick &pick, const float *row, std::vector<float> &values) const {
@@ -38,6 +65,10 @@ void Sampling::edit(const lmprog_pick &pick, const float *row, std::vector<float
     });
     cells(pick, LMPROG_CELL_COUNTED, [&](int token, float amount) { values[token] -= amount; });
     cells(pick, LMPROG_CELL_BANNED, [&](int token, float) { values[token] = kHidden; });
+}
+
+void Sampling::mask(const lmprog_pick &pick, std::vector<float> &values) const {
+    const int vocab = call_.vocab;
     if (pick.only_cells) {
         std::vector<std::pair<int, float>> kept;
         cells(pick, LMPROG_CELL_ALLOWED, [&](int token, float) { kept.push_back({token, values[token]}); });
@@ -74,6 +105,7 @@ int32_t Sampling::draw(const lmprog_pick &pick, const float *values, float best,
         for (int i = 0; i < vocab; i++) widths[i] = truncf(widths[i]) >= least ? widths[i] : 0.0f;
         total = sum(space);
     }
+    space.total = total;
     int64_t point = static_cast<int64_t>(uniform(pick.seed, pick.step) * static_cast<double>(total));
     point = std::min(point, total - 1);
     size_t block = 0;

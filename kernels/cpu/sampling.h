@@ -17,13 +17,14 @@ struct SamplingSpace {
     std::vector<float> values, widths, candidates;
     std::vector<int64_t> blocks;
     std::vector<int32_t> ids;
+    int64_t total;  // of the last draw's widths
 };
 
 class Sampling {
   public:
     Sampling(const lmprog_sampling &call, const StepKernels &kernels) : call_(call), kernels_(kernels) {}
 
-    int32_t pick(const lmprog_pick &pick, SamplingSpace &space) const;
+    int32_t pick(int index, SamplingSpace &space) const;
     void read(const lmprog_reading &reading, int32_t token, int index, SamplingSpace &space) const;
 
   private:
@@ -32,6 +33,8 @@ class Sampling {
         return pick.allowed != nullptr || pick.only_cells || pick.cells[0] != pick.cells[LMPROG_CELL_KINDS];
     }
     void edit(const lmprog_pick &pick, const float *row, std::vector<float> &values) const;
+    void mask(const lmprog_pick &pick, std::vector<float> &values) const;
+    int64_t all(const lmprog_pick &pick, float best, SamplingSpace &space) const;
     int32_t draw(const lmprog_pick &pick, const float *values, float best, SamplingSpace &space) const;
     float of_top_k(const std::vector<float> &values, int k, SamplingSpace &space) const;
     float of_top_p(double top_p, int64_t total, SamplingSpace &space) const;

@@ -33,6 +33,7 @@ typedef struct {
     float least;              /* log(min_p); -infinity: off */
     int32_t top_k;            /* 0: off */
     int32_t only_cells;
+    int32_t weighed;          /* its odds are wanted; then top_p, least and top_k are off */
     int32_t cells[LMPROG_CELL_KINDS + 1]; /* kind i has the cells cells[i] .. cells[i + 1] */
 } lmprog_pick;
 
@@ -53,6 +54,8 @@ typedef struct {
     float *logprobs;                /* [num_readings]; NaN where the row has a number that is none */
     int32_t *top_tokens;            /* [num_readings][most], best first, the lowest of equals first; -1: no more */
     float *top_logprobs;            /* [num_readings][most] */
+    double *odds;                   /* [num_picks][2], of weighed picks: the logarithms of how likely the token was, and of
+                                       how likely one that is allowed would have been if all were */
 } lmprog_sampling;
 
 /* All picks, then all readings, on the threads of the engine. */

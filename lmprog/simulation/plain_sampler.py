@@ -19,6 +19,8 @@ from lmprog.runtime.scheduling.sampling_requests import (
     ScoreRequest,
     ScoreResult,
     StepResults,
+    bans,
+    is_weighed,
     uniform,
 )
 
@@ -51,6 +53,11 @@ def _sample(row: Floats, request: SampleRequest) -> SampleResult | None:
     kept = _allowed(row, request)
     for biased, bias in request.sampling.logit_bias:
         kept[biased] += bias
+    free = kept
+    if is_weighed(request):
+        free = _allowed(row, request._replace(mask=None, banned=tuple(bans(request, len(row)))))
+        for biased, bias in request.sampling.logit_bias:
+            free[biased] += bias
     if request.sampling.temperature == 0.0:
         token = int(kept.argmax())
     else:
@@ -60,10 +67,20 @@ def _sample(row: Floats, request: SampleRequest) -> SampleResult | None:
                 weights.cumsum(), uniform(request.seed, request.step) * weights.sum(), side="right"
             )
         )
+    found = SampleResult(token, float("nan"))
+    if is_weighed(request):
+        heat = request.sampling.temperature
+        own, mass = _log_sum(kept / heat), _log_sum(free / heat)
+        found = found._replace(odds=(float(kept[token]) / heat - own, own - mass))
     if request.sampling.logprobs is None:
-        return SampleResult(token, float("nan"))
+        return found
     likely = log_softmax(row)
-    return SampleResult(token, float(likely[token]), _top(likely, request.sampling.logprobs))
+    return found._replace(logprob=float(likely[token]), top=_top(likely, request.sampling.logprobs))
+
+
+def _log_sum(values: Floats) -> float:
+    best = float(values.max())
+    return best + float(np.log(np.exp(values.astype(np.float64) - best).sum()))
 
 
 def _allowed(row: Floats, request: SampleRequest) -> Floats:

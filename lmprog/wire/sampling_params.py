@@ -313,6 +313,17 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
             role="course",
         ),
     ] = 1
+    faithful: Annotated[
+        Annotated[int, Meta(ge=1, le=128)],
+        SamplingOption(
+            "So many confined texts are drawn, and one of them is the result: as likely as if the "
+            "model had been asked again and again, without a mask, until its text fitted.",
+            _LMPROG,
+            unit="texts",
+            note="1 is off",
+            role="course",
+        ),
+    ] = 1
     beams: Annotated[
         Beams | None,
         SamplingOption(
@@ -331,7 +342,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     @property
     def num_sequences(self) -> int:
         """Texts that are under way at once."""
-        return self.n if self.beams is None else self.beams.width
+        return max(self.n, self.faithful) if self.beams is None else self.beams.width
 
     def scored(self) -> SamplingParams:
         """The same with the log-probability of each sampled token."""

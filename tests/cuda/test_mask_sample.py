@@ -65,6 +65,29 @@ def random_pick(rng: np.random.Generator, row: int, size: int) -> SampleRequest:
     )
 
 
+def test_the_device_tells_the_odds_that_the_processor_tells(kernels_of: MakeKernels) -> None:
+    rng = np.random.default_rng(7)
+    kernels = kernels_of("bf16", 64, 7)
+    values = torch.from_numpy(rng.normal(0, 3, (5, SIZE)).astype(np.float32))
+    values[3, 9] = math.nan
+    faithful, plain = SamplingParams(faithful=4, temperature=0.7), SamplingParams(faithful=4)
+    mask = mask_of([3, 9, 40], SIZE)
+    biased = SamplingParams(faithful=4, logit_bias=((3, -5.0),), presence_penalty=1.0)
+    picks = [
+        SampleRequest(4, faithful, 1, 1, mask=mask),
+        SampleRequest(1, plain, 1, 2),
+        SampleRequest(4, SamplingParams(), 1, 3, mask=mask),
+        SampleRequest(4, biased, 1, 4, (), (9,), (40,), mask),
+        SampleRequest(3, faithful, 1, 5, mask=mask),
+    ]
+    wanted = TorchSampler().sample(values, picks, []).samples
+    found = DeviceSampler(kernels, SIZE).sample(logits_of(kernels, values), picks, []).samples
+    assert [one and one.odds is None for one in wanted] == [False, True, True, False, None]
+    for one, other in zip(found, wanted, strict=True):
+        assert (one and one.token) == (other and other.token)
+        assert (one and one.odds) == pytest.approx(other and other.odds)
+
+
 @pytest.mark.parametrize(("seed", "size"), [(0, 61), (1, 262), (2, 2048), (3, 1000), (4, 5003)])
 def test_the_device_chooses_what_the_processor_chooses(
     kernels_of: MakeKernels, seed: int, size: int

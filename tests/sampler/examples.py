@@ -82,6 +82,11 @@ COURSES: dict[str, Asked] = {
     "prompt_logprobs": ({}, {"prompt_logprobs": 1}, {}),
     "prompt_logprobs_start": ({"prompt_logprobs": 1}, {"prompt_logprobs_start": 3}, {}),
     "n": ({}, {"n": 2}, {}),
+    "faithful": (
+        {"temperature": 1.0, "seed": 5},
+        {"faithful": 8},
+        {"constraint": wire.Regex("[a-z]{3}0|[A-E]{4}")},
+    ),
     "beams": ({}, {"beams": wire.Beams(3)}, {}),
 }
 """Of the others: what is asked for without the option, what it adds, and the rest of the call."""

@@ -53,6 +53,7 @@ class SamplingKeywords(TypedDict, total=False):
     logprobs: int | None
     prompt_logprobs: int | None
     n: int
+    faithful: int
     beams: wire.Beams | None
     return_logprob: bool
     top_logprobs_num: int

@@ -20,7 +20,13 @@ from heapq import merge
 from itertools import islice
 
 from lmprog import wire
-from lmprog.errors import InvalidParameter, LmprogError, NotSupported, UnsatisfiableConstraint
+from lmprog.errors import (
+    InvalidParameter,
+    LmprogError,
+    NotSupported,
+    UnsatisfiableConstraint,
+    not_allowed,
+)
 from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.clients import ActiveCall, GenerateRun, output_of
 from lmprog.runtime.programs.delivery import CallCompletion, Delivery
@@ -367,6 +373,8 @@ def check_beams(op: Generate, beams: Beams) -> None:
             value=0,
             allowed="1 <= x",
         )
+    if sampling.faithful > 1:
+        raise not_allowed("faithful", sampling.faithful, "1", "a beam search draws no texts")
     for name, line in SAMPLING_OPTIONS.items():
         if not line.option.is_for_beams and getattr(sampling, name) not in line.asks_for_nothing:
             raise NotSupported(

@@ -280,17 +280,25 @@ class CallBuilder:
         if settings.seam is not None:
             prompt.pop()
         seed = self.seed(sampling.seed)
-        for index in range(sampling.n):
-            task = Generation(settings, seed + index)
-            tokens = prompt[:]
-            task.start(tokens)
-            group.sequences.append(self.sequence(group, tokens, task, branch))
         searches = [pending.result() for pending in call.stops]
-        streams = [self.stream(settings, searches) for _ in range(sampling.n)]
-        if sampling.stop or sampling.stop_regex:
-            for sequence, stream in zip(group.sequences, streams, strict=True):
-                assert isinstance(sequence.task, Generation)
-                sequence.task.num_before_stop = stream.num_before_stop
+
+        def make(group: SequenceGroup, numbers: range) -> list[TextStream]:
+            streams = []
+            for index in numbers:
+                task, stream = Generation(settings, seed + index), self.stream(settings, searches)
+                tokens = prompt[:]
+                task.start(tokens)
+                if sampling.stop or sampling.stop_regex:
+                    task.num_before_stop = stream.num_before_stop
+                group.sequences.append(self.sequence(group, tokens, task, branch))
+                streams.append(stream)
+            return streams
+
+        if sampling.faithful > 1 and settings.constraint is not None:
+            from lmprog.runtime.programs.faithful import faithful_run
+
+            return faithful_run(op, seed, group, make, self._following)
+        streams = make(group, range(sampling.n))
         selector = None
         if op.keep != "first":
             selector = ResultSelector(
@@ -419,15 +427,20 @@ class CallBuilder:
         """The sequences by which the judge scores each result of `group`, as a group that goes on
         with its counters.
         """
-        judging = SequenceGroup(group.priority, timing=group.timing, prompt_len=group.prompt_len)
-        judging.computed, judging.computed_from = group.computed, group.computed_from
-        judging.preemptions, judging.recomputed = group.preemptions, group.recomputed
-        judging.drafted, judging.accepted = group.drafted, group.accepted
-        judging.program, judging.client = group.program, group.client
-        judging.weight = group.weight
+        judging = self._following(group)
         for ballot in ballots.values():
             judging.sequences += self._scorings(judging, ballot, branch)
         return judging
+
+    def _following(self, group: SequenceGroup) -> SequenceGroup:
+        """One that goes on with the counters of `group`, still without sequences."""
+        other = SequenceGroup(group.priority, timing=group.timing, prompt_len=group.prompt_len)
+        other.computed, other.computed_from = group.computed, group.computed_from
+        other.preemptions, other.recomputed = group.preemptions, group.recomputed
+        other.drafted, other.accepted = group.drafted, group.accepted
+        other.program, other.client = group.program, group.client
+        other.weight = group.weight
+        return other
 
     # --- select
 

@@ -124,6 +124,9 @@ class GenerateRun:
     outputs: list[Output | None] = field(default_factory=list)
     num_sent_logprobs: dict[int, int] = field(default_factory=dict)
     """Log-probabilities of each result that have been streamed."""
+    more: Callable[[], SequenceGroup | None] | None = None
+    """Makes further results, to be selected from too; None as long as not all others have ended,
+    and where there are no more."""
 
     def __post_init__(self) -> None:
         self.outputs = [None] * len(self.streams)

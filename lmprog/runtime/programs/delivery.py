@@ -106,9 +106,13 @@ class CallCompletion:
             self.fail(self.active[group], self._scheduler.waiting.full())
 
     def continue_with(self, call: ActiveCall, group: sequences.SequenceGroup) -> None:
-        """A gen whose sequences have ended goes on with those of `group`. Raises `Overloaded`."""
+        """A gen whose sequences have ended goes on with those of `group`, or fails."""
         assert call.run is not None, "only a submitted call goes on"
-        self._scheduler.submit(group)
+        try:
+            self._scheduler.submit(group)
+        except LmprogError as error:
+            self.fail(call, error)
+            return
         group.sequences[:0] = call.run.group.sequences
         del self.active[call.run.group]
         self.active[group] = call
@@ -455,13 +459,12 @@ class Delivery:
         assert isinstance(task, Generation)
         assert isinstance(op, wire.Generate)
         ended = stream.finish()
-        has_logprobs = op.sampling.logprobs is not None
         run.outputs[index] = output_of(
             sequence,
             ended,
             stream,
             self._tokenizer,
-            logprobs=has_logprobs,
+            logprobs=op.sampling.logprobs is not None,
             with_ends=op.with_ends,
         )
         num_kept = task.settings.prompt_len + ended.num_tokens
@@ -494,6 +497,8 @@ class Delivery:
         if selector.needs_judge:
             self._ask_judge(call, run, selector)
             return
+        if run.more is not None and (group := run.more()) is not None:
+            self._completion.continue_with(call, group)
         winner = selector.winner()
         if winner is None:
             return
@@ -508,6 +513,8 @@ class Delivery:
         self.move_pin_to(call.branch, found.tokens)
         call.branch.adopt(found.tokens, found.ended.text, found.ended.rest)
         run.outputs.insert(0, run.outputs.pop(winner))
+        if selector.rule == "faithful":
+            del run.outputs[1:]
         self.finish_gen(call, run, now, winner)
 
     def _ask_judge(self, call: ActiveCall, run: GenerateRun, selector: ResultSelector) -> None:
@@ -519,14 +526,12 @@ class Delivery:
         def go_on(ballots: Ballots | LmprogError) -> None:
             if call.run is not run:
                 return  # it was ended meanwhile
-            try:
-                if isinstance(ballots, LmprogError):
-                    raise ballots
-                selector.ballots = ballots
-                group = self._calls.judged_by(call.branch, run.group, ballots)
-                self._completion.continue_with(call, group)
-            except LmprogError as error:
-                self._completion.fail(call, error)
+            if isinstance(ballots, LmprogError):
+                self._completion.fail(call, ballots)
+                return
+            selector.ballots = ballots
+            group = self._calls.judged_by(call.branch, run.group, ballots)
+            self._completion.continue_with(call, group)
 
         self._judging().ask(call.branch, selector, go_on)
 
@@ -547,10 +552,8 @@ class Delivery:
             if isinstance(sequence.task, Generation):
                 tasks.append(sequence.task)
                 self._scheduler.stats.forced_tokens += sequence.task.forced
-        scored: tuple[wire.TokenLogprob, ...] = ()
-        if tasks[first].prompt_logprobs:
-            found = tasks[first].prompt_logprobs
-            scored = tuple([logprob_of(one, self._tokenizer) for one in found])
+        found = tasks[first].prompt_logprobs
+        scored = tuple([logprob_of(one, self._tokenizer) for one in found])
         following = next_logprobs(tasks[first], self._tokenizer)
         left_out = () if call.constraint is None else call.constraint.result().left_out
         done = wire.CallDone(call.id, outputs, usage_of(run.group), scored, following, left_out)

@@ -13,7 +13,7 @@ import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from lmprog.runtime.programs.select_scoring import Ballot, read_scores
 from lmprog.runtime.text.stream import TextEnd
@@ -39,7 +39,7 @@ class ResultSelector:
     its end included.
     """
 
-    rule: Keep
+    rule: Keep | Literal["faithful"]
     n: int
     max_samples: int
     finished: dict[int, FinishedResult] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lmprog.constraints.constraint import (
     NO_STATE,
@@ -24,6 +25,9 @@ from lmprog.constraints.seam import Seam, Stops, both, united
 from lmprog.errors import UnsatisfiableConstraint
 from lmprog.runtime.scheduling.sampling_requests import Likely
 from lmprog.wire import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from lmprog.runtime.scheduling.particles import Particle
 
 
 class BannedSequences:
@@ -152,6 +156,7 @@ class GenerationSettings:
         """
         asked = self.sampling
         every = asked.jump == "exact" or asked.logprobs is not None or self.rules is not None
+        every = every or asked.faithful > 1  # forced text may be unlikely, too
         return None if every else self.forcing
 
 
@@ -173,6 +178,7 @@ class Generation:
         "logprobs",
         "num_before_stop",
         "num_seam_tokens",
+        "particle",
         "prompt_logprobs",
         "seam_bytes",
         "seed",
@@ -212,6 +218,8 @@ class Generation:
         self.num_before_stop: Callable[[Tokens[int]], int] | None = None
         """How many of given tokens may follow before one completes a stop, which only their text
         tells; None where it has none."""
+        self.particle: Particle | None = None
+        """Set where it is one of several texts of which one is chosen."""
         budget = settings.thought
         self.thought = None if budget is None else (b"", not budget.begin)
         """What is known of an open thought; see `ThoughtBudget.after`."""
@@ -251,6 +259,7 @@ class Generation:
         other._ends, other._bans, other._early_bans = self._ends, self._bans, self._early_bans
         other.has_penalties, other.is_plain = self.has_penalties, self.is_plain
         other.thought = self.thought
+        other.particle = None if self.particle is None else self.particle.copy()
         return other
 
     @property
@@ -410,6 +419,8 @@ class Generation:
             if self.generated >= self.settings.max_tokens:
                 self.finish = "length"
             return 1
+        if self.particle is not None:
+            self.particle.took(token)
         settings, constraint = self.settings, self.settings.constraint
         if not settings.max_tokens:
             self.finish = "length"

@@ -196,6 +196,8 @@ def _known_scores(row: Row, logit: int) -> list[ScoreRequest]:
 
 def sample_request(tokens: array[int], task: Generation, logit: int) -> SampleRequest:
     sampling = task.settings.sampling
+    if task.particle is not None:
+        sampling = task.particle.asked(sampling)
     needs_history = task.has_penalties
     return SampleRequest(
         logit=logit,
@@ -317,6 +319,8 @@ def _is_cut(asked: int, requests: LogitsRequests, results: StepResults) -> bool:
 
 def _accept(sequence: Sequence, task: Generation, sampled: SampleResult) -> Progress:
     num_seam_tokens = task.num_seam_tokens
+    if task.particle is not None and sampled.odds is not None:
+        task.particle.drew(sampled.token, sampled.odds)
     try:
         added = task.accept(sampled.token, sequence.tokens)
     except LmprogError as error:  # its constraint exceeded its limits

@@ -58,11 +58,15 @@ class ScoreRequest:
 
 class SampleResult(NamedTuple):
     """The sampled token. `logprob` and `top` are the model's own, before temperature, penalties and
-    masks; they are nan and empty unless log-probabilities were requested."""
+    masks; they are nan and empty unless log-probabilities were requested.
+
+    `odds` are known of texts that are drawn faithfully: logarithms of how likely the token was, and
+    how likely one that the mask allows would have been without it."""
 
     token: int
     logprob: float
     top: Likely = ()
+    odds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,11 @@ def is_edited(pick: SampleRequest) -> bool:
         or sampling.frequency_penalty
         or sampling.presence_penalty
     )
+
+
+def is_weighed(pick: SampleRequest) -> bool:
+    """Whether the odds of its token are wanted."""
+    return pick.mask is not None and pick.sampling.faithful > 1
 
 
 def bias(pick: SampleRequest) -> dict[int, float]:

@@ -81,7 +81,8 @@ def sampling_of(
     suggested: wire.SuggestedSampling = NOTHING,
 ) -> wire.SamplingParams:
     """How to sample: as the route has `decided`, as the body says, as is `suggested` (a beam search
-    samples nothing), or by default. Raises HttpError for what ranges do not forbid.
+    samples nothing, faithful texts are cut nowhere), or by default. Raises HttpError for what
+    ranges do not forbid.
     """
     given = {**dict(_values(body, dialect)), **decided}
     low, high = given.get("min_tokens", 0), given.get("max_tokens")
@@ -91,8 +92,8 @@ def sampling_of(
             f"{names['min_tokens']} is {low:,}, more than {names['max_tokens']}, {high:,}.",
             names["min_tokens"],
         )
-    samples = given.get("beams") is None
-    for name in suggested.__struct_fields__ if samples else ():
+    wanted = suggested.__struct_fields__ if given.get("beams") is None else ()
+    for name in wanted if given.get("faithful", 1) == 1 else wanted[:1]:  # the temperature
         value = getattr(suggested, name)
         if value is not None:
             given.setdefault(name, value)

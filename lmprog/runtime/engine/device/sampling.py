@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from lmprog.runtime.engine.device.driver import DeviceEvent, Driver
 from lmprog.runtime.engine.device.kernels import NUM_COUNTS, Count, Kernels, SampleArgs, ScoreArgs
 from lmprog.runtime.engine.device.staging import Staging
+from lmprog.runtime.engine.torch_engine.sampler import odds as torch_odds
 from lmprog.runtime.scheduling.sampling_requests import (
     Likely,
     SampleRequest,
@@ -30,6 +32,7 @@ from lmprog.runtime.scheduling.sampling_requests import (
     ScoreResult,
     StepResults,
     allowed,
+    is_weighed,
 )
 
 Array = NDArray[np.generic]
@@ -290,6 +293,7 @@ class DeviceSampler:
         ]
         found, order = self._score(logits, cells)
         tops = begin_tops(self._driver, self._tops, logits.values, (picks, scores))
+        odds = begin_odds(self._driver, logits.values, in_turn, self._chosen)
 
         def read() -> StepResults:
             by_cell = found.numpy()[np.argsort(order)] if cells else found.numpy()
@@ -297,6 +301,9 @@ class DeviceSampler:
             values = zip(rounds.order, in_turn, chosen.tolist(), logprobs.tolist(), strict=True)
             for at, pick, token, logprob in values:
                 results[at] = _sample_result(pick, token, logprob, tops)
+            for place, (drawn, mass) in zip(odds.places, odds.values.tolist(), strict=True):
+                if (one := results[rounds.order[place]]) is not None:
+                    results[rounds.order[place]] = one._replace(odds=(drawn, mass))
             return StepResults(tuple(results), _score_results(scores, by_cell.tolist(), tops))
 
         place_of = rounds.order if len(rounds.starts) == 2 else np.argsort(rounds.order).tolist()
@@ -552,6 +559,34 @@ def begin_tops(
         here[: count * 4].view(torch.int32).view(-1, most),
         here[count * 4 :].view(torch.float32).view(-1, most),
     )
+
+
+class Odds(NamedTuple):
+    """Of the picks at `places`, filled by the next event. # [places, 2] float64"""
+
+    places: list[int]
+    values: torch.Tensor
+
+
+def begin_odds(
+    driver: Driver, logits: torch.Tensor, picks: Sequence[SampleRequest], chosen: torch.Tensor
+) -> Odds:
+    """What `picks` want to know of the tokens that are being chosen, by the torch sampler's way."""
+    places = [at for at, pick in enumerate(picks) if is_weighed(pick)]
+    if not places:
+        return Odds(places, torch.empty(0, 2))
+    there = driver.memory(16 * len(places)).view(torch.float64).view(-1, 2)
+    here = driver.pinned(16 * len(places)).view(torch.float64).view(-1, 2)
+
+    def find() -> None:
+        rows = torch.tensor([picks[at].logit for at in places], device=logits.device)
+        tokens = chosen[torch.tensor(places, device=logits.device)].clamp_min(0)
+        asking = [picks[at] for at in places]
+        there.copy_(torch_odds(logits.index_select(0, rows), asking, tokens))
+
+    driver.compute(find)
+    driver.copy(here, there)
+    return Odds(places, here)
 
 
 def _hidden(masked: Sequence[ScoreRequest], rows: list[int], size: int) -> NDArray[np.uint8]:

@@ -37,6 +37,7 @@ _PICK = np.dtype(
         ("least", np.float32),
         ("top_k", np.int32),
         ("only_cells", np.int32),
+        ("weighed", np.int32),
         ("cells", np.int32, _KINDS + 1),
     ],
     align=True,
@@ -54,6 +55,7 @@ class _CSampling(ctypes.Structure):
         *((name, c_int32) for name in ("vocab", "num_picks", "num_readings", "most")),
         *((name, c_void_p) for name in ("picks", "cell_tokens", "cell_amounts", "readings")),
         *((name, c_void_p) for name in ("tokens", "logprobs", "top_tokens", "top_logprobs")),
+        ("odds", c_void_p),
     )
 
 
@@ -121,6 +123,8 @@ class _Call:
         self._logits = logits if logits.strides[1] == 4 else np.ascontiguousarray(logits)
         self._requests, self._scores = picks, scores
         self._cells = _Cells()
+        self._weighed: set[int] = set()
+        """The picks whose odds are wanted."""
         self._picks = self._described()
         self._asked: dict[int, int] = {}
         """The picks with log-probabilities, and each one's reading."""
@@ -139,6 +143,7 @@ class _Call:
         self._logprobs = np.empty(len(readings), np.float32)
         self._top_tokens = np.empty((len(readings), self._most), np.int32)
         self._top_logprobs = np.empty((len(readings), self._most), np.float32)
+        self._odds = np.empty((len(picks) if self._weighed else 0, 2), np.float64)
 
     def _described(self) -> NDArray[np.void]:
         """All picks as lmprog_pick, column by column."""
@@ -151,6 +156,9 @@ class _Call:
             columns.append((*place, own.temperature, own.top_p, own.top_k, least))
             if sampling_requests.is_edited(pick):
                 self._describe_edits(found[index], pick)
+                if sampling_requests.is_weighed(pick):
+                    found[index]["weighed"] = True
+                    self._weighed.add(index)
         for name, column in zip(_COLUMNS, zip(*columns, strict=True), strict=False):
             found[name] = column
         return found
@@ -176,11 +184,12 @@ class _Call:
             *(self._picks.ctypes.data, tokens.ctypes.data, amounts.ctypes.data),
             *(self._readings.ctypes.data, self._tokens.ctypes.data, self._logprobs.ctypes.data),
             *(self._top_tokens.ctypes.data, self._top_logprobs.ctypes.data),
+            self._odds.ctypes.data,
         )
 
     def samples(self) -> tuple[SampleResult | None, ...]:
         found: list[SampleResult | None] = []
-        asked = self._asked
+        asked, odds = self._asked, self._odds.tolist()
         for index, token in enumerate(self._tokens.tolist()):
             if token < 0:
                 found.append(None)
@@ -188,6 +197,9 @@ class _Call:
                 found.append(SampleResult(token, *self._read(asked[index])))
             else:
                 found.append(SampleResult(token, math.nan))
+        for index in self._weighed:
+            if (one := found[index]) is not None:
+                found[index] = one._replace(odds=(odds[index][0], odds[index][1]))
         return tuple(found)
 
     def scored(self) -> tuple[ScoreResult | None, ...]:

@@ -77,6 +77,7 @@ def _pick_all(logits: Tensor, picks: Sequence[SampleRequest]) -> tuple[SampleRes
         return ()
     rows = _rows(logits, [pick.logit for pick in picks])
     finite = _finite(rows)
+    weighed = [at for at, pick in enumerate(picks) if sampling_requests.is_weighed(pick)]
     if any(sampling_requests.is_edited(pick) or pick.sampling.temperature > 0 for pick in picks):
         usable, tokens = _choose(rows, finite, picks)
     else:
@@ -86,10 +87,12 @@ def _pick_all(logits: Tensor, picks: Sequence[SampleRequest]) -> tuple[SampleRes
     tops = [picks[at].sampling.logprobs or 0 for at in asked]
     read = _read(rows, [(at, chosen[at]) for at in asked], tops)
     likely = dict(zip(asked, read, strict=True))
+    odds = dict(zip(weighed, _odds_of(rows, picks, tokens, weighed), strict=True))
     answers: list[SampleResult | None] = []
     for at, (token, is_usable) in enumerate(zip(chosen, usable.tolist(), strict=True)):
         logprob, top = likely.get(at, (math.nan, ()))
-        answers.append(SampleResult(token, logprob, top) if is_usable else None)
+        found = SampleResult(token, logprob, top, odds.get(at))
+        answers.append(found if is_usable else None)
     return tuple(answers)
 
 
@@ -128,6 +131,29 @@ def _choose(rows: Tensor, finite: Tensor, picks: Sequence[SampleRequest]) -> tup
     return usable, tokens
 
 
+def _odds_of(
+    rows: Tensor, picks: Sequence[SampleRequest], tokens: Tensor, weighed: list[int]
+) -> Iterable[tuple[float, float]]:
+    if not weighed:
+        return ()
+    where = torch.tensor(weighed, device=rows.device)
+    return odds(rows[where], [picks[at] for at in weighed], tokens[where]).tolist()
+
+
+def odds(rows: Tensor, picks: Sequence[SampleRequest], tokens: Tensor) -> Tensor:
+    """`SampleResult.odds` of the tokens that were drawn from `rows`. # [rows, 2] float64"""
+    values = rows.to(torch.float32, copy=True)
+    heat = torch.tensor([pick.sampling.temperature for pick in picks], device=rows.device)
+    heat = heat.double().clamp_min(_COLDEST)
+    _edit(values, picks, masks=False)
+    mass = (values.double() / heat[:, None]).logsumexp(1)
+    _mask(values, picks)
+    scaled = values.double() / heat[:, None]
+    own = scaled.logsumexp(1)
+    drawn = scaled.gather(1, tokens.long()[:, None])[:, 0] - own
+    return torch.stack((drawn, own - mass), 1)
+
+
 # --- edits ----------------------------------------------------------------------------------------
 
 _BARRED = np.where(
@@ -137,13 +163,14 @@ _BARRED = _BARRED.astype(np.float32)
 """What a byte of a mask adds to the logits of its eight tokens."""
 
 
-def _edit(values: Tensor, picks: Sequence[SampleRequest]) -> None:
+def _edit(values: Tensor, picks: Sequence[SampleRequest], *, masks: bool = True) -> None:
     """Changes `values` [rows, vocabulary] in place, a row for each pick. A row whose mask allows
     nothing that the vocabulary has is left with minus infinity everywhere."""
     _add_bias(values, picks)
     _penalize(values, picks)
     _ban(values, picks)
-    _mask(values, picks)
+    if masks:
+        _mask(values, picks)
 
 
 class _Cells:
