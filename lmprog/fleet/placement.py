@@ -1,6 +1,5 @@
-"""Which replica a program goes to: the longest prefix that is already there, among those with room
-and unless a copy of it elsewhere costs less than to crowd there; and what is remembered of prefixes
-for that.
+"""Which replica a program goes to: where it costs least, by what must be computed there, who is
+there, and how fast that replica is; and what is remembered of prefixes for that.
 
 A prefix that nobody has goes to a replica that holds little and is not busy, and among such ones
 where its name leads (rendezvous hashing), so that gateways that know nothing of each other choose
@@ -10,17 +9,22 @@ alike. A session always goes where its name leads. Numbers only, and pure: the s
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import NamedTuple, Protocol
 
-SLACK = 1.1
-"""A replica may have so many times the mean load …"""
-CHANCE = 2
-"""… and so many square roots of the mean more (at least so many programs), since loads differ that
-much by chance where prefixes are spread evenly: to give way to chance costs copies of prefixes."""
+BLOCK = 64
+"""Characters of a block."""
+CHARACTERS_PER_TOKEN = 4
+"""How many tokens a text has, and how many blocks a replica's pages hold, is only guessed at."""
+BLOCK_TOKENS = BLOCK // CHARACTERS_PER_TOKEN
 NEAR = 0.5
-"""Loads that differ by less than this share of the mean count as equal for a new prefix."""
+"""Costs that differ by less than this share count as equal: what is not counted is what a copy of a
+prefix drives out of memory, and loads differ that much by chance."""
+COPY_USERS = 0.25
+"""Of the open programs that begin alike, the share that is expected to use a copy of what they
+have in common, besides the one that makes it."""
 NEARLY = 1 / 64
 """The share of a replica's memory by which two replicas may differ and still count as equally full.
 """
@@ -33,69 +37,137 @@ def mark_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
-def load_bound(loads: Sequence[int], slots: int) -> float:
-    """Below this load a replica takes more: near the mean, or less than half of its slots; and
-    while anybody has a free slot, no more than it has slots, since to wait for one takes longer
-    than to compute a prefix again.
-    """
-    mean = sum(loads) / len(loads)
-    bound = max(SLACK * mean + CHANCE * max(1.0, math.sqrt(mean)), slots / 2)
-    return min(bound, slots) if min(loads) < slots else bound
+class Speed(NamedTuple):
+    """How long a step of a replica takes, in seconds, as it has measured it itself."""
+
+    fixed: float
+    """Of a step, however much is in it."""
+    token: float
+    """Of one more token, be it of a prompt or of a row that writes."""
 
 
-def choose(
-    matched: Sequence[int],
-    loads: Sequence[int],
-    held: Callable[[int], float],
-    slots: int,
-    mark: int,
-    marks: Sequence[int],
+ASSUMED_SPEED = Speed(0.01, 0.0005)
+"""Until somebody has measured one; only how they relate matters."""
+USUAL_TOKENS = 32
+"""Speeds are compared by steps of so many."""
+APART = 2.0
+"""A replica whose steps take not so many times as long as usual, or as short, counts as usual: so
+far apart are those of equal ones at times, by what else their machines do."""
+NEWS = 0.05
+"""Weight of the newest figures, of which there are two in a second; at first all weigh the same."""
+FEWEST = 8
+"""Figures before a speed is known."""
+
+
+class SpeedMeter:
+    """The speed of one replica, by its figures, which are of its last hundred steps."""
+
+    def __init__(self) -> None:
+        self.speed: Speed | None = None
+        """None: not known yet."""
+        self._mean = self._told = Speed(0.0, 0.0)
+        self._num_told = 0
+
+    def take(self, figures: Mapping[str, float]) -> None:
+        told = Speed(figures.get("step_seconds", 0.0), figures.get("token_seconds", 0.0))
+        if told == self._told:
+            return  # it has done nothing since
+        self._told, self._num_told = told, self._num_told + 1
+        weight = max(NEWS, 1.0 / self._num_told)
+        pairs = zip(self._mean, told, strict=True)
+        self._mean = Speed(*(old + weight * (new - old) for old, new in pairs))
+        if self._num_told >= FEWEST:
+            self.speed = self._mean
+
+
+class KnownReplica(Protocol):
+    """A replica as far as placement knows it."""
+
+    number: int
+    """In the memory of prefixes."""
+    mark: int
+    """Of its name: see `mark_of`."""
+    load: int
+    """Its open programs."""
+    slots: int
+    """So many programs it serves well at the same time."""
+    meter: SpeedMeter
+    written: float
+    """Tokens that a program writes there on average."""
+    alike: dict[int, int]
+    """Its open programs by the key of their first block."""
+
+
+def best(
+    candidates: Sequence[KnownReplica], keys: Sequence[int], mark: int, memory: PrefixMemory
 ) -> int:
-    """The index of the best replica for a program.
+    """The index of the replica for a program whose text has these `keys`; `mark` stands for its
+    beginning.
 
-    `matched` counts the blocks of the prefix that each replica is known to have, `loads` its open
-    programs; `held` gives the share of its memory that is known to be taken. `mark` stands for the
-    beginning of the text, `marks` for the replicas' names.
-
-    Where prefixes fill one replica before the other, the full one evicts what the other had room
-    for: so a new prefix goes to the emptier one, unless that is busier.
-
-    At least one replica is below the bound always, since the least loaded one is below the mean.
+    The cheapest one; of those that cost about as much, the one that knows most of it. Where
+    prefixes fill one replica before the other, the full one evicts what the other had room for:
+    so a prefix that nobody has goes to the emptier one, unless that has more programs.
     """
-    bound = load_bound(loads, slots)
-    open_to_more = [index for index, load in enumerate(loads) if load < bound]
-    longest = max(matched[index] for index in open_to_more)
-    best = [index for index in open_to_more if matched[index] == longest]
-    least = min(loads[index] for index in best)
-    if longest:
-        best = [index for index in best if loads[index] == least]
+    matched = memory.matched(keys, [one.number for one in candidates])
+    costs = costs_of(candidates, len(keys), matched, keys[0] if keys else 0)
+    most = (1.0 + NEAR) * min(costs)
+    near = [index for index, cost in enumerate(costs) if cost <= most]
+    if any(matched):
+        longest = max(matched[index] for index in near)
+        near = [index for index in near if matched[index] == longest]
+        least = min(costs[index] for index in near)
+        near = [index for index in near if costs[index] == least]
     else:
-        idle = least + NEAR * sum(loads) / len(loads)
-        shares = {index: held(index) for index in best if loads[index] <= idle}
-        full = min(shares.values()) + NEARLY
-        best = [index for index, share in shares.items() if share <= full]
-    return max(best, key=lambda index: _weight(mark, marks[index]))
+        loads = [candidates[index].load for index in near]
+        idle = min(loads) + NEAR * sum(loads) / len(loads)
+        near = [index for index, load in zip(near, loads, strict=True) if load <= idle]
+        held = {index: memory.held(candidates[index].number) for index in near}
+        full = min(held.values()) + NEARLY
+        near = [index for index, share in held.items() if share <= full]
+    return max(near, key=lambda index: _weight(mark, candidates[index].mark))
 
 
-def relieved(
-    chosen: int, matched: Sequence[int], loads: Sequence[int], alike: int, written: float
-) -> int:
-    """The index of a less loaded replica to which the prefix is worth a copy; else `chosen`.
+def costs_of(
+    candidates: Sequence[KnownReplica], num_blocks: int, matched: Sequence[int], beginning: int
+) -> list[float]:
+    """Seconds that a program takes from itself and from others at each replica, which has `matched`
+    of its blocks.
 
-    `alike` counts the open programs at the chosen one that begin alike: loads that are uneven by
-    chance are not its prefix's. `written` is how many tokens a program writes, in blocks. A program
-    more in a batch makes each of its steps longer, for itself and for all others: so `n` programs
-    fewer are worth `2 * n` times what one writes, and a copy costs what must be computed.
+    What must be computed holds up the program and all others there; where others have it, this
+    makes a copy, which some of those who begin alike will use. Each token that it writes takes a
+    step, which is longer for each program; and the program makes each step of the others longer,
+    while they are together. Where a replica has no slot left it waits until some have ended, which
+    nobody does while another has one.
     """
-    least = min(loads)
-    fewer = min(alike, loads[chosen] - least - 1)
-    if fewer <= 0:
-        return chosen
-    other = max(
-        (index for index, load in enumerate(loads) if load == least),
-        key=lambda index: matched[index],
-    )
-    return other if 2 * fewer * written > matched[chosen] - matched[other] else chosen
+    usual, usual_step = _usual_speed([one.meter.speed for one in candidates if one.meter.speed])
+    fastest, slowest = usual_step / APART, usual_step * APART
+    written = sum([one.written for one in candidates]) / len(candidates)
+    alike = sum([one.alike.get(beginning, 0) for one in candidates])
+    has_slots = any(one.load < one.slots for one in candidates)
+    most = max(matched)
+    new, copied = BLOCK_TOKENS * (num_blocks - most), BLOCK_TOKENS / (1.0 + COPY_USERS * alike)
+    costs = []
+    for one, found in zip(candidates, matched, strict=True):
+        fixed, token = one.meter.speed or usual
+        if fastest < fixed + USUAL_TOKENS * token < slowest:
+            fixed, token = usual
+        load, slots = one.load, one.slots
+        if load >= slots and has_slots:
+            costs.append(inf)
+            continue
+        computed = (new + copied * (most - found)) * token * (1 + load)
+        together = written * (fixed + token * (2 * load + 1))
+        if load >= slots:
+            together *= 1.0 + (load - slots + 1) / slots
+        costs.append(computed + together)
+    return costs
+
+
+def _usual_speed(speeds: Sequence[Speed]) -> tuple[Speed, float]:
+    """That of the middle one, and the seconds of its step of usual size."""
+    steps = sorted([(fixed + USUAL_TOKENS * token, fixed, token) for fixed, token in speeds])
+    step, fixed, token = steps[(len(steps) - 1) // 2] if steps else (0.0, *ASSUMED_SPEED)
+    return Speed(fixed, token), step
 
 
 def choose_for_session(session: str, names: Sequence[str]) -> int:
@@ -110,10 +182,6 @@ def _weight(one: int, other: int) -> int:
     """Of a pair of marks: as good as drawn."""
     mixed = ((one ^ other) * _MIX) & _MASK
     return ((mixed ^ (mixed >> 29)) * _MIX) & _MASK
-
-
-BLOCK = 64
-"""Characters of a block; a token has about four."""
 
 
 def keys_of(text: str, salt: str = "") -> list[int]:

@@ -13,7 +13,7 @@ from lmprog import wire
 EveryReplica = wire.Describe | wire.Flush
 AnyReplica = wire.Encode | wire.Decode | wire.Inspect
 
-ALIKE = {"page_size", "pid"}
+ALIKE = {"page_size", "pid", "step_seconds", "token_seconds"}
 """Figures of which a sum means nothing."""
 
 

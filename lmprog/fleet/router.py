@@ -20,19 +20,18 @@ from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
 from lmprog.fleet.placement import (
     BLOCK,
+    CHARACTERS_PER_TOKEN,
     PrefixMemory,
-    choose,
+    SpeedMeter,
+    best,
     choose_for_session,
     keys_of,
     mark_of,
-    relieved,
 )
 from lmprog.fleet.program_log import Diverged, ProgramLog, first_text
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
 from lmprog.journal import ProgramCall, ProgramReply
 
-CHARACTERS_PER_TOKEN = 4
-"""How many blocks a replica's pages hold is only guessed at."""
 PREFIX_CALL = 2**53 - 1
 """The call for what other fleets send to a replica; calls of programs count from 1."""
 ASSUMED_WRITTEN = 64.0
@@ -146,6 +145,7 @@ class Router:
         replica.is_silent = is_silent
         if num_programs := figures.get("programs"):
             replica.written = figures.get("generated_tokens", 0.0) / num_programs
+        replica.meter.take(figures)
 
     def evacuate(self, name: str) -> None:
         """What still runs there is moved to other replicas, if there are any to take it; nothing
@@ -439,7 +439,8 @@ class Router:
         if program.session:
             home = replicas[choose_for_session(program.session, [one.name for one in replicas])]
         else:
-            home = self._best(replicas, keys, keys[0] if keys else mark_of(text))
+            mark = keys[0] if keys else mark_of(text)
+            home = replicas[best(replicas, keys, mark, self._memory)]
         self._memory.remember(home.number, keys)
         program.beginning = keys[0] if keys else 0
         home.load += 1
@@ -469,24 +470,6 @@ class Router:
             return True
         self._suspects.append(program)
         return False
-
-    def _best(self, replicas: Sequence[Replica], keys: Sequence[int], mark: int) -> Replica:
-        """The replica for a program whose text has these `keys`."""
-        matched = self._memory.matched(keys, [one.number for one in replicas])
-        loads = [one.load for one in replicas]
-        index = choose(
-            matched,
-            loads,
-            lambda index: self._memory.held(replicas[index].number),
-            replicas[0].slots,
-            mark,
-            [one.mark for one in replicas],
-        )
-        chosen = replicas[index]
-        if matched[index] and chosen.load > 1:
-            blocks = chosen.written * CHARACTERS_PER_TOKEN / BLOCK
-            index = relieved(index, matched, loads, chosen.alike.get(keys[0], 0), blocks)
-        return replicas[index]
 
     def _move(self, program: RoutedProgram) -> None:
         """The program has lost its replica. If all its calls are answered, it moves when the next
@@ -561,6 +544,7 @@ class Replica:
     """The program that it is left to, to see whether it is the cause of deaths."""
     written: float = ASSUMED_WRITTEN
     """Tokens that a program writes there on average."""
+    meter: SpeedMeter = field(default_factory=SpeedMeter)
     alike: dict[int, int] = field(default_factory=dict)
     """Its open programs by the key of their first block; 0: they have none."""
     model: str = ""

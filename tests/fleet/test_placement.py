@@ -8,20 +8,25 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+import pytest
+
 from lmprog import wire
 from lmprog.fleet.members import Member
 from lmprog.fleet.placement import (
+    APART,
     BLOCK,
+    FEWEST,
     PrefixMemory,
-    choose,
+    Speed,
+    SpeedMeter,
+    best,
+    costs_of,
     keys_of,
-    load_bound,
     mark_of,
-    relieved,
 )
 from lmprog.fleet.questions import Questions
 from lmprog.fleet.replica_link import FIGURES_CALL, ReplicaLink
-from lmprog.fleet.router import Router
+from lmprog.fleet.router import Replica, Router
 from lmprog.launch.restarts import HangTimeouts
 
 
@@ -36,22 +41,50 @@ def plain_matched(
     return found
 
 
+SPEED = Speed(0.005, 0.0005)
+PROMPT = list(range(1, 21))
+"""Keys of 20 blocks: 320 tokens."""
+
+
+def replicas(
+    loads: list[int],
+    *,
+    slots: int = 64,
+    speed: Speed = SPEED,
+    written: float = 100.0,
+    alike: dict[int, int] | None = None,
+) -> list[Replica]:
+    found = []
+    for number, load in enumerate(loads):
+        name = f"replica-{number}"
+        one = Replica(name, number, slots, load, mark=mark_of(name), written=written)
+        one.meter.speed = speed
+        found.append(one)
+    found[0].alike = alike or {}
+    return found
+
+
 def pick(
-    matched: list[int], loads: list[int], held: list[float], slots: int = 8, mark: int = 1
+    matched: list[int], among: list[Replica], held: list[int] | None = None, mark: int = 1
 ) -> int:
-    marks = [mark_of(f"replica-{number}") for number in range(len(loads))]
-    return choose(matched, loads, held.__getitem__, slots, mark, marks)
+    """Where PROMPT goes, of which each has so many blocks, beside so many others of its 256."""
+    memory = PrefixMemory()
+    for one, known, others in zip(among, matched, held or [0] * len(among), strict=True):
+        memory.add(one.number, 256)
+        memory.remember(one.number, PROMPT[:known])
+        memory.remember(one.number, list(range(1000, 1000 + others)))
+    return best(among, PROMPT, mark, memory)
 
 
-def test_the_longest_prefix_wins_where_there_is_room() -> None:
-    assert pick([0, 3, 1], [0, 1, 0], [0.9, 0.9, 0.9]) == 1
-    assert pick([0, 3, 1], [0, 60, 0], [0.9, 0.9, 0.9]) == 2
+def test_the_longest_prefix_wins_unless_the_others_there_cost_more() -> None:
+    assert pick([0, 20, 10], replicas([0, 1, 0])) == 1
+    assert pick([0, 20, 10], replicas([0, 60, 0])) == 2
+    assert pick([20, 0], replicas([20, 0], written=1.0)) == 0, "they write too little for it"
 
 
 def test_equal_matches_go_to_the_less_loaded_and_ties_are_as_good_as_drawn() -> None:
-    assert pick([2, 2], [4, 1], [0.1, 0.9]) == 1
-    assert pick([0, 0], [4, 1], [0.1, 0.9]) == 1
-    found = [pick([0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], mark=mark_of(str(n))) for n in range(300)]
+    assert pick([20, 20], replicas([4, 1])) == 1
+    found = [pick([0, 0, 0], replicas([1, 1, 1]), mark=mark_of(str(n))) for n in range(300)]
     assert {found.count(index) > 60 for index in range(3)} == {True}
 
 
@@ -63,54 +96,65 @@ def test_loads_that_differ_by_chance_copy_no_prefix() -> None:
         draw.shuffle(families)
         loads = [0, 0]
         for home in families[:64]:  # so many at once
-            matched = [5 * (home == index) for index in range(2)]
-            index = pick(matched, loads, [0.5, 0.5], slots=64)
+            matched = [20 * (home == index) for index in range(2)]
+            index = pick(matched, replicas(loads, written=8.0))
             moved += index != home
             loads[index] += 1
     assert moved <= 3  # of 6,400
 
 
-def test_nobody_waits_for_a_slot_while_somebody_has_a_free_one() -> None:
-    assert pick([9, 0, 0], [8, 7, 8], [0.5, 0.5, 0.5]) == 1
-    assert pick([9, 0, 0], [8, 8, 8], [0.5, 0.5, 0.5]) == 0
+def test_a_full_replica_gets_nothing_while_others_have_slots() -> None:
+    """To wait for one takes longer than to compute a prefix again."""
+    assert pick([20, 0, 0], replicas([16, 7, 8], slots=8)) == 1
+    assert pick([20, 0, 0], replicas([8, 8, 8], slots=8)) == 0
 
 
 def test_an_idle_replica_is_never_left_out_for_a_busier_one_by_a_new_prefix() -> None:
     for mark in range(50):
-        assert pick([0, 0], [1, 0], [0.5, 0.5], mark=mark) == 1
-        assert pick([0, 0], [0, 2], [0.9, 0.1], mark=mark) == 0
+        assert pick([0, 0], replicas([1, 0]), mark=mark) == 1
 
 
-def test_of_nearly_equal_loads_the_replica_that_holds_least_gets_a_new_prefix() -> None:
-    assert pick([0, 0, 0], [9, 8, 9], [0.5, 0.9, 0.6], slots=64) == 0
-    assert pick([0, 0, 0], [30, 8, 9], [0.5, 0.9, 0.6], slots=64) == 2
-    for seed in range(20):
-        memory = PrefixMemory()
-        memory.add(0, 256)
-        memory.add(1, 256)
-        for number in range(16):  # families of prompts, one after the other: nobody is loaded
-            keys = keys_of(f"{seed} {number} ".ljust(20 * BLOCK, "x"))
-            matched, held = memory.matched(keys, [0, 1]), [memory.held(0), memory.held(1)]
-            memory.remember(pick(matched, [0, 0], held, mark=mark_of(str(keys[0]))), keys)
-        assert abs(memory.held(0) - memory.held(1)) <= 1 / 64 + 20 / 256
+def test_of_nearly_equal_costs_the_replica_that_holds_least_gets_a_new_prefix() -> None:
+    assert pick([0, 0], replicas([10, 9]), [100, 150]) == 0
+    assert pick([0, 0], replicas([30, 9]), [100, 150]) == 1, "that one is busier"
 
 
 def test_gateways_that_know_nothing_of_each_other_choose_alike() -> None:
     for number in range(50):
         mark = mark_of(f"prefix {number}")
-        one = pick([0] * 5, [7, 8, 7, 9, 8], [0.5, 0.51, 0.5, 0.5, 0.51], 64, mark)
-        other = pick([0] * 5, [9, 8, 8, 7, 9], [0.51, 0.5, 0.5, 0.51, 0.5], 64, mark)
+        one = pick([0] * 5, replicas([7, 8, 7, 9, 8]), [128, 130, 128, 128, 130], mark)
+        other = pick([0] * 5, replicas([9, 8, 8, 7, 9]), [130, 128, 128, 130, 128], mark)
         assert one == other
 
 
-def test_somebody_always_has_room(seed: int) -> None:
-    draw = random.Random(seed)
-    for _ in range(300):
-        loads = [draw.randrange(50) for _ in range(draw.randrange(1, 9))]
-        slots = draw.randrange(1, 64)
-        matched = [draw.randrange(5) for _ in loads]
-        index = pick(matched, loads, [draw.random() for _ in loads], slots, draw.getrandbits(64))
-        assert loads[index] < load_bound(loads, slots)
+def test_a_prefix_is_copied_the_sooner_the_more_programs_begin_alike() -> None:
+    crowd = [6, 0, 0]
+    assert pick([20, 0, 0], replicas(crowd, written=60.0)) == 0
+    assert pick([20, 0, 0], replicas(crowd, written=60.0, alike={PROMPT[0]: 6})) != 0
+    assert pick([20, 0, 0], replicas(crowd, written=60.0, alike={7: 6})) == 0, "they do not"
+
+
+def test_a_slow_replica_costs_as_much_more_and_one_that_is_apart_by_chance_does_not() -> None:
+    among = replicas([2, 2, 2, 2])
+    among[0].meter.speed = Speed(3 * SPEED.fixed, 3 * SPEED.token)
+    among[1].meter.speed = Speed(SPEED.fixed * APART * 0.99, SPEED.token * APART * 0.99)
+    slow, near, usual, _ = costs_of(among, 20, [0] * 4, 0)
+    assert slow == pytest.approx(3 * usual)
+    assert near == usual
+    among[0].meter.speed = None  # nothing is known of it
+    assert costs_of(among, 20, [0] * 4, 0) == [usual] * 4
+
+
+def test_a_speed_is_known_after_some_figures_that_differ() -> None:
+    meter = SpeedMeter()
+    for _ in range(100):
+        meter.take({"step_seconds": 0.01, "token_seconds": 0.001})
+    assert meter.speed is None, "it has done nothing in between"
+    for number in range(FEWEST):
+        meter.take({"step_seconds": 0.01 + number % 2 * 0.02, "token_seconds": 0.001})
+    assert meter.speed is not None
+    assert meter.speed.fixed == pytest.approx(0.02, rel=0.2)
+    assert meter.speed.token == pytest.approx(0.001)
 
 
 def test_the_memory_says_what_its_twin_says(seed: int) -> None:
@@ -175,16 +219,6 @@ def test_a_part_of_a_tree_is_asked_where_the_whole_was_seen() -> None:
     assert questions.ask(wire.Inspect(1), {"one": 5, "two": 1}) == ["one"]
     assert questions.ask(wire.Inspect(2, below=3), {"one": 0, "two": 9}) == ["one"]
     assert questions.ask(wire.Inspect(3, below=3), {"two": 9}) == ["two"]
-
-
-def test_a_prefix_is_copied_where_to_crowd_costs_more_than_to_compute_it() -> None:
-    """Of 20 blocks, for programs that write one each; not for loads that are uneven by chance."""
-    assert relieved(0, [20, 0, 0], [12, 1, 0], 12, 1.0) == 2
-    assert relieved(0, [20, 0, 20], [12, 0, 0], 12, 0.1) == 2, "it is there already"
-    assert relieved(0, [20, 0, 0], [10, 1, 0], 10, 1.0) == 0
-    assert relieved(0, [20, 0, 0], [12, 1, 0], 12, 0.5) == 0, "they write too little for it"
-    assert relieved(0, [20, 0, 0], [40, 1, 0], 3, 1.0) == 0, "others are the load"
-    assert relieved(1, [0, 9], [3, 3], 3, 100.0) == 1
 
 
 class HotPrompt:

@@ -289,5 +289,7 @@ def runtime_figures(scheduler: Scheduler) -> dict[str, float]:
         "pages_pinned": float(tree.num_pinned),
         "tree_nodes": float(tree.num_nodes),
         "page_size": float(scheduler.config.page_size),
+        "step_seconds": scheduler.costs.fixed,
+        "token_seconds": scheduler.costs.per_token,
         "pid": float(os.getpid()),
     }
