@@ -230,6 +230,7 @@ def test_long_prompts_in_chunks_and_in_company_generate_what_transformers_does(
 
 DRAFTED = [
     *((name, kind, None) for name, kind in KINDS),
+    *((name, "native", None) for name in ("lfm2_moe", "olmo_hybrid", "minimax")),
     *((name, "native", "int8") for name in ("lfm2", "qwen3_5_text", "nemotron_h")),
 ]
 

@@ -166,7 +166,7 @@ def windows_of(config: Config, is_local: Callable[[int], bool]) -> tuple[int | N
 
 def partial_of(config: Config) -> float | None:
     """Takes the rotated part of a head out of `config`; None: it says nothing of it."""
-    found = config.pop("partial_rotary_factor", None)
+    found: float | None = config.pop("partial_rotary_factor", None)
     if isinstance(ropes := config.get("rope_parameters"), dict):
         config["rope_parameters"] = ropes = dict(ropes)
         found = ropes.pop("partial_rotary_factor", None) or found

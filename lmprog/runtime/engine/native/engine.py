@@ -512,7 +512,8 @@ def fixed_decays(heads: int, layer: int, num_layers: int) -> NDArray[np.float32]
     later heads, slower in later layers (MiniMax)."""
     base = 2.0 ** (-8.0 / heads)
     factor = 1 - layer / (num_layers - 1 + 1e-5) + 1e-5
-    return np.log(base ** np.arange(1, heads + 1) * factor).astype(np.float32)
+    found: NDArray[np.float32] = np.log(base ** np.arange(1, heads + 1) * factor).astype(np.float32)
+    return found
 
 
 def _mixture(shape: ModelShape) -> interface.CMixture:
