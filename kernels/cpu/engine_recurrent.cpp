@@ -27,7 +27,7 @@ struct Columns {
 
 Columns columns_of(const lmprog_recurrent &r) {
     const long keys = static_cast<long>(r.groups) * r.key_dim, values = static_cast<long>(r.heads) * r.value_dim;
-    if (r.kind == LMPROG_DELTA_NET) return {0, keys, 2 * keys, r.channels};
+    if (r.kind != LMPROG_MAMBA2) return {0, keys, 2 * keys, r.channels};
     return {values + keys, values, 0, r.channels};
 }
 
@@ -39,17 +39,19 @@ void Engine::recur(const lmprog_layer &layer, const lmprog_step &step) {
     convolve(layer);
     if (r.kind == LMPROG_SHORT_CONV) return;
     const int scores = r.kind == LMPROG_DELTA_NET ? 2 * r.heads : r.heads;
-    product({layer.gates, nullptr, scores, model_.hidden, LMPROG_F32}, whole(), normed_.inputs(), gates_.data,
-            gates_.width);
-    adapt(layer, LMPROG_ADAPTED_GATES, normed_, {gates_.data, gates_.width, false});
+    if (r.kind != LMPROG_LINEAR) {
+        product({layer.gates, nullptr, scores, model_.hidden, LMPROG_F32}, whole(), normed_.inputs(), gates_.data,
+                gates_.width);
+        adapt(layer, LMPROG_ADAPTED_GATES, normed_, {gates_.data, gates_.width, false});
+    }
     by_row(count_, 4L * r.channels, [&](int first, int last, int) {
         for (int row = first; row < last; row++) prepare_head_row(layer, row);
     });
     workers_.share(r.heads, little(3L * count_ * r.heads * head_floats(r)),
                    [&](int head, int) { recur_head(layer, head); });
-    if (r.kind != LMPROG_MAMBA2 || (step.num_logits == 0 && &layer == last_kept_)) return;
+    if (r.kind == LMPROG_DELTA_NET || (step.num_logits == 0 && &layer == last_kept_)) return;
     by_row(count_, 8L * mixed(layer), [&](int first, int last, int) {
-        for (int row = first; row < last; row++) finish_mamba_row(layer, row);
+        for (int row = first; row < last; row++) finish_whole_row(layer, row);
     });
 }
 
@@ -96,6 +98,11 @@ void Engine::prepare_head_row(const lmprog_layer &layer, long row) {
     }
     float *rates = gates_.row(row), *decays = rates + r.heads;
     for (int head = 0; head < r.heads; head++) {
+        if (r.kind == LMPROG_LINEAR) {
+            rates[head] = 1;
+            decays[head] = expf(-expf(layer.decay_log[head]));
+            continue;
+        }
         const bool is_net = r.kind == LMPROG_DELTA_NET;
         const float score = (is_net ? decays : rates)[head] + layer.decay_bias[head];
         float step = score > 20.0f ? score : log1pf(expf(score));
@@ -133,16 +140,23 @@ void Engine::finish_head(const lmprog_layer &layer, int head, long row) {
     if (r.kind == LMPROG_DELTA_NET) {
         kernels_->norm(out, layer.state_norm, r.norm_eps, r.value_dim, out);
         kernels_->activate({LMPROG_SILU, 0, 0}, x + at.z, out, out, r.value_dim);
-    } else {
+    } else if (r.kind == LMPROG_MAMBA2) {
         kernels_->add(out, x + at.v, layer.skip[head], r.value_dim);
     }
 }
 
-void Engine::finish_mamba_row(const lmprog_layer &layer, long row) {
+// Norms over several heads, and what opens or closes them.
+void Engine::finish_whole_row(const lmprog_layer &layer, long row) {
     const lmprog_recurrent &r = model_.recurrent;
     const long size = mixed(layer), each = size / r.groups;
     float *out = attended_.row(row);
-    kernels_->activate({LMPROG_SILU, 0, 0}, qkv_.row(row) + columns_of(r).z, out, out, size);
+    const float *z = qkv_.row(row) + columns_of(r).z;
+    if (r.kind == LMPROG_LINEAR) {
+        kernels_->norm(out, layer.state_norm, r.norm_eps, size, out);
+        kernels_->activate({kSigmoid, 0, 0}, z, out, out, size);
+        return;
+    }
+    kernels_->activate({LMPROG_SILU, 0, 0}, z, out, out, size);
     for (long at = 0; at < size; at += each)
         kernels_->norm(out + at, layer.state_norm + at, r.norm_eps, each, out + at);
 }

@@ -1,6 +1,19 @@
 #include "engine_step.h"
 
 namespace lmprog {
+namespace {
+
+// 2 * half numbers: the first of each two, then the second ones.
+void part_pairs(float *x, long half) {
+    float seconds[256];
+    for (long i = 0; i < half; i++) {
+        seconds[i] = x[2 * i + 1];
+        x[i] = x[2 * i];
+    }
+    std::copy(seconds, seconds + half, x + half);
+}
+
+}  // namespace
 
 Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kernels *attention, int threads)
     : model_(model),
@@ -223,6 +236,7 @@ void Engine::project(const lmprog_layer &layer) {
     by_row(count_, 4L * model_.hidden, [&](int first, int last, int) {
         for (int r = first; r < last; r++) {
             norm_row(x_.row(r), layer.attention_norm, normed_.row(r));
+            carry_on(r, layer.carried);
             prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
         }
     });
@@ -234,32 +248,47 @@ void Engine::project(const lmprog_layer &layer) {
 void Engine::attend(const lmprog_layer &layer, const lmprog_step &step) {
     project(layer);
     by_row(count_, 4L * projected(layer), [&](int first, int last, int) {
-        for (int r = first; r < last; r++) finish_row(layer, r);
+        for (int r = first; r < last; r++) finish_row(layer, step, r);
     });
     write_and_attend(layer, step);
 }
 
 // Norms and rotation of one row's queries and keys; the norm of its values.
-void Engine::finish_row(const lmprog_layer &layer, long row) {
+void Engine::finish_row(const lmprog_layer &layer, const lmprog_step &step, long row) {
     const Layout &l = layout(layer);
     const int heads = l.kv_heads * l.group, kv_heads = layer.reads ? 0 : l.kv_heads, dim = l.head_dim;
     float *q = qkv_.row(row), *k = q + static_cast<long>(heads) * dim;
-    if (layer.q_norm != nullptr && model_.qk_norm_wide) {
-        kernels_->norm(q, layer.q_norm, model_.norm_eps, static_cast<long>(heads) * dim, q);
-        kernels_->norm(k, layer.k_norm, model_.norm_eps, static_cast<long>(kv_heads) * dim, k);
-    }
     for (int h = 0; layer.v_norm != nullptr && h < kv_heads; h++) {
         float *v = k + (static_cast<long>(kv_heads) + h) * dim;
         kernels_->norm(v, layer.v_norm, model_.norm_eps, dim, v);
     }
+    if (model_.norms_rotated == 0) norm_heads(layer, q, k);
     const long half = layer.rope < 0 ? 0 : ropes_[layer.rope].rotary_dim / 2;
-    for (int h = 0; h < heads + kv_heads; h++) {
+    for (int h = 0; layer.rope >= 0 && h < heads + kv_heads; h++) {
         float *x = q + static_cast<long>(h) * dim;
-        if (layer.q_norm != nullptr && !model_.qk_norm_wide)
-            kernels_->norm(x, h < heads ? layer.q_norm : layer.k_norm, model_.norm_eps, dim, x);
-        if (layer.rope < 0) continue;
+        // Neighbours come apart: scores are the same where queries and keys have the same order.
+        if (model_.rotates_pairs != 0) part_pairs(x, half);
         const float *sines = sines_[layer.rope] + row * half;
         kernels_->rotate(x, cosines_[layer.rope] + row * half, sines, static_cast<int>(half));
+    }
+    if (model_.norms_rotated != 0) norm_heads(layer, q, k);
+    if (model_.growth == 0.0f) return;
+    const float times = 1.0f + model_.growth * logf(1.0f + static_cast<float>(step.positions[row] / model_.grows_every));
+    for (long i = 0; i < static_cast<long>(heads) * dim; i++) q[i] *= times;
+}
+
+void Engine::norm_heads(const lmprog_layer &layer, float *q, float *k) const {
+    if (layer.q_norm == nullptr) return;
+    const Layout &l = layout(layer);
+    const int heads = l.kv_heads * l.group, kv_heads = layer.reads ? 0 : l.kv_heads, dim = l.head_dim;
+    if (model_.qk_norm_wide) {
+        kernels_->norm(q, layer.q_norm, model_.norm_eps, static_cast<long>(heads) * dim, q);
+        kernels_->norm(k, layer.k_norm, model_.norm_eps, static_cast<long>(kv_heads) * dim, k);
+        return;
+    }
+    for (int h = 0; h < heads + kv_heads; h++) {
+        float *x = q + static_cast<long>(h) * dim;
+        kernels_->norm(x, h < heads ? layer.q_norm : layer.k_norm, model_.norm_eps, dim, x);
     }
 }
 
@@ -315,6 +344,7 @@ void Engine::feed_forward(const lmprog_layer &layer) {
         for (int r = first; r < last; r++) {
             if (layer.qkv != nullptr) add_row(r, layer.attention_post_norm);
             norm_row(x_.row(r), layer.mlp_norm, normed_.row(r));
+            carry_on(r, layer.mlp_carried);
             prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
         }
     });
@@ -404,6 +434,13 @@ void Engine::norm_row(const float *x, const float *weight, float *out) const {
     else
         kernels_->norm(x, weight, model_.norm_eps, model_.hidden, out);
     std::fill(out + model_.hidden, out + up32(model_.hidden), 0.0f);
+}
+
+// What a norm gave takes the place of what went in.
+void Engine::carry_on(long row, float times) {
+    if (times == 0.0f) return;
+    std::fill(x_.row(row), x_.row(row) + x_.width, 0.0f);
+    kernels_->add(x_.row(row), normed_.row(row), times, x_.width);
 }
 
 // Adds what a product gave to the row's running sum, after a norm of its own where the model has one.

@@ -97,9 +97,11 @@ class Engine {
     void prepare_head_row(const lmprog_layer &layer, long row);
     void recur_head(const lmprog_layer &layer, int head);
     void finish_head(const lmprog_layer &layer, int head, long row);
-    void finish_mamba_row(const lmprog_layer &layer, long row);
+    void finish_whole_row(const lmprog_layer &layer, long row);
     void write_and_attend(const lmprog_layer &layer, const lmprog_step &step);
-    void finish_row(const lmprog_layer &layer, long row);
+    void finish_row(const lmprog_layer &layer, const lmprog_step &step, long row);
+    void norm_heads(const lmprog_layer &layer, float *q, float *k) const;
+    void carry_on(long row, float times);
     void keep_wanted(const lmprog_step &step);
     void feed_forward(const lmprog_layer &layer);
     void finish_mixer(const lmprog_layer &layer);

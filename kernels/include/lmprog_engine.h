@@ -71,6 +71,8 @@ typedef struct {
     lmprog_attention_shape shape; /* all layers have the same pages */
     int32_t inner;                /* of the feed-forward */
     int32_t reads; /* keys and values are an earlier layer's: qkv has queries only, and nothing is written */
+    /* Where they are not 0, what a half's norm gives, times this, is what its result is added to. */
+    float carried, mlp_carried;
     /* A layer with a router has a mixture in place of its feed-forward: gate_up, down and their biases are those of all
      * experts, shared ones last, one after the other, each filled up to whole panels. NULL: none. */
     const void *router;       /* [experts][hidden], packed as F32 whatever the model's type; shared_gated: one row more */
@@ -106,8 +108,10 @@ typedef struct {
  * sigmoid(score), decay = exp(-exp(decay_log) * softplus(score + decay_bias)).
  * MAMBA 2. in: v of [heads * value_dim], k and q of [groups * key_dim], which all go through convolution and silu, and z. rate =
  * softplus(score + decay_bias), decay = exp(-exp(decay_log) * rate); S = decay * S; S += k (rate * v); (S q + skip * v) * silu(z)
- * is normalized by groups. */
-enum { LMPROG_SHORT_CONV = 1, LMPROG_DELTA_NET = 2, LMPROG_MAMBA2 = 3 };
+ * is normalized by groups.
+ * LINEAR ATTENTION. in: as of the delta net, each with keys of its own; q, k, v go through silu (a convolution of one tap).
+ * decay = exp(-exp(decay_log)); S = decay * S; S += k v; S q is normalized over all heads and multiplied with sigmoid(z). */
+enum { LMPROG_SHORT_CONV = 1, LMPROG_DELTA_NET = 2, LMPROG_MAMBA2 = 3, LMPROG_LINEAR = 4 };
 
 typedef struct {
     int32_t kind; /* 0: the model has no recurrent layers */
@@ -136,6 +140,10 @@ typedef struct {
     int32_t vocab, hidden, num_layers, num_ropes;
     int32_t weight_type, activation, qk_norm_wide;
     int32_t gated_attention; /* behind the values qkv has a gate of each query head: attention times its sigmoid goes out */
+    /* Rotations turn neighbours; queries and keys are normalized behind the rotation. */
+    int32_t rotates_pairs, norms_rotated;
+    float growth; /* queries are multiplied by 1 + growth * log(1 + position / grows_every); 0: they are not */
+    int32_t grows_every;
     float activation_slope, activation_limit; /* of the clamped activation */
     lmprog_mixture mixture;                   /* of layers with a router */
     lmprog_recurrent recurrent;

@@ -17,7 +17,16 @@ import transformers
 from lmprog.config import RuntimeConfig
 from lmprog.runtime.engine.engine import load_engine
 from tests.adapters.peft_files import Made, write_adapter, write_merged
-from tests.model.checkpoints import FOREIGN, FURTHER, LAYERED, NATIVE, VARIANTS, VOCABULARY, Recipe
+from tests.model.checkpoints import (
+    FOREIGN,
+    FURTHER,
+    LATER,
+    LAYERED,
+    NATIVE,
+    VARIANTS,
+    VOCABULARY,
+    Recipe,
+)
 from tests.model.conftest import generated
 from tests.model.driver import AnyEngine, Driver
 
@@ -110,6 +119,7 @@ def test_several_adapters_in_one_batch_are_each_equal_to_merged_weights(
 
 
 JOINED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+GLM = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj")
 FAMILIES = {
     "qwen2": (NATIVE["qwen2"], Made(seed=5)),
     "qwen3": (NATIVE["qwen3"], Made(33, 20.0, seed=6)),
@@ -118,6 +128,7 @@ FAMILIES = {
     "gemma2": (FOREIGN["gemma2"], Made(strength=0.1, seed=9)),
     "olmo2": (FOREIGN["olmo2"], Made(seed=10)),
     "granite": (FURTHER["granite"], Made(seed=11)),
+    "glm4": (LATER["glm4"], Made(3, 5.0, GLM, strength=0.1, seed=14)),
     "gemma4": (LAYERED["gemma4"], Made(strength=0.1, seed=12)),
     "gemma4-shared": (LAYERED["gemma4-shared"], Made(strength=0.1, seed=13)),
 }

@@ -54,6 +54,18 @@ FAMILIES = {
         Recipe("GraniteMoeHybrid", DENSE),
         (*ATTENTION, "o_proj", "in_proj", "out_proj", "input_linear", "output_linear"),
     ),
+    "nemotron_h": (RECURRENT["nemotron_h"], (*ATTENTION, "o_proj", "in_proj", "out_proj")),
+    "nemotron without experts": (
+        Recipe(
+            "NemotronH",
+            RECURRENT["nemotron_h"].fields | {"layers_block_type": ["mamba", "attention", "mlp"]},
+        ),
+        (*ATTENTION, "o_proj", "in_proj", "out_proj", "up_proj", "down_proj"),
+    ),
+    "minimax": (
+        RECURRENT["minimax"],
+        (*ATTENTION, "o_proj", "qkv_proj", "output_gate", "out_proj"),
+    ),
     "bamba": (RECURRENT["bamba"], (*ATTENTION, "o_proj", "in_proj", "out_proj", *MLP)),
 }
 GREEDY = SamplingParams(temperature=0.0, logprobs=2)

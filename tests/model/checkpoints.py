@@ -110,6 +110,59 @@ FURTHER = FOREIGN | {
     ),
 }
 """What the native engine decodes and the torch decoder leaves to transformers."""
+LATER = {
+    "olmo3": Recipe(
+        "Olmo3",
+        {"sliding_window": 37, "num_hidden_layers": 4}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0}
+                | {"original_max_position_embeddings": 64},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+    ),
+    "exaone4": Recipe("Exaone4", {"sliding_window": 37, "num_hidden_layers": 4}),
+    "exaone4-whole": Recipe(
+        "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}
+    ),
+    "seed-oss": Recipe("SeedOss", {"head_dim": 24}),
+    "hunyuan": Recipe(
+        "HunYuanDenseV1",
+        {"head_dim": 24}
+        | {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "rope_theta": 1e4,
+                "alpha": 1000.0,
+                "factor": 1.0,
+            }
+        },
+    ),
+    "glm": Recipe("Glm", {"head_dim": 24}),
+    "glm4": Recipe("Glm4", {"head_dim": 24}),
+    "ministral3": Recipe(
+        "Ministral3",
+        {"head_dim": 16}
+        | {
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0}
+            | {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.5}
+            | {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}
+        },
+    ),
+    "glm4-moe": Recipe(
+        "Glm4Moe",
+        {"head_dim": 24, "n_routed_experts": 6, "num_experts_per_tok": 3, "use_qk_norm": True}
+        | {"moe_intermediate_size": 40, "n_shared_experts": 2, "routed_scaling_factor": 1.5}
+        | {"attention_bias": True},
+    ),
+    "minimax-m2": Recipe(
+        "MiniMaxM2",
+        {"head_dim": 24, "num_local_experts": 6, "num_experts_per_tok": 3}
+        | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ),
+}
+"""Decoders and mixtures that only the native engine computes."""
 _LAYERED = {
     "head_dim": 16,
     "global_head_dim": 32,
@@ -224,6 +277,14 @@ RECURRENT = {
         | {"moe_shared_expert_intermediate_size": 72, "routed_scaling_factor": 1.5}
         | {"mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 32}
         | {"head_dim": 16},
+    ),
+    "minimax": Recipe(
+        "MiniMax",
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "block_size": 32}
+        | {"full_attn_alpha_factor": 1.5, "linear_attn_alpha_factor": 2.5, "mlp_alpha_factor": 3.5}
+        | dict.fromkeys(("full_attn_beta_factor", "linear_attn_beta_factor"), 0.5)
+        | {"mlp_beta_factor": 0.5},
     ),
     "kimi_linear": Recipe(
         "KimiLinear",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmprog.native import compiler
-from tests.model.checkpoints import FOREIGN, FURTHER, LAYERED, MIXTURES, NATIVE, VARIANTS
+from tests.model.checkpoints import FOREIGN, FURTHER, LATER, LAYERED, MIXTURES, NATIVE, VARIANTS
 from tests.model.conftest import NUM_NEW, Judge, Judged
 from tests.model.driver import AnyEngine, Driver, Greedy
 
@@ -22,7 +22,7 @@ def assert_equal(got: list[Greedy], judged: Judged) -> None:
 
 
 CASES = [f"{engine}:{name}" for name in NATIVE for engine in ("native", "torch")]
-CASES += [f"native:{name}" for name in FURTHER | MIXTURES | LAYERED]
+CASES += [f"native:{name}" for name in FURTHER | MIXTURES | LAYERED | LATER]
 CASES += [f"torch:{name}" for name in ("mixtral", "gpt-oss", *LAYERED)]
 
 
@@ -31,7 +31,7 @@ def case(request: pytest.FixtureRequest, judged: Judge) -> tuple[Judged, AnyEngi
     kind, _, name = request.param.partition(":")
     if kind == "native" and compiler() is None:
         pytest.skip("needs a C++ compiler")
-    made = judged(name, (NATIVE | FURTHER | MIXTURES | LAYERED)[name])
+    made = judged(name, (NATIVE | FURTHER | MIXTURES | LAYERED | LATER)[name])
     engine = made.engine(engine=kind)
     assert engine.name == kind
     return made, engine

@@ -17,7 +17,7 @@ from lmprog.runtime.engine.model.shape import read_config, read_shape
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.interface import PATHS
 from lmprog.runtime.engine.native.page_memory import page_bytes
-from tests.model.checkpoints import LAYERED, MIXTURES, NATIVE, RECURRENT
+from tests.model.checkpoints import LATER, LAYERED, MIXTURES, NATIVE, RECURRENT
 from tests.model.conftest import Judge, Judged
 from tests.model.driver import Driver
 
@@ -42,11 +42,11 @@ def checkpoint(judged: Judge) -> Judged:
     "name",
     [
         *("qwen3", "qwen3-moe", "gpt-oss", "lfm2", "qwen3_next", "granitemoehybrid"),
-        *("gemma4-shared", "gemma4-mixture", "lfm2_moe"),
+        *("gemma4-shared", "gemma4-mixture", "lfm2_moe", "nemotron_h", "minimax", "glm4-moe"),
     ],
 )
 def test_company_and_chunks_and_threads_change_no_bit(judged: Judge, name: str, kind: str) -> None:
-    checkpoint = judged(name, (NATIVE | MIXTURES | RECURRENT | LAYERED)[name], judge=False)
+    checkpoint = judged(name, (NATIVE | MIXTURES | RECURRENT | LAYERED | LATER)[name], judge=False)
     prompts = checkpoint.prompts
     alone = Driver(checkpoint.engine(threads=1, **TYPES[kind]), 16).greedy(
         prompts, 6, together=False

@@ -124,7 +124,7 @@ WITH_PICTURES = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}
 
 
 def test_each_family_that_is_computed_has_a_recipe_here() -> None:
-    assert {*RECURRENT, *WITH_PICTURES} == KNOWN
+    assert {*RECURRENT, *WITH_PICTURES} == KNOWN | {"minimax"}
 
 
 @pytest.mark.parametrize("name", list(WITH_PICTURES))
@@ -230,6 +230,7 @@ def test_long_prompts_in_chunks_and_in_company_generate_what_transformers_does(
 
 DRAFTED = [
     *((name, kind, None) for name, kind in KINDS),
+    *((name, "native", None) for name in ("lfm2_moe", "olmo_hybrid", "minimax")),
     *((name, "native", "int8") for name in ("lfm2", "qwen3_5_text", "nemotron_h")),
 ]
 
@@ -324,9 +325,10 @@ def test_forks_answer_as_if_each_were_alone_and_compute_only_their_own(
 
 
 def test_a_kind_of_layer_that_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
-    kinds = ["linear_attention", "full_attention", "linear_attention"]
-    Recipe("MiniMax", {"layer_types": kinds, "num_local_experts": 4}).make(tmp_path)
-    with pytest.raises(ModelError, match=r"minimax keeps a state .* not .*computed yet"):
+    sizes = {"mamba_d_state": 8, "mamba_headdim": 16, "n_mamba_heads": 8, "num_mem_blocks": 1}
+    kinds = ["linear_attention", "hybrid", "linear_attention"]
+    Recipe("Zamba2", sizes | {"layer_types": kinds}).make(tmp_path)
+    with pytest.raises(ModelError, match=r"zamba2 keeps a state .* not .*computed yet"):
         load_engine(RuntimeConfig(model=str(tmp_path)))
 
 

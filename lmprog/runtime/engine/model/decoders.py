@@ -13,9 +13,10 @@ from typing import Any
 
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.rope import read_rope
-from lmprog.runtime.engine.model.shape import ModelShape, Norms, WeightNames, read_shape
+from lmprog.runtime.engine.model.shape import Growth, ModelShape, Norms, WeightNames, read_shape
 
 Config = dict[str, Any]
+_NORMS_BEHIND = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 
 
 def as_llama(config: Config, *own: str, **defaults: Any) -> ModelShape:
@@ -108,8 +109,7 @@ def _phi3(config: Config) -> ModelShape:
 
 def _olmo2(config: Config) -> ModelShape:
     shape = as_llama(config, rms_norm_eps=1e-5)
-    norms = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-    return replace(shape, norms=norms, qk_norm=True, qk_norm_wide=True)
+    return replace(shape, norms=_NORMS_BEHIND, qk_norm=True, qk_norm_wide=True)
 
 
 def _smollm3(config: Config) -> ModelShape:
@@ -164,6 +164,136 @@ def windows_of(config: Config, is_local: Callable[[int], bool]) -> tuple[int | N
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
+def partial_of(config: Config) -> float | None:
+    """Takes the rotated part of a head out of `config`; None: it says nothing of it."""
+    found: float | None = config.pop("partial_rotary_factor", None)
+    if isinstance(ropes := config.get("rope_parameters"), dict):
+        config["rope_parameters"] = ropes = dict(ropes)
+        found = ropes.pop("partial_rotary_factor", None) or found
+    return found
+
+
+def _olmo3(config: Config) -> ModelShape:
+    ropes = config.pop("rope_parameters", None) or {}
+    theta = config.pop("rope_theta", None) or 500_000.0
+    plain = {"rope_theta": theta}
+    whole = plain | (config.pop("rope_scaling", None) or {}) | ropes.get("full_attention", {})
+    shape = _olmo2(_without(config, "layer_types", "sliding_window") | {"rope_parameters": whole})
+    local = {"rope_parameters": plain | ropes.get("sliding_attention", {})}
+    return replace(
+        shape,
+        windows=windows_of(config, lambda layer: (layer + 1) % 4 != 0),
+        local_rope=read_rope(local, shape.context_len),
+    )
+
+
+def _exaone4(config: Config) -> ModelShape:
+    window, pattern = config.get("sliding_window", 4096), config.get("sliding_window_pattern", 4)
+    rest = _without(config, "layer_types", "sliding_window", "sliding_window_pattern")
+    shape = as_llama(rest, rms_norm_eps=1e-5, num_key_value_heads=32)
+    windows: tuple[int | None, ...] = (None,) * shape.num_layers
+    if window is not None:
+        if not isinstance(pattern, int) and not config.get("layer_types"):
+            raise ModelError(
+                f"an EXAONE 4 with sliding_window_pattern = {pattern!r} needs layer_types"
+            )
+        windows = windows_of(config, lambda layer: (layer + 1) % pattern != 0)
+    whole = (layer for layer in range(shape.num_layers) if windows[layer] is None)
+    return replace(
+        shape,
+        norms=_NORMS_BEHIND,
+        qk_norm=True,
+        windows=windows,
+        unrotated=frozenset(whole) if window is not None else frozenset(),
+    )
+
+
+def _seed_oss(config: Config) -> ModelShape:
+    shape = as_llama(
+        config,
+        *("attention_bias", "attention_out_bias"),
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=524_288,
+    )
+    return replace(
+        shape,
+        qkv_bias=bool(config.get("attention_bias", True)),
+        out_bias=bool(config.get("attention_out_bias", False)),
+    )
+
+
+def _hunyuan(config: Config) -> ModelShape:
+    ropes = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    alpha = ropes.pop("alpha", None)
+    theta = ropes.get("rope_theta") or config.get("rope_theta") or 10_000.0
+    if alpha and ropes.get("rope_type", ropes.get("type")) == "dynamic":
+        ropes, dim = (
+            {},
+            config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        )
+        theta *= alpha ** (dim / (dim - 2))
+    rest = _without(config, "rope_scaling", "rope_theta", "use_qk_norm", "attention_bias")
+    shape = as_llama(rest | {"rope_parameters": {**ropes, "rope_theta": theta}}, rms_norm_eps=1e-5)
+    has_bias = bool(config.get("attention_bias"))
+    return replace(
+        shape,
+        names=WeightNames(q_norm="query_layernorm", k_norm="key_layernorm"),
+        qk_norm=True,
+        norms_rotated=True,
+        qkv_bias=has_bias,
+        out_bias=has_bias,
+    )
+
+
+def _glm4(config: Config) -> ModelShape:
+    """Also the older GLM, without norms behind the halves."""
+    partial, has_norms_behind = partial_of(config), config["model_type"] == "glm4"
+    shape = as_llama(
+        config,
+        "attention_bias",
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1.5625e-07,
+    )
+    behind = Norms(
+        attention_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"
+    )
+    return replace(
+        shape,
+        norms=behind if has_norms_behind else Norms(),
+        names=WeightNames(gate_up="gate_up_proj"),
+        qkv_bias=bool(config.get("attention_bias", True)),
+        rotary_dim=int(shape.head_dim * (partial or 0.5)),
+        rotates_pairs=True,
+    )
+
+
+def _ministral3(config: Config) -> ModelShape:
+    ropes = dict(config.get("rope_parameters") or {})
+    by = ropes.pop("llama_4_scaling_beta", None)
+    ropes.pop("max_position_embeddings", None)
+    every = ropes.get("original_max_position_embeddings")
+    if by is None or every is None:
+        raise ModelError(
+            "a Ministral 3 needs llama_4_scaling_beta and a length that it counts from"
+        )
+    shape = as_llama(
+        _without(config, "sliding_window") | {"rope_parameters": ropes},
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=262_144,
+        rms_norm_eps=1e-5,
+    )
+    windows = (config.get("sliding_window"),) * shape.num_layers
+    return replace(shape, windows=windows, growth=Growth(float(by), int(every)))
+
+
+def _without(config: Config, *names: str) -> Config:
+    return {name: value for name, value in config.items() if name not in names}
+
+
 DECODERS: dict[str, Callable[[Config], ModelShape]] = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -171,4 +301,13 @@ DECODERS: dict[str, Callable[[Config], ModelShape]] = {
     "olmo2": _olmo2,
     "smollm3": _smollm3,
     "granite": granite,
+    "olmo3": _olmo3,
+    "exaone4": _exaone4,
+    "seed_oss": _seed_oss,
+    "hunyuan_v1_dense": _hunyuan,
+    "glm": _glm4,
+    "glm4": _glm4,
+    "ministral3": _ministral3,
 }
+LATER = frozenset({"olmo3", "exaone4", "seed_oss", "hunyuan_v1_dense", "glm", "glm4", "ministral3"})
+"""Those that only the native engine computes."""

@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lmprog.runtime.engine.model.decoders import DECODERS, Config, as_llama, granite, windows_of
+from lmprog.runtime.engine.model.decoders import (
+    DECODERS,
+    LATER,
+    Config,
+    as_llama,
+    granite,
+    partial_of,
+    windows_of,
+)
 from lmprog.runtime.engine.model.gemma4 import UNIFIED, read_gemma4
 from lmprog.runtime.engine.model.mixture import (
     ExpertNames,
@@ -30,6 +38,7 @@ from lmprog.runtime.engine.model.recurrent import (
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import (
     FAMILIES,
+    Carried,
     ModelShape,
     Norms,
     WeightNames,
@@ -43,9 +52,9 @@ def shardable_families() -> tuple[str, ...]:
 
 
 def device_families() -> tuple[str, ...]:
-    """Those of the torch decoder, and so of a device: all whose layers attend, with heads of one
-    size."""
-    return (*FAMILIES, *DECODERS, *_MIXTURES)
+    """Those of the torch decoder, and so of a device: layers attend, with heads of one size."""
+    read = (name for name in DECODERS | _MIXTURES if name not in _NATIVE_ALONE)
+    return (*FAMILIES, *read)
 
 
 def is_native(model_type: str) -> bool:
@@ -98,6 +107,70 @@ def _qwen3_moe(config: Config) -> ModelShape:
         qk_norm=True,
         mixture=read_mixture(config, "moe_intermediate_size", layers, normalized=normalized),
         windows=(window,) * shape.num_layers,
+    )
+
+
+def _minimax_m2(config: Config) -> ModelShape:
+    """Chosen by sigmoids and a bias."""
+    partial = partial_of(config)
+    rotated = config.pop("rotary_dim", None)
+    shape = as_llama(
+        config,
+        *(*_EXPERTS, "use_qk_norm"),
+        *("num_key_value_heads",) * (config.get("num_key_value_heads", 8) is None),
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=196_608,
+        rope_theta=5e6,
+    )
+    block = "block_sparse_moe"
+    described = {"num_local_experts": 256, "num_experts_per_tok": 8} | config
+    return replace(
+        shape,
+        qk_norm=True,
+        qk_norm_wide=True,
+        rotary_dim=rotated or int(shape.head_dim * (partial or 1.0)),
+        mixture=read_mixture(
+            *(described, "intermediate_size", frozenset(range(shape.num_layers))),
+            sigmoid=True,
+            choice_bias=f"{block}.e_score_correction_bias",
+            names=ExpertNames(block, gate="w1", up="w3", down="w2"),
+        ),
+    )
+
+
+def _glm4_moe(config: Config) -> ModelShape:
+    if config.get("n_group", 1) != 1:
+        raise FeatureNotComputed("groups of experts are not supported by the native decoder")
+    partial, has_bias = partial_of(config), bool(config.get("attention_bias", False))
+    shape = as_llama(
+        config,
+        *(*_EXPERTS, "n_routed_experts", "attention_bias", "use_qk_norm"),
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        rms_norm_eps=1e-5,
+    )
+    told: Config = {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
+    told |= {"moe_intermediate_size": 1408} | config
+    told |= {"num_experts": told["n_routed_experts"]}
+    told.pop("num_local_experts", None)
+    inner = told["n_shared_experts"] * size_of(told, "moe_intermediate_size")
+    shared = (f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
+    return replace(
+        shape,
+        qkv_bias=has_bias,
+        qk_norm=bool(config.get("use_qk_norm")),
+        rotary_dim=int(shape.head_dim * (partial or 0.5)),
+        mixture=read_mixture(
+            *(told, "moe_intermediate_size"),
+            frozenset(range(config.get("first_k_dense_replace", 1), shape.num_layers)),
+            normalized=bool(config.get("norm_topk_prob", True)),
+            sigmoid=True,
+            share_floor=1e-20,
+            share_scale=float(config.get("routed_scaling_factor", 1.0)),
+            choice_bias="mlp.gate.e_score_correction_bias",
+            shared=SharedExpert(inner, *shared) if inner else None,
+        ),
     )
 
 
@@ -378,6 +451,47 @@ def _bamba(config: Config) -> ModelShape:
     )
 
 
+def _minimax(config: Config) -> ModelShape:
+    """Half of the layers are linear attention whose decays are fixed."""
+    partial = partial_of(config)
+    factors = {name: float(config.pop(f"{name}_factor", None) or 1.0) for name in _MINIMAX_FACTORS}
+    if len({factors[name] for name in factors if "beta" in name}) > 1:
+        raise FeatureNotComputed("a MiniMax with several beta factors is not supported natively")
+    shape = _mixtral({"num_key_value_heads": 8} | _without(config, "layer_types", "sliding_window"))
+    kinds = config.get("layer_types") or [
+        "linear_attention" if layer % 2 else "full_attention" for layer in range(shape.num_layers)
+    ]
+    size = shape.num_heads * shape.head_dim
+    recurrent = Recurrent(
+        *("linear", layers_of(config, kinds, "linear_attention"), 1, 3 * size),
+        heads=shape.num_heads,
+        groups=shape.num_heads,
+        key_dim=shape.head_dim,
+        value_dim=shape.head_dim,
+        norm_eps=1e-6,
+    )
+    return replace(
+        shape,
+        windows=(None,) * shape.num_layers,
+        rotary_dim=int(shape.head_dim * (partial or 1.0)),
+        residual_scale=factors["mlp_beta"],
+        carried=Carried(
+            *(factors[f"{name}_alpha"] for name in ("full_attn", "linear_attn", "mlp"))
+        ),
+        recurrent=checked(recurrent),
+    )
+
+
+_MINIMAX_FACTORS = (
+    *("full_attn_alpha", "full_attn_beta", "linear_attn_alpha", "linear_attn_beta"),
+    *("mlp_alpha", "mlp_beta"),
+)
+
+
+def _without(config: Config, *names: str) -> Config:
+    return {name: value for name, value in config.items() if name not in names}
+
+
 _NEMOTRON_LAYERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 _NEMOTRON_SIZES = {
     "mamba_n_heads": ("mamba_num_heads", 128),
@@ -393,9 +507,8 @@ _NEMOTRON_SIZES = {
 def _nemotron_h(config: Config) -> ModelShape:
     """Each layer is one half."""
     kinds = config.get("layers_block_type") or config.get("layer_types")
-    kinds = kinds or [
-        _NEMOTRON_LAYERS[one] for one in config.get("hybrid_override_pattern", "M-*-")
-    ]
+    pattern = config.get("hybrid_override_pattern", "ME*-")
+    kinds = kinds or [_NEMOTRON_LAYERS[one] for one in pattern if one in _NEMOTRON_LAYERS]
     words = {"mamba": "linear_attention", "attention": "full_attention"}
     kinds = [words.get(one, one) for one in kinds]
     refused = ("attention_bias", "mlp_bias", "use_bias", "moe_latent_size", "sliding_window")
@@ -466,6 +579,8 @@ _MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
     "gpt_oss": _gpt_oss,
     "granitemoe": _granite_moe,
     "granitemoeshared": _granite_moe,
+    "minimax_m2": _minimax_m2,
+    "glm4_moe": _glm4_moe,
 }
 _HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
     "lfm2": _lfm2,
@@ -477,6 +592,7 @@ _HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
     "granitemoehybrid": _granite_hybrid,
     "bamba": _bamba,
     "nemotron_h": _nemotron_h,
+    "minimax": _minimax,
 }
 _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     **dict.fromkeys(("gemma4_text", "gemma4"), lambda config: read_gemma4(text_part(config))),
@@ -486,5 +602,7 @@ _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     ),
 }
 """Whose layers have heads of several sizes."""
+_NATIVE_ALONE = frozenset({"glm4_moe", "minimax_m2"}) | LATER
+"""What no other decoder of ours computes, or no test has compared there."""
 _WITH_SINKS = frozenset({"gpt_oss"})
 """Whose sinks and biases of experts ranks do not share."""

@@ -24,7 +24,7 @@ _LANES = 16
 class Recurrent:
     """Those of one model, which are all of one kind (`lmprog_engine.h` says what each computes)."""
 
-    kind: Literal["short_conv", "delta_net", "mamba2"]
+    kind: Literal["short_conv", "delta_net", "mamba2", "linear"]
     layers: frozenset[int]
     taps: int
     channels: int

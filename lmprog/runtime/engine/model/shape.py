@@ -61,6 +61,25 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """A query is multiplied by 1 + `by` * log(1 + position // `every`)."""
+
+    by: float
+    every: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What that is multiplied by before a half's result is added: beside attention, a recurrent
+    layer, and a feed-forward.
+    """
+
+    attention: float
+    recurrent: float
+    mlp: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes and variants of one decoder. `windows` has one entry a layer: positions looked back on,
     None for all.
@@ -107,6 +126,14 @@ class ModelShape:
     """The rotation of layers with a window, where they have one of their own (Gemma 3)."""
     unrotated: frozenset[int] = frozenset()
     """Layers without rotation (SmolLM 3)."""
+    rotates_pairs: bool = False
+    """Neighbours are turned, not one of each half (GLM 4)."""
+    norms_rotated: bool = False
+    """Queries and keys are rotated before they are normalized (Hunyuan)."""
+    growth: Growth | None = None
+    """How queries grow with their positions (Ministral 3)."""
+    carried: Carried | None = None
+    """What a half's norm gives goes on beside it, not what goes in (MiniMax)."""
     joined: bool = False
     """The checkpoint keeps queries, keys and values as one weight (Phi 3)."""
     mixture: Mixture | None = None

@@ -201,10 +201,17 @@ def expected(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 
 def not_read(shape: ModelShape) -> set[str]:
-    """Weights that a checkpoint may have though its layers read the keys and values of others."""
+    """Weights that a checkpoint may have though its layers read the keys and values of others, or
+    what follows from the config."""
     layers = [layer for layer in range(shape.num_layers) if shape.source_of(layer) is not None]
     names = ("k_proj", "v_proj", "k_norm", "v_norm")
-    return {f"model.layers.{at}.self_attn.{name}.weight" for at in layers for name in names}
+    found = {f"model.layers.{at}.self_attn.{name}.weight" for at in layers for name in names}
+    if (recurrent := shape.recurrent) is not None and recurrent.kind == "linear":
+        names = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+        found |= {
+            f"model.layers.{at}.self_attn.{name}" for at in recurrent.layers for name in names
+        }
+    return found
 
 
 def splits(shape: ModelShape) -> dict[str, Split | None]:
@@ -490,11 +497,32 @@ def _mamba2(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[str, M
     return _halves(shape, into, out) | {"gates": gates}
 
 
-_RECURRENT = {"short_conv": _short_conv, "delta_net": _delta_net, "mamba2": _mamba2}
+def _linear(shape: ModelShape, recurrent: Recurrent, prefix: str) -> dict[str, Matrix]:
+    """Head by head its q, k and v."""
+    hidden, size, dim = shape.hidden, recurrent.values, recurrent.key_dim
+    block, parts = f"{prefix}self_attn.", list[Part]()
+    for head in range(recurrent.heads):
+        for place in range(3):
+            begin, first = (3 * head + place) * dim, place * size + head * dim
+            parts.append(Part(f"{block}qkv_proj.weight", begin, dim, first))
+    parts.append(Part(f"{block}output_gate.weight", 0, size, 3 * size))
+    out = Matrix(hidden, size, (Part(f"{block}out_proj.weight", 0, hidden),))
+    return _halves(shape, Matrix(4 * size, hidden, tuple(parts)), out)
+
+
+_RECURRENT = {
+    "short_conv": _short_conv,
+    "delta_net": _delta_net,
+    "mamba2": _mamba2,
+    "linear": _linear,
+}
 _BLOCKS = {"short_conv": "conv", "delta_net": "linear_attn", "mamba2": "mamba"}
 
 
 def _recurrent_vectors(recurrent: Recurrent, prefix: str) -> Iterator[tuple[str, Vector]]:
+    if recurrent.kind == "linear":
+        yield "state_norm", _whole(f"{prefix}self_attn.norm.weight", recurrent.values)
+        return
     block = f"{prefix}{recurrent.block or _BLOCKS[recurrent.kind]}."
     conv = block + ("conv" if recurrent.kind == "short_conv" else "conv1d")
     taps, channels = recurrent.taps, recurrent.channels

@@ -428,11 +428,19 @@ class NativeEngine:
         self._state_pool = Region(aligned(state_bytes) * shape.num_recurrent)
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             layer.shape, layer.inner = attention[index], shape.inner_of(index)
+            if (carried := shape.carried) is not None:
+                has_state = shape.recurrent_of(index) is not None
+                layer.carried = carried.recurrent if has_state else carried.attention
+                layer.mlp_carried = carried.mlp
             for name, part in parts.items():
                 setattr(layer.attention if name == "sinks" else layer, name, part.ctypes.data)
             if shape.recurrent_of(index) is not None:
                 self._state_parts.append(self._state_pool.take(state_bytes))
                 layer.states = self._state_parts[-1].ctypes.data
+                if recurrent.kind == interface.RECURRENT_KINDS["linear"]:
+                    fixed = fixed_decays(recurrent.heads, index, shape.num_layers)
+                    self._held += [fixed, taps := np.ones(recurrent.channels, np.float32)]
+                    layer.decay_log, layer.conv = fixed.ctypes.data, taps.ctypes.data
                 continue
             if not shape.has_mixer(index):
                 continue
@@ -464,6 +472,10 @@ class NativeEngine:
             activation=interface.ACTIVATIONS[shape.activation],
             qk_norm_wide=shape.qk_norm_wide,
             gated_attention=shape.gated_attention,
+            rotates_pairs=shape.rotates_pairs,
+            norms_rotated=shape.norms_rotated,
+            growth=0.0 if shape.growth is None else shape.growth.by,
+            grows_every=0 if shape.growth is None else shape.growth.every,
             activation_slope=shape.activation_slope,
             activation_limit=shape.activation_limit,
             mixture=_mixture(shape),
@@ -493,6 +505,15 @@ class NativeEngine:
         turns = np.ascontiguousarray(frequencies(rope, rotated))
         self._held.append(turns)
         return interface.CRope(turns.ctypes.data, rope.amplitude, rotated)
+
+
+def fixed_decays(heads: int, layer: int, num_layers: int) -> NDArray[np.float32]:
+    """Of each head of a layer of linear attention, the logarithm of how fast it forgets: faster in
+    later heads, slower in later layers (MiniMax)."""
+    base = 2.0 ** (-8.0 / heads)
+    factor = 1 - layer / (num_layers - 1 + 1e-5) + 1e-5
+    found: NDArray[np.float32] = np.log(base ** np.arange(1, heads + 1) * factor).astype(np.float32)
+    return found
 
 
 def _mixture(shape: ModelShape) -> interface.CMixture:

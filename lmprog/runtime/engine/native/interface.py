@@ -120,6 +120,7 @@ class CLayer(ctypes.Structure):
         ("attention", CAttentionLayer),
         ("shape", CAttentionShape),
         *(("inner", c_int32), ("reads", c_int32)),
+        *(("carried", c_float), ("mlp_carried", c_float)),
         *((name, c_void_p) for name in ("router", "router_bias", "choice_bias", *DENSE_BESIDE)),
         ("rope", c_int32),
         *((name, c_void_p) for name in ("keys", "values", "states", "gates", *STATE_VECTORS)),
@@ -139,7 +140,7 @@ class CMixture(ctypes.Structure):
     )
 
 
-RECURRENT_KINDS = {"short_conv": 1, "delta_net": 2, "mamba2": 3}
+RECURRENT_KINDS = {"short_conv": 1, "delta_net": 2, "mamba2": 3, "linear": 4}
 
 
 class CRecurrent(ctypes.Structure):
@@ -154,7 +155,8 @@ class CModel(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("vocab", "hidden", "num_layers", "num_ropes")),
         *((name, c_int32) for name in ("weight_type", "activation", "qk_norm_wide")),
-        ("gated_attention", c_int32),
+        *((name, c_int32) for name in ("gated_attention", "rotates_pairs", "norms_rotated")),
+        *(("growth", c_float), ("grows_every", c_int32)),
         *((name, c_float) for name in ("activation_slope", "activation_limit")),
         ("mixture", CMixture),
         ("recurrent", CRecurrent),
