@@ -22,7 +22,8 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, TypeAlias
 
 from lmprog import wire
 from lmprog.errors import LmprogError
@@ -34,7 +35,9 @@ from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, TextPart
 
 if TYPE_CHECKING:
-    from lmprog.runtime.scheduling.namespaces import Namespaces
+    from lmprog.radix import Node
+    from lmprog.runtime.programs.call_builder import ServedModel
+    from lmprog.runtime.programs.next_turns import NextTurns
     from lmprog.runtime.scheduling.scheduler import Scheduler
 
 LONG = 16_384
@@ -190,7 +193,7 @@ class LongTexts:
         self.service = service
         self.thread = thread
         self._charge = charge
-        self._clock = clock
+        self.clock = clock
         self.under_way: deque[LongText] = deque()
         """Texts that have begun since the last turn, and those before that are not done."""
         self._left = CHARS_PER_STEP
@@ -272,17 +275,17 @@ class LongTexts:
             last = () if long.last is None else self.encoder.tokens(long.last)
             reply([*long.tokens, *last] if long.error is None else long.error)
 
-        began = self._clock()
+        began = self.clock()
         self._begin(LongText(len(text), self.encoder.parts(text, ()), is_wanted, finish, payer))
-        self._charge(payer, self._clock() - began)
+        self._charge(payer, self.clock() - began)
 
     def encode_now(self, op: wire.Encode, payer: Client) -> wire.TokensAre:
         """The reply to what is not long. Raises LmprogError."""
-        began = self._clock()
+        began = self.clock()
         try:
             return self.service.encode(op)
         finally:
-            self._charge(payer, self._clock() - began)
+            self._charge(payer, self.clock() - began)
 
     def encode_elsewhere(self, text: LongText, part: TextPart) -> Future[array[int]]:
         """The tokens of a part of `text`; where its length is checked, also why it cannot fit."""
@@ -314,9 +317,9 @@ class LongTexts:
             text = self.under_way.popleft()
             if text.is_done:
                 continue
-            began = self._clock()
+            began = self.clock()
             self._left -= text.encode_some(min(self._left, CHARS_IN_TURN), self)
-            self._charge(text.payer, self._clock() - began)
+            self._charge(text.payer, self.clock() - began)
             if self.thread is not None and not text.is_elsewhere:
                 self._charge(text.payer, text.seconds_elsewhere)
                 text.seconds_elsewhere = 0.0
@@ -369,6 +372,10 @@ def _wanted(branch: RuntimeBranch) -> Callable[[], bool]:
     return lambda: branch.failure is None and branch.state is BranchState.OPEN
 
 
+Computed: TypeAlias = Callable[[RuntimeBranch, Sequence, "Node | None"], object]
+"""A part of a branch's text was computed, and ends there; None: it was not."""
+
+
 class EarlyTexts:
     """Texts of branches that come in parts, which are computed before a call asks for what follows:
     in steps in which no call has a row, on pages that are free. What no later text can change is
@@ -379,17 +386,32 @@ class EarlyTexts:
         self,
         scheduler: Scheduler,
         texts: LongTexts,
-        namespaces: Namespaces,
+        model: ServedModel,
         move_pin_to: Callable[[RuntimeBranch, array[int]], object],
     ) -> None:
         """`move_pin_to` pins a branch to what is cached of its tokens."""
         self._scheduler = scheduler
         self._texts = texts
-        self._namespaces = namespaces
+        self._model = model
         self._move_pin_to = move_pin_to
         self.grown: deque[RuntimeBranch] = deque(maxlen=MOST_GROWN)
         """Branches to which text has come, the first one first."""
-        self.under_way: list[tuple[RuntimeBranch, Sequence]] = []
+        self._has_next = False
+        self.under_way: list[tuple[RuntimeBranch, Sequence, Computed]] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is to be computed."""
+        return bool(self.grown or (self._has_next and self.next_turns.are_missing))
+
+    @cached_property
+    def next_turns(self) -> NextTurns:
+        """Made when the first one is expected."""
+        from lmprog.runtime.programs.next_turns import NextTurns
+
+        self._has_next = True
+        write, guard = self._model.template().begun, self._texts.service.guard
+        return NextTurns(self._scheduler, self, partial(write, guard), self._texts.clock)
 
     def grow(self, branch: RuntimeBranch) -> None:
         """Text has come to the branch, and more may. Steps know of it from the first one on."""
@@ -402,12 +424,17 @@ class EarlyTexts:
         meanwhile waits no longer than for any other step.
         """
         while self.grown:
-            sequence = self._next(self.grown[0])
-            if sequence is not None:
-                self._scheduler.submit(sequence.group)
-                self.under_way.append((self.grown[0], sequence))
+            if self.compute(self.grown[0], self._computed):
                 return
             self.grown.popleft()
+
+    def compute(self, branch: RuntimeBranch, computed: Computed) -> bool:
+        """Submits what comes next of the branch, which `computed` hears of. False: nothing does."""
+        sequence = self._next(branch)
+        if sequence is not None:
+            self._scheduler.submit(sequence.group)
+            self.under_way.append((branch, sequence, computed))
+        return sequence is not None
 
     def _next(self, branch: RuntimeBranch) -> Sequence | None:
         """None where less than a page is missing, a call has come, or it would cost others."""
@@ -419,7 +446,7 @@ class EarlyTexts:
         except LmprogError:  # its call will say so
             return None
         scheduler, tokens, size = self._scheduler, branch.tokens, self._scheduler.config.page_size
-        namespace = self._namespaces.of(tokens, branch.salt, branch.adapter)
+        namespace = self._model.namespaces.of(tokens, branch.salt, branch.adapter)
         found = scheduler.tree.match(namespace.keys(tokens), namespace.root).length
         end = min(len(tokens), found + scheduler.planner.prefill_budget(1)[0])
         if end - found < size or scheduler.tables.states is not None or not scheduler.config.share:
@@ -439,15 +466,19 @@ class EarlyTexts:
 
     def deliver(self, progress: Iterable[Progress]) -> None:
         """Ends what a step has computed, or failed to; and what has found no place."""
-        branch, sequence = self.under_way[0]
+        branch, sequence, computed = self.under_way[0]
         brought = next((one for one in progress if one.sequence is sequence and one.ended), None)
         if brought is None and sequence.state is SequenceState.RUNNING:
             return
         self.under_way.clear()
         node = self._scheduler.end(sequence)
+        has_failed = brought is None or brought.error is not None
+        computed(branch, sequence, None if has_failed else node)
         if node is not None:
-            if branch.state is BranchState.OPEN and not branch.is_busy:
-                self._move_pin_to(branch, branch.tokens)
             self._scheduler.unpin(node)
-        if brought is None or brought.error is not None:
+
+    def _computed(self, branch: RuntimeBranch, _: Sequence, node: Node | None) -> None:
+        if branch.state is BranchState.OPEN and not branch.is_busy:
+            self._move_pin_to(branch, branch.tokens)
+        if node is None:
             self.grown.clear()  # not again and again

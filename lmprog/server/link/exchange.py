@@ -235,6 +235,8 @@ class Exchange:
         self._account = account
         self._streamed: dict[int, int] = {}  # call -> tokens that its deltas had
         self._branches: list[int] = []
+        self.following: dict[int, wire.Conversation] = {}
+        """By branch: what is expected to follow when it is closed."""
         self._calls: set[int] = set()
         self._inbox: deque[Answer] = deque()
         self._queued = 0
@@ -473,7 +475,8 @@ class Exchange:
         self._link.leave(self)
         if branches and self._failure is None:
             try:
-                self._connection.send([wire.Close(number) for number in branches])
+                following = self.following.get
+                self._connection.send([wire.Close(one, next=following(one)) for one in branches])
             except RuntimeGone:
                 log.debug("the runtime went before its branches were closed")
         self.fail(error)
