@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.programs import next_turns
+from lmprog.runtime.programs import early_texts
 from lmprog.runtime.scheduling.plan import Plan
 from lmprog.wire import Append, Close, Conversation, Generate, Open
 from tests.runtime.talk import GREEDY, ME, Talk, done, text
@@ -56,7 +56,7 @@ def test_the_next_turn_is_computed_as_the_template_writes_it_and_the_answer_is_t
 
 
 def test_what_no_prompt_begins_with_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_turns, "MOST_EXPECTED", 1)
+    monkeypatch.setattr(early_texts, "MOST_EXPECTED", 1)
     talk = Talk(num_pages=256)
     first_turn(talk)
     first = talk.scheduler.stats.ahead_tokens
@@ -113,7 +113,7 @@ def test_a_client_that_asks_for_many_pushes_out_its_own() -> None:
         talk.say(Open(branch), Close(branch, next=FOLLOWING))
     talk.loop.step()
     early = talk.interpreter._early
-    assert len(early.next_turns._turns) <= next_turns.MOST_OF_CLIENT
+    assert len(early.next_turns._turns) <= early_texts.MOST_OF_CLIENT
     talk.until_idle()
     assert not early.is_waiting
 
@@ -127,4 +127,18 @@ def test_a_turn_computed_ahead_is_a_turn_of_its_session() -> None:
     talk.until_idle()
     talk.ask(Close(2))
     assert talk.scheduler.sessions.numbers == {number}
+    talk.scheduler.check()
+
+
+def test_early_texts_and_next_turns_are_computed_one_after_the_other() -> None:
+    talk = Talk(num_pages=512)
+    first_turn(talk)
+    before = talk.scheduler.stats.ahead_tokens
+    talk.say(Open(8), Append(8, (wire.TextPiece("one two three four " * 6),), early=True))
+    talk.say(Open(9), Close(9, next=written(MORE, {"role": "user", "content": wire.UNSAID})))
+    talk.until_idle()
+    assert talk.scheduler.stats.ahead_tokens > before
+    assert talk.scheduler.tree.num_pinned, "the early text is there, too"
+    assert talk.scheduler.idle
+    assert not talk.interpreter.is_working
     talk.scheduler.check()

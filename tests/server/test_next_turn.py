@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.programs.next_turns import NextTurns
+from lmprog.runtime.programs.early_texts import NextTurns
 from lmprog.server.openai.chat_completions import Chat
 from lmprog.server.openai.messages import ChatMessage
 from lmprog.server.openai.tools import ChatTool, toolbox

@@ -61,7 +61,8 @@ from lmprog.runtime.programs.clients import (
     unknown_branch,
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
-from lmprog.runtime.programs.long_texts import LONG, EarlyTexts, LongTexts
+from lmprog.runtime.programs.early_texts import EarlyTexts
+from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
@@ -416,9 +417,8 @@ class Interpreter:
     @property
     def is_working(self) -> bool:
         """A long text is tokenised further in the next step, or the host has other work."""
-        is_tokenising = bool(self._texts.under_way) and self._texts.is_busy
-        is_early = self._early.is_waiting and self.scheduler.idle
-        return is_tokenising or is_early or bool(self._work.under_way)
+        texts, is_early = self._texts, self._early.is_waiting and self.scheduler.idle
+        return bool((texts.under_way and texts.is_busy) or is_early or self._work.under_way)
 
     @property
     def next_deadline(self) -> float | None:
