@@ -66,6 +66,7 @@ from lmprog.wire.message import (
     Whitespace,
 )
 from lmprog.wire.ops import (
+    UNSAID,
     Append,
     AwaitPrefixes,
     Cancel,
@@ -167,6 +168,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "SAMPLING_OPTIONS",
     "SHARES_PUBLIC",
+    "UNSAID",
     "AnyOf",
     "Append",
     "AwaitPrefixes",

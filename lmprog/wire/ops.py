@@ -198,11 +198,17 @@ class Close(Message, frozen=True):
     """The branch is not needed any more; its calls still waiting or running are cancelled.
 
     What it has computed stays in the cache until memory is needed; with `forget` what only it stood
-    on, back to where it was forked, is given up at once.
+    on, back to where it was forked, is given up at once. What `next` begins with, up to `UNSAID`,
+    is computed where nobody else needs the runtime, at the branch's expense.
     """
 
     branch: Id
     forget: bool = False
+    next: Conversation | None = None
+
+
+UNSAID = "QZUNSAIDZQ"
+"""In a conversation: stands for what nobody has said yet."""
 
 
 class Cancel(Message, frozen=True):

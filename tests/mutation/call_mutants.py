@@ -41,7 +41,7 @@ CALL_MUTANTS = [
         "a closed branch keeps its pin",
         "branch",
         _PROGRAMS + "interpreter.py",
-        "        branch.state = BranchState.CLOSED\n        self._completion.let_go(branch, forget)",
+        "        branch.state = BranchState.CLOSED\n        self._completion.let_go(branch, op.forget)",
         "        branch.state = BranchState.CLOSED",
     ),
     Mutant(

@@ -105,6 +105,28 @@ LEDGER_MUTANTS = [
         "        self._shares.serve(client, seconds)\n",
         "",
     ),
+    # --- next turns that are computed before they are asked
+    Mutant(
+        "nobody pays for a next turn",
+        "next turns",
+        _PROGRAMS + "early_texts.py",
+        "closed.adapter, closed.weight, client)\n",
+        "closed.adapter, closed.weight)\n",
+    ),
+    Mutant(
+        "a turn that was computed ahead is one of no session",
+        "next turns",
+        _PROGRAMS + "early_texts.py",
+        "        if turn.pause is not None:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "what is computed ahead is never wasted",
+        "next turns",
+        _PROGRAMS + "early_texts.py",
+        "            stats.ahead_wasted_tokens += self._expected.popitem(last=False)[1].num_computed\n",
+        "            self._expected.popitem(last=False)\n",
+    ),
     # --- short calls before long ones of the same client
     Mutant(
         "no call is short beside another",
@@ -188,7 +210,7 @@ LEDGER_MUTANTS = [
         "texts are tokenised between steps for nothing",
         "ledger",
         _PROGRAMS + "long_texts.py",
-        "            self._charge(text.payer, self._clock() - began)\n",
+        "            self._charge(text.payer, self.clock() - began)\n",
         "",
     ),
     Mutant(

@@ -497,8 +497,15 @@ MEMORY_MUTANTS = [
         "tokens of those who hardly come back count in full",
         "scheduling",
         _SCHEDULING + "active_programs.py",
-        " * place.size * place.chance(now)\n",
+        " * place.size * place.returns(now - place.paused_at)\n",
         " * place.size\n",
+    ),
+    Mutant(
+        "what programs that pause will leave is missing all the same",
+        "scheduling",
+        _SCHEDULING + "active_programs.py",
+        "                mean -= (1.0 - chance) * place.size\n",
+        "",
     ),
 ]
 """In the order of the data: tree, eviction, holds, page tables, queue, policies and sessions."""

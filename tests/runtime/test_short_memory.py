@@ -13,6 +13,7 @@ from lmprog.runtime.scheduling.active_programs import (
     ActivePrograms,
     Growth,
     Pins,
+    ProgramPlace,
     ProgramSizes,
 )
 from lmprog.runtime.scheduling.batch import Batch
@@ -385,3 +386,22 @@ def test_nobody_waits_for_a_machine_that_has_been_idle_for_a_second() -> None:
         longest = max(longest, idle)
         assert longest < 1.2
     assert longest > 0.5, "memory was full"
+
+
+def test_what_will_be_missing_is_weighed_by_the_chances_that_programs_come_back() -> None:
+    programs = ActivePrograms(4096, 1 << 20, StepCosts())
+    assert programs.expected_missing(100.0, 0.0, ()) == 100.0, "nobody pauses"
+    for number, size in ((1, 400), (2, 400)):
+        place = ProgramPlace(number, size=size, is_active=True)
+        programs._active[number] = programs._places[number] = place
+    assert programs.expected_missing(100.0, 0.0, ()) == 100.0, "all come back"
+    for place in programs._active.values():
+        place.returns = lambda seconds: 1.0 if seconds < 1.0 else 0.0
+    assert programs.expected_missing(100.0, 2.0, ()) == 0.0, "they have left more than that"
+    assert programs.expected_missing(900.0, 2.0, ()) == 100.0
+    left_out = [programs._active[1]]
+    assert programs.expected_missing(900.0, 2.0, left_out) == 500.0, "its pages are counted already"
+    for place in programs._active.values():
+        place.returns = lambda _: 0.5
+    assert 80.0 < programs.expected_missing(400.0, 2.0, ()) < 130.0, "both may come back"
+    assert 390.0 < programs.expected_missing(800.0, 2.0, ()) < 440.0

@@ -44,7 +44,7 @@ MIRRORED = (
 """Of vLLM and SGLang, with our prefix."""
 OURS = (
     "fork_shared_tokens programs engine_restarts wait_passes invariant_failures "
-    "computed_tokens forced_tokens"
+    "computed_tokens forced_tokens ahead_tokens ahead_used_tokens ahead_wasted_tokens"
 )
 Samples = dict[str, float]
 

@@ -62,7 +62,8 @@ from lmprog.runtime.programs.clients import (
     unknown_branch,
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
-from lmprog.runtime.programs.long_texts import LONG, EarlyTexts, LongTexts
+from lmprog.runtime.programs.early_texts import EarlyTexts
+from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
@@ -117,7 +118,7 @@ class Interpreter:
         self._clock = clock
         self._counters = counters or {}
         self._deadlines = Deadlines()
-        self._early = EarlyTexts(scheduler, texts, model.namespaces, delivery.move_pin_to)
+        self._early = EarlyTexts(scheduler, texts, model, delivery.move_pin_to)
         self._works: list[tuple[Sized, Callable[[], object]]] = [
             (texts.under_way, lambda: texts.turn(self._ready.append)),
             (judged, lambda: judging().turn()),
@@ -197,8 +198,8 @@ class Interpreter:
                     self._early.grow(grown)
             case wire.Generate() | wire.Select() | wire.Read():
                 self._arrive(client_id, client, op)
-            case wire.Close(branch=number, forget=forget):
-                self._close(client, number, forget)
+            case wire.Close():
+                self._close(client, op)
             case wire.Cancel(call=number):
                 if (call := client.calls.get(number)) is not None:
                     self._completion.fail(call, Cancelled("the call was cancelled."))
@@ -241,15 +242,13 @@ class Interpreter:
             return failed(op.call, error)
 
     def _encode_long(self, client_id: ClientId, op: wire.Encode) -> None:
-        def reply(outcome: list[int] | LmprogError) -> None:
+        def got(outcome: list[int] | LmprogError) -> None:
             if isinstance(outcome, LmprogError):
                 self._completion.send(client_id, failed(op.call, outcome))
             else:
                 self._completion.send(client_id, self._texts.service.encoded(op, outcome))
 
-        self._texts.encode(
-            op.text, lambda: client_id in self.clients, reply, payer_of(client_id, "")
-        )
+        self._texts.encode(op.text, lambda: client_id in self.clients, got, payer_of(client_id, ""))
 
     def figures(self) -> dict[str, float]:
         """Counters, and the state of tree, pages and queue right now."""
@@ -348,24 +347,26 @@ class Interpreter:
             self._deadlines.add(call, self._clock(), op.timeout)
         self._queue(branch, call)
 
-    def _close(self, client: ClientState, number: int, forget: bool = False) -> None:
-        branch = client.branches.pop(number, None)
+    def _close(self, client: ClientState, op: wire.Close) -> None:
+        branch = client.branches.pop(op.branch, None)
         if branch is None:
             return
-        if any(op.is_for_others for op in branch.queue):
+        if any(queued.is_for_others for queued in branch.queue):
             self._runner.run(branch, self._clock())
-        under_way = [call for call in client.take_calls(number) if not call.is_done]
+        under_way = [call for call in client.take_calls(op.branch) if not call.is_done]
         if under_way or branch.queue:
             self._completion.cancel_all(branch, under_way)
         branch.state = BranchState.CLOSED
-        self._completion.let_go(branch, forget)
+        self._completion.let_go(branch, op.forget)
+        if op.next is not None:
+            self._early.next_turns.expect(branch, op.next)
 
     def _forget_client(self, client_id: ClientId) -> None:
         client = self.clients.get(client_id)
         if client is None:
             return
         for number in list(client.branches):
-            self._close(client, number)
+            self._close(client, wire.Close(number))
         del self.clients[client_id]
         self._news.forget(client_id)
         self._completion.drop_client(client_id)
@@ -414,9 +415,9 @@ class Interpreter:
     @property
     def is_working(self) -> bool:
         """A long text is tokenised further in the next step, or the host has other work."""
-        is_tokenising = bool(self._texts.under_way) and self._texts.is_busy
-        is_early = bool(self._early.grown) and self.scheduler.idle
-        return is_tokenising or is_early or bool(self._work.under_way) or bool(self._ready)
+        texts, is_early = self._texts, self._early.is_waiting and self.scheduler.idle
+        is_tokenising = bool(texts.under_way) and texts.is_busy
+        return bool(is_tokenising or is_early or self._work.under_way or self._ready)
 
     @property
     def next_deadline(self) -> float | None:

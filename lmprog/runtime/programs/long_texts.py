@@ -9,10 +9,7 @@ of different texts in turn, and its text waits for that.
 
 Whoever's text it is pays for what is encoded in turns, here and in the thread.
 
-Texts that come in parts (`EarlyTexts`) are tokenised and computed while nobody else needs a step.
-
-Knows the encoder, the branches that wait, who pays, and when the scheduler has nothing to do; does
-not know ops.
+Knows the encoder, the branches that wait and who pays; does not know ops.
 """
 
 from __future__ import annotations
@@ -27,15 +24,12 @@ from typing import TYPE_CHECKING
 from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.runtime.programs.branch import Awaited, BranchState, RuntimeBranch
-from lmprog.runtime.scheduling.generation import Scoring
-from lmprog.runtime.scheduling.logits_requests import Progress
-from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup, SequenceState
+from lmprog.runtime.scheduling.sequence import Client
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, TextPart
 
 if TYPE_CHECKING:
-    from lmprog.runtime.scheduling.namespaces import Namespaces
-    from lmprog.runtime.scheduling.scheduler import Scheduler
+    pass
 
 LONG = 16_384
 """Characters of the longest text that is tokenised at once: some milliseconds."""
@@ -43,8 +37,6 @@ CHARS_PER_STEP = 16_384
 """Characters of long texts that are encoded in a step; the last chunk may go beyond."""
 CHARS_IN_TURN = 4_096
 """Characters of one text that are encoded before it is the next one's turn."""
-MOST_GROWN = 64
-"""Branches with early texts that are looked at; of more, those that grew last."""
 _KEPT_COST = 16
 """Encoded characters that take as long as looking up a chunk that was kept."""
 
@@ -190,7 +182,7 @@ class LongTexts:
         self.service = service
         self.thread = thread
         self._charge = charge
-        self._clock = clock
+        self.clock = clock
         self.under_way: deque[LongText] = deque()
         """Texts that have begun since the last turn, and those before that are not done."""
         self._left = CHARS_PER_STEP
@@ -272,17 +264,17 @@ class LongTexts:
             last = () if long.last is None else self.encoder.tokens(long.last)
             reply([*long.tokens, *last] if long.error is None else long.error)
 
-        began = self._clock()
+        began = self.clock()
         self._begin(LongText(len(text), self.encoder.parts(text, ()), is_wanted, finish, payer))
-        self._charge(payer, self._clock() - began)
+        self._charge(payer, self.clock() - began)
 
     def encode_now(self, op: wire.Encode, payer: Client) -> wire.TokensAre:
         """The reply to what is not long. Raises LmprogError."""
-        began = self._clock()
+        began = self.clock()
         try:
             return self.service.encode(op)
         finally:
-            self._charge(payer, self._clock() - began)
+            self._charge(payer, self.clock() - began)
 
     def encode_elsewhere(self, text: LongText, part: TextPart) -> Future[array[int]]:
         """The tokens of a part of `text`; where its length is checked, also why it cannot fit."""
@@ -314,9 +306,9 @@ class LongTexts:
             text = self.under_way.popleft()
             if text.is_done:
                 continue
-            began = self._clock()
+            began = self.clock()
             self._left -= text.encode_some(min(self._left, CHARS_IN_TURN), self)
-            self._charge(text.payer, self._clock() - began)
+            self._charge(text.payer, self.clock() - began)
             if self.thread is not None and not text.is_elsewhere:
                 self._charge(text.payer, text.seconds_elsewhere)
                 text.seconds_elsewhere = 0.0
@@ -367,87 +359,3 @@ class LongTexts:
 def _wanted(branch: RuntimeBranch) -> Callable[[], bool]:
     """Whether the branch still waits for its text."""
     return lambda: branch.failure is None and branch.state is BranchState.OPEN
-
-
-class EarlyTexts:
-    """Texts of branches that come in parts, which are computed before a call asks for what follows:
-    in steps in which no call has a row, on pages that are free. What no later text can change is
-    tokenised, as before a fork, so that the call finds it in the tree and its answer is the same.
-    """
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        texts: LongTexts,
-        namespaces: Namespaces,
-        move_pin_to: Callable[[RuntimeBranch, array[int]], object],
-    ) -> None:
-        """`move_pin_to` pins a branch to what is cached of its tokens."""
-        self._scheduler = scheduler
-        self._texts = texts
-        self._namespaces = namespaces
-        self._move_pin_to = move_pin_to
-        self.grown: deque[RuntimeBranch] = deque(maxlen=MOST_GROWN)
-        """Branches to which text has come, the first one first."""
-        self.under_way: list[tuple[RuntimeBranch, Sequence]] = []
-
-    def grow(self, branch: RuntimeBranch) -> None:
-        """Text has come to the branch, and more may. Steps know of it from the first one on."""
-        self.grown.append(branch)
-        if self._begin not in self._scheduler.hooks.spare:
-            self._scheduler.hooks.spare.append(self._begin)
-
-    def _begin(self) -> None:
-        """Submits what comes next, as much as a step may have beside decodes: a call that comes
-        meanwhile waits no longer than for any other step.
-        """
-        while self.grown:
-            sequence = self._next(self.grown[0])
-            if sequence is not None:
-                self._scheduler.submit(sequence.group)
-                self.under_way.append((self.grown[0], sequence))
-                return
-            self.grown.popleft()
-
-    def _next(self, branch: RuntimeBranch) -> Sequence | None:
-        """None where less than a page is missing, a call has come, or it would cost others."""
-        is_asked = branch.is_busy or branch.queue or branch.failure is not None
-        if branch.state is not BranchState.OPEN or is_asked or len(branch.pending) > LONG:
-            return None
-        try:
-            self._texts.tokenise_certain(branch)
-        except LmprogError:  # its call will say so
-            return None
-        scheduler, tokens, size = self._scheduler, branch.tokens, self._scheduler.config.page_size
-        namespace = self._namespaces.of(tokens, branch.salt, branch.adapter)
-        found = scheduler.tree.match(namespace.keys(tokens), namespace.root).length
-        end = min(len(tokens), found + scheduler.planner.prefill_budget(1)[0])
-        if end - found < size or scheduler.tables.states is not None or not scheduler.config.share:
-            return None
-        needed = (end - found) // size + 2
-        growth = scheduler.programs.expected_growth(()).most / size
-        used = scheduler.memory.num_used + growth + needed
-        if needed > scheduler.pages.num_free or used > scheduler.pages.num_pages:
-            return None
-        group = SequenceGroup(
-            client=branch.payer, weight=branch.weight, prompt_len=end, goes_on=True
-        )
-        # one score, without which nobody would see that what was computed is not finite
-        sequence = Sequence(group, tokens[:end], Scoring(end, (tokens[end - 1],)), namespace)
-        group.sequences.append(sequence)
-        return sequence
-
-    def deliver(self, progress: Iterable[Progress]) -> None:
-        """Ends what a step has computed, or failed to; and what has found no place."""
-        branch, sequence = self.under_way[0]
-        brought = next((one for one in progress if one.sequence is sequence and one.ended), None)
-        if brought is None and sequence.state is SequenceState.RUNNING:
-            return
-        self.under_way.clear()
-        node = self._scheduler.end(sequence)
-        if node is not None:
-            if branch.state is BranchState.OPEN and not branch.is_busy:
-                self._move_pin_to(branch, branch.tokens)
-            self._scheduler.unpin(node)
-        if brought is None or brought.error is not None:
-            self.grown.clear()  # not again and again

@@ -21,10 +21,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp, inf, log, sqrt
+from math import erf, exp, inf, log, pi, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.config import SchedulerConfig
@@ -447,6 +447,26 @@ class ActivePrograms:
         left = sequence.task.left if isinstance(sequence.task, Generation) else 0
         size = place.size + added_tokens(sequence) + left
         return 0.0 if place.number <= 0 else self.sizes.expected_growth(size)
+
+    def expected_missing(
+        self, missing: float, now: float, losers: Container[ProgramPlace]
+    ) -> float:
+        """Of so many tokens that there is no memory for, those that will be missing all the same,
+        in the mean, when each program that pauses, `losers` left out, has come back or not: as if
+        what these leave together were normally distributed.
+        """
+        mean, variance = missing, 0.0
+        for place in self._active.values():
+            if not place.num_open and place not in losers:
+                chance = place.returns(now - place.paused_at)
+                mean -= (1.0 - chance) * place.size
+                variance += chance * (1.0 - chance) * place.size**2
+        if variance <= 0.0:
+            return max(0.0, mean)
+        spread = sqrt(variance)
+        at = mean / spread
+        density = exp(-at * at / 2.0) / sqrt(2.0 * pi)
+        return min(missing, mean * (1.0 + erf(at / sqrt(2.0))) / 2.0 + spread * density)
 
     def is_worth_exceeding(self, sequence: Sequence, missing: float, num_running: int) -> bool:
         """Whether a waiting sequence should run though `missing` tokens of memory will be lacking

@@ -438,10 +438,9 @@ class ProgramAdmission:
                     break
             # An idle machine takes a program that does not fit, if nobody who pauses is waited for.
             may_exceed = is_overdue or (not running and (losers or not len(programs)))
-            may_exceed = may_exceed or (
-                no_slots <= 0
-                and programs.is_worth_exceeding(sequence, missing * size, len(running))
-            )
+            if not may_exceed and no_slots <= 0:
+                lost = programs.expected_missing(missing * size, now, losers)
+                may_exceed = programs.is_worth_exceeding(sequence, lost, len(running))
             is_allowed = may_exceed and means != "free"
             if (missing > 0.0 or no_slots > 0) and not is_allowed:
                 self._missing = max(1.0, missing)

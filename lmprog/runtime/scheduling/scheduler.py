@@ -235,9 +235,7 @@ class StepHooks:
     """
 
     extend_rows: list[Callable[[list[Row], int], dict[int, RowDraft]]] = field(default_factory=list)
-    """Lengthens rows of a step by tokens that are not known, so many at most; returns these by
-    row.
-    """
+    """Lengthens rows by tokens that are not known, so many at most; returns these by row."""
     planned: list[Callable[[Plan, int], object]] = field(default_factory=list)
     """A step is planned with everything known, and so much of its budget is left."""
     committed: list[Callable[[Plan, Mapping[int, int], float], object]] = field(
@@ -246,6 +244,8 @@ class StepHooks:
     """The results of a step that began then are applied; by row, how many tokens that were not
     known were right.
     """
+    submitted: list[Callable[[SequenceGroup], object]] = field(default_factory=list)
+    """A group was queued, and its sequences have been looked up."""
     spare: list[Callable[[], object]] = field(default_factory=list)
     """A step is planned for which nobody has anything to compute; it may submit a group to it."""
     idle: list[Callable[[float], object]] = field(default_factory=list)
@@ -284,9 +284,8 @@ class Scheduler:
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
-        self.sessions = Sessions(
-            self.pins, self.programs, lambda one: self.tables.match(one.sequences[0])
-        )
+        match = self.tables.match
+        self.sessions = Sessions(self.pins, self.programs, lambda group: match(group.sequences[0]))
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)
@@ -396,6 +395,8 @@ class Scheduler:
         if group.turn is not None and not group.turn.number:
             self.sessions.join(group, group.turn, self.clock())
         self.add(group, group.sequences)
+        for submitted in self.hooks.submitted:
+            submitted(group)
         return displaced
 
     def add(self, group: SequenceGroup, sequences: Items[Sequence]) -> None:

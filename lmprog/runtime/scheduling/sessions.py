@@ -181,6 +181,8 @@ class Pause:
     """Ages of it that were counted."""
     num_next: int = 0
     """Requests under way that go on from it."""
+    ahead: Node | None = None
+    """Where what its next request begins with was computed for it."""
 
 
 class OpenTurn(NamedTuple):
@@ -237,6 +239,19 @@ class Sessions:
     def kinds(self) -> list[PauseKind]:
         """Of pauses of which something is known."""
         return [kind for own in self._times.values() for kind in own]
+
+    def computed_ahead(self, pause: Pause, node: Node) -> None:
+        """What the pause's next request begins with is there up to `node`, which need not be behind
+        the pause's own: a template may write the answer anew.
+        """
+        if pause in self._pauses and node not in self._at:
+            self._unmark(pause)
+            self._at[node], pause.ahead = pause, node
+
+    def _unmark(self, pause: Pause) -> None:
+        if pause.ahead is not None and self._at.get(pause.ahead) is pause:
+            del self._at[pause.ahead]
+        pause.ahead = None
 
     def last_of(self, program: int) -> Pause | None:
         """Its newest pause, where it is a session's."""
@@ -480,6 +495,7 @@ class Sessions:
             del self._of_client[session.client]
         if self._at.get(pause.node) is pause:
             del self._at[pause.node]
+        self._unmark(pause)
         if self._last[pause.number] is pause:
             del self._last[pause.number]
         self._unpin(pause)

@@ -61,6 +61,12 @@ class Stats:
     """Of these, what was sampled too."""
     wrong_draft_tokens: int = 0
     """Computed in vain: guesses that were wrong, with the text that they would have forced."""
+    ahead_tokens: int = 0
+    """Of prompts that had not been asked yet, computed while nobody else needed a step."""
+    ahead_used_tokens: int = 0
+    """Of these, what a prompt began with ..."""
+    ahead_wasted_tokens: int = 0
+    """... and what none is expected to begin with any more."""
     calls: int = 0
     calls_done: int = 0
     calls_failed: int = 0

@@ -38,6 +38,7 @@ from lmprog.runtime.documents.checkpoint_documents import (
     template_source,
 )
 from lmprog.runtime.text.special_tokens import UNGUARDED, Passage, SpecialTokenGuard
+from lmprog.wire import UNSAID, Conversation
 
 MAX_TEMPLATE_LEN = 262_144
 MAX_WORK = 1_000_000
@@ -292,6 +293,12 @@ class ChatTemplate:
             return self.render(change(turns), True, {**change(more), "tools": change(tool_list)})
 
         return guard.written(write, [turns, tool_list, more], self.source)
+
+    def begun(self, guard: SpecialTokenGuard, asked: Conversation) -> Passage:
+        """What a conversation begins with, up to `UNSAID` in it. Raises like `converse`."""
+        text, quoted = self.converse(asked.messages, asked.tools, guard, asked.variables)
+        end = max(0, text.rfind(UNSAID))
+        return Passage(text[:end], tuple((a, min(b, end)) for a, b in quoted if a < end))
 
     @functools.cached_property
     def variables(self) -> tuple[str, ...]:

@@ -230,9 +230,9 @@ class ExchangeLink(Protocol):
         ...
 
     def close_branches(
-        self, connection: Connection, branches: Sequence[int], is_urgent: bool
+        self, connection: Connection, closing: Sequence[wire.Close], is_urgent: bool
     ) -> None:
-        """Closes them now, or with what is sent next."""
+        """Closes branches now, or with what is sent next."""
         ...
 
     def restarted(self) -> RuntimeGone:
@@ -264,6 +264,8 @@ class Exchange:
         self._account = account
         self._streamed: dict[int, int] = {}  # call -> tokens that its deltas had
         self._branches: list[int] = []
+        self.following: dict[int, wire.Conversation] = {}
+        """By branch: what is expected to follow when it is closed."""
         self._calls: set[int] = set()
         self._inbox: deque[Answer] = deque()
         self._queued = 0
@@ -513,7 +515,9 @@ class Exchange:
         self._link.leave(self)
         if branches and not self._is_closed:
             try:
-                self._link.close_branches(self._connection, branches, bool(calls))
+                following = self.following.get
+                closing = [wire.Close(one, next=following(one)) for one in branches]
+                self._link.close_branches(self._connection, closing, bool(calls))
             except RuntimeGone:
                 log.debug("the runtime went before its branches were closed")
         if error is None:

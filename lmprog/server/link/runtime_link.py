@@ -225,9 +225,8 @@ class RuntimeLink:
                     self.observer.asked(op)
 
     def close_branches(
-        self, connection: Connection, branches: Sequence[int], is_urgent: bool
+        self, connection: Connection, closing: Sequence[wire.Close], is_urgent: bool
     ) -> None:
-        closing = [wire.Close(number) for number in branches]
         if is_urgent or connection is not self._connection:
             self.send(connection, closing)
             return

@@ -254,6 +254,15 @@ COUNTERS = (
         "Tokens that forked branches began with, and did not compute.",
         "fork_shared_tokens",
     ),
+    RuntimeCounter(
+        "ahead_tokens", "Tokens of prompts computed before they were asked.", "ahead_tokens"
+    ),
+    RuntimeCounter("ahead_used_tokens", "Of these, what a prompt began with.", "ahead_used_tokens"),
+    RuntimeCounter(
+        "ahead_wasted_tokens",
+        "Of these, what no prompt is expected to begin with any more.",
+        "ahead_wasted_tokens",
+    ),
     RuntimeCounter("branches", "Branches opened, forks too.", "branches"),
     RuntimeCounter(
         "programs", "Programs and requests begun: branches opened without a fork.", "programs"

@@ -22,7 +22,7 @@ from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import sampling_of
 from lmprog.server.http.sse import END, event, until_gone
 from lmprog.server.openai import answers
-from lmprog.server.openai.messages import ChatMessage, pieces_of
+from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage, pieces_of
 from lmprog.server.openai.output_constraint import OutputConstraint, constraint_of
 from lmprog.server.openai.running_request import (
     PromptFields,
@@ -44,6 +44,9 @@ from lmprog.server.openai.shared_fields import (
 )
 from lmprog.server.openai.tools import AnswerPart, ChatTool, NamedTool, Toolbox, toolbox
 from lmprog.tool_calls.harmony import FINAL, ThoughtText
+
+MOST_AHEAD = 1024 * 1024
+"""Characters of a chat whose next turn is computed ahead: the runtime keeps it until then."""
 
 
 class AskedReasoning(msgspec.Struct, frozen=True):
@@ -85,6 +88,29 @@ class ChatBody(PromptFields, kw_only=True):
     audio: Any = None
 
 
+class Chat(msgspec.Struct, frozen=True):
+    """What has been said, and the variables of its template."""
+
+    messages: list[ChatMessage]
+    variables: dict[str, Any]
+
+    def following(self, box: Toolbox, output: wire.Output) -> wire.Conversation:
+        """It with an answer as clients send it back, and who speaks next. Raises HttpError."""
+        content, calls, _ = box.read(output)
+        called = [
+            CalledTool(CalledFunction(call.name, call.arguments), call.id, "function")
+            for call in calls
+        ]
+        answer = ChatMessage("assistant", content, tool_calls=called or None)
+        follower = ChatMessage("user", wire.UNSAID)
+        if calls:
+            follower = ChatMessage("tool", wire.UNSAID, tool_call_id=calls[0].id)
+        whole = [*self.messages, answer, follower]
+        (conversation, *_) = pieces_of(whole, box, variables=self.variables)
+        assert isinstance(conversation, wire.Conversation)
+        return conversation
+
+
 class ChatCompletions(msgspec.Struct, frozen=True):
     """A chat that was understood."""
 
@@ -96,6 +122,8 @@ class ChatCompletions(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...]
     names: dict[str, str]
     """The request's names for what the runtime may complain of."""
+    goes_on: Chat | None = None
+    """Set where the next turn is to be computed ahead."""
 
     @property
     def prompts(self) -> tuple[RequestPrompt, ...]:
@@ -179,7 +207,17 @@ def understood(gateway: Gateway, body: ChatBody, warnings: tuple[str, ...] = ())
         names["max_tokens"] = "max_completion_tokens"
     told = (*warnings, *made.warnings, *box.warnings, *unheeded)
     wants_ids = bool(body.return_token_ids)
-    return ChatCompletions(prompt, box, head, body.wants_usage, wants_ids, told, names)
+    chat = Chat(body.messages, variables) if body.looks_ahead and not goes_on else None
+    return ChatCompletions(prompt, box, head, body.wants_usage, wants_ids, told, names, chat)
+
+
+def _look_ahead(chat: ChatCompletions, run: RunningRequest, done: wire.CallDone) -> None:
+    """The answer is whole, and the next turn is expected."""
+    if chat.goes_on is not None and len(done.outputs) == 1:
+        (output,) = done.outputs
+        following = chat.goes_on.following(chat.box, output)
+        if output.finish != "length" and len(following.messages) <= MOST_AHEAD:
+            run.expect(following)
 
 
 def _constrained(box: Toolbox, made: OutputConstraint) -> tuple[Toolbox, wire.Constraint | None]:
@@ -281,9 +319,10 @@ def _sampling(
 
 
 def _whole(
-    chat: ChatCompletions, _: RunningRequest, dones: Sequence[wire.CallDone]
+    chat: ChatCompletions, run: RunningRequest, dones: Sequence[wire.CallDone]
 ) -> answers.ChatCompletion:
     (done,) = dones
+    _look_ahead(chat, run, done)
     left_out = answers.left_out_of(done)
     choices = [_choice(chat, index, output, left_out) for index, output in enumerate(done.outputs)]
     head = chat.head
@@ -360,6 +399,7 @@ async def _events(chat: ChatCompletions, started: Started) -> AsyncGenerator[byt
                 yield b"".join(_chunk(chat, [choice]) for choice in (*parts, last))
             if chat.wants_usage:
                 yield _chunk(chat, [], usage_of(chat.box, piece.done))
+            _look_ahead(chat, run, piece.done)
             yield END
 
 

@@ -144,6 +144,8 @@ def understood(
     )
     texts = tuple(one if is_known(one) else None for one in given)
     names = {"constraint": made.field or "prompt", "input_ids": "prompt"}
+    if body.looks_ahead:  # a prompt with its answer is what the cache has already
+        unheeded = (*unheeded, "nvext.agent_hints.speculative_prefill has no effect")
     everything = (*warnings, *made.warnings, *unheeded)
     return Completions(
         prompts=prompts,

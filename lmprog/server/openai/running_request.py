@@ -40,7 +40,7 @@ from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.link.exchange import Exchange
 from lmprog.server.openai.shared_fields import AgentHints, GenerationFields, Nvext
 
-NO_EFFECT = ("strict_priority", "speculative_prefill", "latency_sensitivity")
+NO_EFFECT = ("strict_priority", "latency_sensitivity")
 """Hints that nothing here follows."""
 _TEMPLATES = 2048
 """Tokens that a template hardly adds by itself."""
@@ -146,7 +146,14 @@ class RunningRequest:
             )
             ops.append(gen)
         self._left = len(prompts)
+        self._branch = branch
         exchange.send(*ops)
+
+    def expect(self, following: wire.Conversation) -> None:
+        """What the chat is expected to go on with is computed while the runtime has nothing else to
+        do.
+        """
+        self._exchange.following[self._branch] = following
 
     def _call(self, place: int) -> int:
         number = self._exchange.call()
@@ -289,6 +296,12 @@ class PromptFields(GenerationFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     nvext: Nvext | None = None
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether what the next turn begins with should be computed once this one has ended."""
+        hints = None if self.nvext is None else self.nvext.agent_hints
+        return hints is not None and bool(hints.speculative_prefill)
 
     @property
     def needs_tokens(self) -> bool:
