@@ -29,7 +29,7 @@ from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.logits_requests import sample_request
-from lmprog.runtime.scheduling.particles import Particle, Place, chosen, tree_of, weights
+from lmprog.runtime.scheduling.particles import Particle, TextPlace, chosen, tree_of, weights
 from lmprog.simulation.plain_sampler import PlainSampler
 
 PATTERNS = """ab|ba|cc; a*b; (ab)*c; a{1,4}|b{1,4}; [ab]*c; [abcd]{3}; a[bc]d|b[cd]a|d[ab]c;
@@ -113,7 +113,7 @@ class Language:
         return text_of(tokens)
 
     def round(
-        self, numbers: range, seed: int, root: Place | None
+        self, numbers: range, seed: int, root: TextPlace | None
     ) -> tuple[list[Particle], list[bytes]]:
         sampling = wire.SamplingParams(faithful=2)
         made = [Particle(root) for _ in numbers]

@@ -344,6 +344,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
         """Texts that are under way at once."""
         return max(self.n, self.faithful) if self.beams is None else self.beams.width
 
+    def biased(self, bias: Mapping[int, float]) -> SamplingParams:
+        """The same with another bias."""
+        return msgspec.structs.replace(self, logit_bias=tuple(bias.items()))
+
     def scored(self) -> SamplingParams:
         """The same with the log-probability of each sampled token."""
         return self if self.logprobs is not None else msgspec.structs.replace(self, logprobs=0)

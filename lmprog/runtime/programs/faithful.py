@@ -13,7 +13,7 @@ from lmprog.errors import not_allowed
 from lmprog.runtime.programs.clients import GenerateRun
 from lmprog.runtime.programs.result_selection import ResultSelector
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.particles import Particle, Place, chosen, tree_of, weights
+from lmprog.runtime.scheduling.particles import Particle, TextPlace, chosen, tree_of, weights
 from lmprog.runtime.scheduling.sampling_requests import uniform
 from lmprog.runtime.scheduling.sequence import SequenceGroup
 from lmprog.runtime.text.stream import TextStream
@@ -56,7 +56,7 @@ class FaithfulSelector(ResultSelector):
     seed: int = 0
     first: list[Particle] = field(default_factory=list)
     second: list[Particle] = field(default_factory=list)
-    root: Place | None = None
+    root: TextPlace | None = None
     """What the first round has seen, once it is over."""
 
     def winner(self) -> int | None:
@@ -101,7 +101,7 @@ def faithful_run(
     return run
 
 
-def _begin(group: SequenceGroup, root: Place | None) -> list[Particle]:
+def _begin(group: SequenceGroup, root: TextPlace | None) -> list[Particle]:
     """Makes particles of the texts of a group."""
     made = []
     for sequence in group.sequences:

@@ -18,20 +18,18 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from lmprog.wire import SamplingParams
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class TextPlace:
     """Where particles have been, in the tree of their tokens."""
 
     mass: float
     """How likely the model goes on from here as the mask allows it."""
     fits: float = 0.0
     """How likely its text fits from here, where all that was not seen does."""
-    after: dict[int, tuple[float, Place]] = field(default_factory=dict)
+    after: dict[int, tuple[float, TextPlace]] = field(default_factory=dict)
     """By the next token: how likely the model finds it, and where it leads."""
 
     def nudges(self, temperature: float) -> dict[int, float]:
@@ -56,7 +54,7 @@ class Particle:
 
     __slots__ = ("place", "steps")
 
-    def __init__(self, place: Place | None = None) -> None:
+    def __init__(self, place: TextPlace | None = None) -> None:
         self.place = place
         self.steps: list[Step] = []
 
@@ -81,21 +79,21 @@ class Particle:
             return sampling
         for token, bias in sampling.logit_bias:
             nudges[token] = nudges.get(token, 0.0) + bias
-        return msgspec.structs.replace(sampling, logit_bias=tuple(nudges.items()))
+        return sampling.biased(nudges)
 
 
-def tree_of(particles: Iterable[Particle]) -> Place | None:
+def tree_of(particles: Iterable[Particle]) -> TextPlace | None:
     """What particles that began without a tree have seen; None where they had nothing to draw."""
-    root: Place | None = None
+    root: TextPlace | None = None
     for particle in particles:
         if not particle.steps:
             return None
-        place = root = root or Place(particle.steps[0].mass)
+        place = root = root or TextPlace(particle.steps[0].mass)
         path = []
         for step, mass in zip(particle.steps, _masses_after(particle.steps), strict=True):
             path.append(place)
             likely = step.drawn + step.mass
-            place = place.after.setdefault(step.token, (likely, Place(mass)))[1]
+            place = place.after.setdefault(step.token, (likely, TextPlace(mass)))[1]
         for one in reversed(path):
             one.fits = _fits(one)
     return root
@@ -106,7 +104,7 @@ def _masses_after(steps: list[Step]) -> list[float]:
     return [*[step.mass for step in steps[1:]], 0.0]
 
 
-def _fits(place: Place) -> float:
+def _fits(place: TextPlace) -> float:
     """The mass that the mask allows, less what is known to be lost later."""
     kept = [likely + after.fits for likely, after in place.after.values()]
     unseen = 1.0 - sum([math.exp(likely - place.mass) for likely, _ in place.after.values()])
@@ -115,7 +113,7 @@ def _fits(place: Place) -> float:
     return _sum(kept)
 
 
-def weights(first: list[Particle], second: list[Particle], root: Place | None) -> list[float]:
+def weights(first: list[Particle], second: list[Particle], root: TextPlace | None) -> list[float]:
     """Of each particle, in their order: the logarithm of how likely it is to be chosen, up to what
     is added to all. Minus infinity where an earlier one is the same text.
     """
@@ -134,7 +132,7 @@ def weights(first: list[Particle], second: list[Particle], root: Place | None) -
     return found
 
 
-def _chances(particle: Particle, place: Place | None) -> tuple[float, tuple[float, float]]:
+def _chances(particle: Particle, place: TextPlace | None) -> tuple[float, tuple[float, float]]:
     """How likely the model writes the text, and how likely it is drawn in the first round and in
     its own, which has gone by the tree whose root is `place`.
     """
