@@ -150,7 +150,7 @@ class Interpreter:
 
     def go_on(self) -> None:
         """Branches carry out their ops, for a bounded time."""
-        if self._ready:
+        if self._ready.waiting:
             self._ready.turn(self._runner.run)
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
@@ -416,7 +416,7 @@ class Interpreter:
         """A long text is tokenised further in the next step, or the host has other work."""
         is_tokenising = bool(self._texts.under_way) and self._texts.is_busy
         is_early = bool(self._early.grown) and self.scheduler.idle
-        return is_tokenising or is_early or bool(self._work.under_way) or bool(self._ready)
+        return is_tokenising or is_early or bool(self._work.under_way) or bool(self._ready.waiting)
 
     @property
     def next_deadline(self) -> float | None:
