@@ -306,8 +306,8 @@ LEDGER_MUTANTS = [
         "what passes the first in turn need not fit to its end",
         "ledger",
         _SCHEDULING + "admission.py",
-        "        if steps <= most_steps and needed + growth <= spare:\n",
-        "        if steps <= most_steps:\n",
+        "        if has_slot and steps <= most_steps and needed + growth <= spare:\n",
+        "        if has_slot and steps <= most_steps:\n",
     ),
     Mutant(
         "a short call behind many others does not pass the first in turn",
@@ -355,9 +355,9 @@ LEDGER_MUTANTS = [
     Mutant(
         "what is done for a branch before its step is free",
         "ledger",
-        _PROGRAMS + "interpreter.py",
-        "            self.scheduler.shares.work(branch.payer, began - before)\n",
-        "",
+        _PROGRAMS + "clients.py",
+        "            run(branch, now)\n            before, now = now, self._clock()\n            self._shares.work(payer, now - before)\n",
+        "            run(branch, now)\n            now = self._clock()\n",
     ),
     Mutant(
         "what ends a result is free",
