@@ -114,6 +114,27 @@ CALL_MUTANTS = [
         "                one.spent = max(one.spent, self._least_spent)\n",
         "",
     ),
+    Mutant(
+        "branches carry ops out in the order of arrival, whoever pays",
+        "inbox",
+        _PROGRAMS + "clients.py",
+        "            payer = min(self.waiting, key=self._shares.served)\n",
+        "            payer = next(iter(self.waiting))\n",
+    ),
+    Mutant(
+        "branches carry out all ops in one turn",
+        "inbox",
+        _PROGRAMS + "clients.py",
+        "        while self.waiting and now < ends:\n",
+        "        while self.waiting:\n",
+    ),
+    Mutant(
+        "a branch is closed before others have what they want of it",
+        "inbox",
+        _PROGRAMS + "interpreter.py",
+        "        if any(op.is_for_others for op in branch.queue):\n",
+        "        if False:\n",
+    ),
     # --- delivery
     Mutant(
         "the last delta of a stream is dropped",

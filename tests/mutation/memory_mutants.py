@@ -366,7 +366,7 @@ MEMORY_MUTANTS = [
         "a preempted sequence is forgotten by its program",
         "scheduling",
         _SCHEDULING + "admission.py",
-        "        self._programs.preempt(number)\n",
+        "        self.programs.preempt(number)\n",
         "",
     ),
     Mutant(

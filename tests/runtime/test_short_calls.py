@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
+from lmprog.runtime.scheduling import admission
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.scheduling.step_costs import MOST_AHEAD
@@ -234,12 +235,11 @@ class AllMemory(TimedRig):
         raise AssertionError("it waits for ever")
 
 
-@pytest.mark.parametrize("client", ["long", "other"])
-def test_a_short_call_is_given_memory_by_those_that_have_all_of_it(client: str) -> None:
+def test_a_short_call_is_given_memory_by_those_of_others_that_have_all_of_it() -> None:
     rig = AllMemory()
     waits = []
     for number in range(20, 24):
-        waits.append(rig.steps_until_begun(rig.gen(prompt(number, 8), 2, client=client)))
+        waits.append(rig.steps_until_begun(rig.gen(prompt(number, 8), 2, client="other")))
         for _ in range(3):
             rig.step()
     assert max(waits) <= 3
@@ -251,18 +251,22 @@ def test_a_call_as_long_as_those_that_have_all_memory_is_given_none() -> None:
     rig = AllMemory()
     gives_row = rig.scheduler._running.admission.gives_row
     rig.gen(prompt(20, 8), 90, client="other")
+    rig.scheduler.shares.serve("long", 1.0)
     assert not gives_row(rig.scheduler.running[-1], only_short=True)
     rig.gen(prompt(21, 8), 2, client="other")
     assert gives_row(rig.scheduler.running[-1], only_short=True)
 
 
-def test_memory_is_not_given_again_and_again_where_that_is_in_vain() -> None:
+def test_memory_is_not_given_again_and_again_where_that_is_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "MOST_GIVEN", 3)
     rig = AllMemory()
-    running = rig.scheduler._running
-    running.admission._fits_to_its_end = lambda *_: False  # type: ignore[method-assign]
-    running.admission._has_place = lambda *_: False  # type: ignore[method-assign]
     rig.gen(prompt(20, 8), 2, client="other")
-    given = rig.given()
-    for _ in range(20):
-        rig.step()
-    assert len(set(given)) < 10
+    rig.scheduler.shares.serve("long", 1.0)
+    running, given = rig.scheduler._running, rig.given()
+    monkeypatch.setattr(running.admission, "next", lambda *_: None)
+    running.admission.blocked_by = "memory"
+    for step in range(100, 104):
+        running.take_turns(step, rig.now)
+    assert len(given) == 2 * 3, "in the first of these steps and in the last"

@@ -72,7 +72,7 @@ class QueuedOp:
 
     @property
     def is_for_others(self) -> bool:
-        """It is carried out before the branch is closed, if possible: others want what it gives."""
+        """Others want what it gives: it is carried out before the branch is closed."""
         return False
 
 

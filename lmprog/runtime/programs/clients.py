@@ -90,24 +90,21 @@ class ReadyBranches:
     def __init__(self, shares: ClientShares, clock: Callable[[], float]) -> None:
         self._shares = shares
         self._clock = clock
-        self._waiting: dict[Client, deque[RuntimeBranch]] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: dict[Client, deque[RuntimeBranch]] = {}
 
     def append(self, branch: RuntimeBranch) -> None:
-        self._waiting.setdefault(branch.payer, deque()).append(branch)
+        self.waiting.setdefault(branch.payer, deque()).append(branch)
 
     def turn(self, run: Callable[[RuntimeBranch, float], object]) -> None:
         """Runs branches, which may make others ready."""
         now = self._clock()
         ends = now + TURN_SECONDS
-        while self._waiting and now < ends:
-            payer = min(self._waiting, key=self._shares.served)
-            branches = self._waiting[payer]
+        while self.waiting and now < ends:
+            payer = min(self.waiting, key=self._shares.served)
+            branches = self.waiting[payer]
             branch = branches.popleft()
             if not branches:
-                del self._waiting[payer]
+                del self.waiting[payer]
             run(branch, now)
             before, now = now, self._clock()
             self._shares.work(payer, now - before)

@@ -151,7 +151,7 @@ class Interpreter:
 
     def go_on(self) -> None:
         """Branches carry out their ops, for a bounded time."""
-        if self._ready:
+        if self._ready.waiting:
             self._ready.turn(self._runner.run)
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
@@ -417,7 +417,7 @@ class Interpreter:
         """A long text is tokenised further in the next step, or the host has other work."""
         texts, is_early = self._texts, self._early.is_waiting and self.scheduler.idle
         is_tokenising = bool(texts.under_way) and texts.is_busy
-        return bool(is_tokenising or is_early or self._work.under_way or self._ready)
+        return bool(is_tokenising or is_early or self._work.under_way or self._ready.waiting)
 
     @property
     def next_deadline(self) -> float | None:

@@ -20,10 +20,10 @@ waiting hold; and before one that is overdue nobody does. The first one itself n
 A running sequence leaves by its end, because others need its memory or its row (*preempted*: it
 waits again at the head of the queue, and what it computed stays in the tree until its pages are
 needed), or because what it stood on was discarded. A row goes to a client that was served less by a
-turn, or no more where its call is short; such a call is given memory, too, by those that it is short
-beside. When memory runs out, unlocked pages are evicted first, then the sequences admitted last are
-preempted. The one admitted first can preempt all others and fits the pool alone, so at least one
-makes progress in each step.
+turn, or no more where its call is short; such a call gets memory, too, from those that are long
+beside it. When memory runs out, unlocked pages are evicted first, then the sequences admitted last
+are preempted. The one admitted first can preempt all others and fits the pool alone, so at least
+one makes progress in each step.
 
 Knows pages, programs and the queue; knows no budget and no rows.
 """
@@ -141,9 +141,7 @@ class ProgramAdmission:
             if queue.others.head is not None and (place == 0 or is_overdue):
                 sequence = queue.others.head[1] if is_overdue else self._next_other(queue)
                 means: Means = "force" if is_overdue else "replace"
-                if self._has_place(sequence, running, now, means) or (
-                    place == 0 and running and self._fits_to_its_end(sequence, running, inf)
-                ):
+                if self._has_place(sequence, running, now, means):
                     return None if self._is_loading(sequence, queue.others, running) else sequence
                 self._block("place", sequence)
                 if is_overdue:

@@ -96,18 +96,17 @@ class StepPlanner:
         self._shares = shares
         self._costs = costs
         self._step_seconds = step_seconds
-        self._num_rows = 1
-        """Of the step before."""
+        self._num_rows = 1  # of the step before
         self._bill = StepBill(shares, costs.price(1))
 
     def rows(self, step: int, now: float) -> StepRows:
         """The rows of a step that begins now."""
         rows: list[Row] = []
         self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
-        running = self._running
-        are_full = running.admission.lacks_memory or len(running.sequences) >= self._config.max_rows
-        if self._waiting.places and are_full:
-            running.take_turns(step, now)
+        admission = self._running.admission
+        is_full = len(self._running.sequences) >= self._config.max_rows
+        if self._waiting.places and (is_full or admission.lacks_memory):
+            self._running.take_turns(step, now)
         # Decodes first: somebody waits for each token. Then prefills, each client's as admitted.
         prefills = self._plan_decodes(rows)
         budget, is_bounded = self.prefill_budget(len(rows))
@@ -127,7 +126,7 @@ class StepPlanner:
             self._waiting.refresh()
             budget = self._admit(rows, budget, (step, now, None))
             if self._waiting.places:
-                cause = None if len(rows) == self._config.max_rows else running.admission.blocked_by
+                cause = None if len(rows) == self._config.max_rows else admission.blocked_by
                 self._waiting.clock.set(cause or "step", now)
         self._num_rows = len(rows)
         return StepRows(rows, self._bill, budget, is_bounded)
@@ -284,8 +283,7 @@ class Scheduler:
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
-        match = self.tables.match
-        self.sessions = Sessions(self.pins, self.programs, lambda group: match(group.sequences[0]))
+        self.sessions = Sessions(self.pins, self.programs, self.tables.match)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)

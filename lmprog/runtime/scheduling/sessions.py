@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from lmprog.radix import Match, Node
     from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pin, Pins
-    from lmprog.runtime.scheduling.sequence import Client, SequenceGroup, SessionTurn
+    from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceGroup, SessionTurn
 
 MOST_ANEW = 1 / 6
 """Part of an earlier prompt's end that may be replaced: some harnesses say at the end of each
@@ -198,9 +198,9 @@ class Sessions:
         self,
         pins: Pins,
         programs: ActivePrograms,
-        find: Callable[[SequenceGroup], Match],
+        find: Callable[[Sequence], Match],
     ) -> None:
-        """`find`: the cached prefix of a group that has been built."""
+        """`find`: the cached prefix of a sequence."""
         self._pins = pins
         self._programs = programs
         self._find = find
@@ -299,7 +299,7 @@ class Sessions:
     def _followed(
         self, group: SequenceGroup, turn: SessionTurn, named: Session | None
     ) -> Pause | None:
-        match, client = self._find(group), group.client
+        match, client = self._find(group.sequences[0]), group.client
         length = match.length
         repeats = group.prompt_len if length >= group.prompt_len - 1 else 0
         best: Pause | None = None
