@@ -276,7 +276,7 @@ class LateMasks(Protocol):
         ...
 
 
-def with_late_masks(constraint: Constraint | None) -> LateMasks | None:
+def with_late_masks(constraint: Constraint) -> LateMasks | None:
     """The constraint, where its masks may be late."""
     return cast(LateMasks, constraint) if hasattr(constraint, "is_ready") else None
 

@@ -311,28 +311,6 @@ def test_a_short_compile_is_over_before_the_long_ones_that_began_before_it(num_l
     work.may_end.set()
 
 
-def test_of_long_compiles_those_go_on_that_have_computed_least(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compile_pool, "STANDSTILL", 60.0)  # nobody goes on by that
-    work = Work()
-    for _ in range(compile_pool.MAX_LONG + 1):
-        work.pool.submit(work.compute, "greedy")
-    for _ in range(compile_pool.MAX_LONG + 1):
-        assert work.begun.acquire(timeout=60)
-
-    def longer() -> None:
-        until = time.thread_time() + 8 * compile_pool.LONG_SECONDS
-        while time.thread_time() < until:
-            work.pool.pause()
-        work.short()
-
-    work.pool.submit(longer, "modest")
-    assert work.short_ended.wait(60)
-    assert work.ended == ["short"]
-    work.may_end.set()
-
-
 def test_a_compile_that_never_pauses_holds_up_no_others_for_long() -> None:
     work = Work()
     work.pool.submit(work.stand, "greedy")

@@ -48,7 +48,7 @@ ROOMS = {
     "tests/runtime/test_recurrent_programs.py",
     "tags": "tests/constrained/test_structural_tags.py",
     "constraints": "tests/constrained/test_late_masks.py tests/constraints/test_forced.py "
-    "tests/constrained/test_compiling.py",
+    "tests/constrained/test_compile_turns.py",
 }
 """The tests of each room, quick ones first. Where they notice nothing the simulation is tried."""
 

@@ -392,7 +392,7 @@ class CallBuilder:
             None if constraint is None else self._healer.stops(sampling, constraint),
             self._rules(sampling),
             None if op.thought is None else self._thought(op.thought, sampling),
-            with_late_masks(constraint),
+            None if constraint is None else with_late_masks(constraint),
         )
 
     def _thought(self, given: wire.ThoughtLimit, sampling: wire.SamplingParams) -> ThoughtBudget:

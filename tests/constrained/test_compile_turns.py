@@ -1,0 +1,41 @@
+"""Which of the compiles that are under way go on: those that have computed least."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from lmprog.runtime.programs import compile_pool
+from lmprog.runtime.programs.compile_pool import CompilePool
+
+
+def test_of_long_compiles_those_go_on_that_have_computed_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_pool, "STANDSTILL", 60.0)  # nobody goes on by that
+    pool, begun, may_end = CompilePool(), threading.Semaphore(0), threading.Event()
+    ended, is_over = list[str](), threading.Event()
+
+    def longest() -> None:
+        begun.release()
+        while not may_end.is_set():
+            pool.pause()
+        ended.append("longest")
+
+    def long() -> None:
+        until = time.thread_time() + 8 * compile_pool.LONG_SECONDS
+        while time.thread_time() < until:
+            pool.pause()
+        ended.append("long")
+        is_over.set()
+
+    for _ in range(compile_pool.MAX_LONG + 1):
+        pool.submit(longest, "greedy")
+    for _ in range(compile_pool.MAX_LONG + 1):
+        assert begun.acquire(timeout=60)
+    pool.submit(long, "modest")
+    assert is_over.wait(60)
+    assert ended == ["long"]
+    may_end.set()
