@@ -7,6 +7,8 @@ import pytest
 from benchmarks.fleet_simulation import (
     WAYS,
     WORKLOADS,
+    ByDirectory,
+    Directory,
     Gateways,
     InTurns,
     LeastLoaded,
@@ -14,6 +16,7 @@ from benchmarks.fleet_simulation import (
     Placement,
     Policy,
     SimulatedFleet,
+    World,
     beside_the_better,
     compared,
     sessions,
@@ -62,3 +65,16 @@ def test_the_plain_ways_are_far_apart_where_one_of_them_is_wrong() -> None:
     assert hot["affinity only"].mean > 3 * hot["least load only"].mean
     even = compared(WORKLOADS["uniform"], 300, 20.0, WAYS)
     assert even["least load only"].mean > 1.5 * even["affinity only"].mean
+
+
+def test_a_directory_knows_what_was_evicted_and_gains_little() -> None:
+    """So there is none: what a gateway has sent says nearly as much."""
+    fleet = SimulatedFleet(replicas=2, cache=4)
+    world = World(fleet)
+    world.replicas[1].blocks.update(dict.fromkeys([1, 2, 9]))
+    found = Directory(fleet, world.replicas)
+    assert found.matched([1, 2, 3], [0, 1]) == [0, 2]
+    assert (found.held(0), found.held(1)) == (0.0, 0.75)
+    ways = {"directory": ByDirectory, "sent": Placement}
+    told = compared(WORKLOADS["skewed"], 500, 20.0, ways, cache=800)
+    assert told["directory"].hit < told["sent"].hit + 0.05
