@@ -13,14 +13,15 @@ from typing import Any
 
 from lmprog.runtime.engine.model.decoders import (
     DECODERS,
+    GEMMA4_UNIFIED,
     LATER,
     Config,
     as_llama,
     granite,
     partial_of,
+    read_gemma4,
     windows_of,
 )
-from lmprog.runtime.engine.model.gemma4 import UNIFIED, read_gemma4
 from lmprog.runtime.engine.model.mixture import (
     ExpertNames,
     Mixture,
@@ -520,9 +521,7 @@ def _nemotron_h(config: Config) -> ModelShape:
     fields = {"hidden_act", "num_local_experts", "layers_block_type", "layer_types", *refused}
     rest = {name: value for name, value in config.items() if name not in {*fields, *_EXPERTS}}
     told = {"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 4096} | rest
-    told |= {"num_hidden_layers": len(kinds), "intermediate_size": 21_504} | {
-        name: config[name] for name in ("intermediate_size",) if name in config
-    }
+    told = {"intermediate_size": 21_504} | told | {"num_hidden_layers": len(kinds)}
     told["rms_norm_eps"] = config.get("layer_norm_epsilon", 1e-5)
     shape = as_llama(told, "n_routed_experts", "rope_theta")
     mixed = frozenset(at for at, kind in enumerate(kinds) if kind == "moe")
@@ -598,7 +597,7 @@ _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     **dict.fromkeys(("gemma4_text", "gemma4"), lambda config: read_gemma4(text_part(config))),
     **dict.fromkeys(
         ("gemma4_unified_text", "gemma4_unified"),
-        lambda config: read_gemma4(UNIFIED | text_part(config)),
+        lambda config: read_gemma4(GEMMA4_UNIFIED | text_part(config)),
     ),
 }
 """Whose layers have heads of several sizes."""

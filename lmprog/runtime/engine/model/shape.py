@@ -61,11 +61,11 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class QueryGrowth:
     """A query is multiplied by 1 + `by` * log(1 + position // `every`)."""
 
-    by: float
-    every: int
+    by: float = 0.0
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class ModelShape:
     """Neighbours are turned, not one of each half (GLM 4)."""
     norms_rotated: bool = False
     """Queries and keys are rotated before they are normalized (Hunyuan)."""
-    growth: Growth | None = None
+    growth: QueryGrowth = QueryGrowth()
     """How queries grow with their positions (Ministral 3)."""
     carried: Carried | None = None
     """What a half's norm gives goes on beside it, not what goes in (MiniMax)."""
@@ -230,6 +230,13 @@ class ModelShape:
         if not self.has_mlp(layer):
             norms = replace(norms, mlp_norm=None, mlp_post_norm=None)
         return norms
+
+    def carried_of(self, layer: int) -> tuple[float, float]:
+        """Of its two halves; 0: what goes in goes on."""
+        if (carried := self.carried) is None:
+            return 0.0, 0.0
+        is_recurrent = self.recurrent_of(layer) is not None
+        return carried.recurrent if is_recurrent else carried.attention, carried.mlp
 
     def recurrent_of(self, layer: int) -> Recurrent | None:
         """What the layer is in place of attention; None: it is attention."""

@@ -428,19 +428,11 @@ class NativeEngine:
         self._state_pool = Region(aligned(state_bytes) * shape.num_recurrent)
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             layer.shape, layer.inner = attention[index], shape.inner_of(index)
-            if (carried := shape.carried) is not None:
-                has_state = shape.recurrent_of(index) is not None
-                layer.carried = carried.recurrent if has_state else carried.attention
-                layer.mlp_carried = carried.mlp
+            layer.carried, layer.mlp_carried = shape.carried_of(index)
             for name, part in parts.items():
                 setattr(layer.attention if name == "sinks" else layer, name, part.ctypes.data)
             if shape.recurrent_of(index) is not None:
-                self._state_parts.append(self._state_pool.take(state_bytes))
-                layer.states = self._state_parts[-1].ctypes.data
-                if recurrent.kind == interface.RECURRENT_KINDS["linear"]:
-                    fixed = fixed_decays(recurrent.heads, index, shape.num_layers)
-                    self._held += [fixed, taps := np.ones(recurrent.channels, np.float32)]
-                    layer.decay_log, layer.conv = fixed.ctypes.data, taps.ctypes.data
+                self._take_states(layer, index, recurrent, state_bytes)
                 continue
             if not shape.has_mixer(index):
                 continue
@@ -470,20 +462,10 @@ class NativeEngine:
             num_ropes=len(shape.ropes),
             weight_type=interface.TYPES[packed.weight_type],
             activation=interface.ACTIVATIONS[shape.activation],
-            qk_norm_wide=shape.qk_norm_wide,
-            gated_attention=shape.gated_attention,
-            rotates_pairs=shape.rotates_pairs,
-            norms_rotated=shape.norms_rotated,
-            growth=0.0 if shape.growth is None else shape.growth.by,
-            grows_every=0 if shape.growth is None else shape.growth.every,
-            activation_slope=shape.activation_slope,
-            activation_limit=shape.activation_limit,
+            growth=shape.growth.by,
+            grows_every=shape.growth.every,
             mixture=_mixture(shape),
             recurrent=recurrent,
-            norm_eps=shape.norm_eps,
-            embedding_scale=shape.embedding_scale,
-            residual_scale=shape.residual_scale,
-            logit_scale=shape.logit_scale,
             logit_softcap=shape.logit_softcap or 0.0,
             layers=layers,
             ropes=ropes,
@@ -493,6 +475,7 @@ class NativeEngine:
             if packed.embedding is None
             else _EMBEDDING_TYPES[packed.embedding.dtype],
             norm=packed.norm.ctypes.data,
+            **{name: getattr(shape, name) for name in _NAMED_AS_IN_C},
         )
         if shape.per_layer is not None and (own := packed.per_layer) is not None:
             described.per_layer = shape.per_layer
@@ -501,10 +484,27 @@ class NativeEngine:
                 setattr(described, f"per_layer_{name}", getattr(own, name).ctypes.data)
         return described
 
+    def _take_states(
+        self, layer: interface.CLayer, index: int, recurrent: interface.CRecurrent, size: int
+    ) -> None:
+        """Memory of a recurrent layer's states, and what follows from the config."""
+        self._state_parts.append(self._state_pool.take(size))
+        layer.states = self._state_parts[-1].ctypes.data
+        if recurrent.kind == interface.RECURRENT_KINDS["linear"]:
+            fixed = fixed_decays(recurrent.heads, index, self._shape.num_layers)
+            self._held += [fixed, taps := np.ones(recurrent.channels, np.float32)]
+            layer.decay_log, layer.conv = fixed.ctypes.data, taps.ctypes.data
+
     def _rope(self, rope: Rope, rotated: int) -> interface.CRope:
         turns = np.ascontiguousarray(frequencies(rope, rotated))
         self._held.append(turns)
         return interface.CRope(turns.ctypes.data, rope.amplitude, rotated)
+
+
+_NAMED_AS_IN_C = (
+    *("qk_norm_wide", "gated_attention", "rotates_pairs", "norms_rotated", "activation_slope"),
+    *("activation_limit", "norm_eps", "embedding_scale", "residual_scale", "logit_scale"),
+)
 
 
 def fixed_decays(heads: int, layer: int, num_layers: int) -> NDArray[np.float32]:
