@@ -19,7 +19,8 @@ from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, ModelError, NotSupported
 from lmprog.runtime.engine.machine.resources import default_threads, require_torch
-from lmprog.runtime.engine.model.families import is_native, read_native_shape, text_part
+from lmprog.runtime.engine.model.decoders import text_part
+from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.resolution import (
     StateSlots,

@@ -462,3 +462,12 @@ def _gemma4_mixture(config: Config, shape: ModelShape) -> Mixture:
         layout="bare",
         is_beside=True,
     )
+
+
+def text_part(config: Mapping[str, Any]) -> Config:
+    """What a checkpoint that also sees pictures says of its text part; else `config` itself."""
+    part = config.get("text_config")
+    if not isinstance(part, dict):
+        return dict(config)
+    common = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+    return {**part, **{name: config[name] for name in common if name in config}}

@@ -20,6 +20,7 @@ from lmprog.runtime.engine.model.decoders import (
     granite,
     partial_of,
     read_gemma4,
+    text_part,
     windows_of,
 )
 from lmprog.runtime.engine.model.mixture import (
@@ -559,15 +560,6 @@ def _nemotron_mixture(config: Config, layers: frozenset[int]) -> Mixture:
         names=ExpertNames("mixer", gate=""),
         shared=SharedExpert(inner, "", *names),
     )
-
-
-def text_part(config: Mapping[str, Any]) -> Config:
-    """What a checkpoint that also sees pictures says of its text part; else `config` itself."""
-    part = config.get("text_config")
-    if not isinstance(part, dict):
-        return dict(config)
-    common = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
-    return {**part, **{name: config[name] for name in common if name in config}}
 
 
 _MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
