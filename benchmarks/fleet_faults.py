@@ -193,7 +193,7 @@ MODEL = "dummy:tiny"
 RUNTIME: dict[str, Any] = {"dtype": "float32", "threads": 1, "num_pages": 320}
 STORE_MB = 64
 PATIENCE = 300.0
-HANG = HangTimeouts(silence=1.0, stall=2.5)
+HANG = HangTimeouts(silence=1.0, stall=2.5, frozen=2.5)
 
 
 class Faults:

@@ -23,13 +23,16 @@ from lmprog.cli.arguments import options_of
 from lmprog.errors import RuntimeGone
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
-from lmprog.launch.restarts import HangTimeouts, ProgressWatch
+from lmprog.launch.restarts import LONGEST_GAP, HangTimeouts, ProgressWatch
 from lmprog.launch.runtime_process import configured
 
 STOP_GRACE = 30.0
 """Seconds that the runtime has for an orderly shutdown."""
-HANGS = HangTimeouts(stall=5.0)
-"""With 5 s a runtime that stands still is gone within 6; the rest of 10 is for its next start."""
+HANGS = HangTimeouts(stall=5.0, frozen=4.0)
+"""A runtime that stands still is gone within 5 s; the rest of 10 is for its next start, which takes
+most of it on a busy machine. A mask that is made in a thread may take longer than that, so one
+that answers has more time.
+"""
 ASK_SECONDS = 0.5
 """Between two questions for figures."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -79,14 +82,16 @@ class RuntimeWatch:
         """Why the runtime must be ended."""
         self._runtime = runtime
         self._connection = runtime.connect("watch")
-        self._looked = self._asked = now = time.monotonic()
+        self._looked = time.monotonic()
+        self._now = self._asked = 0.0
         self._is_asked = False
-        self._progress = ProgressWatch(timeouts, now, runtime.cpu_seconds() or 0.0)
+        self._progress = ProgressWatch(timeouts, 0.0, runtime.cpu_seconds() or 0.0)
 
     def goes_on(self) -> bool:
         """Asked a few times a second."""
-        now = time.monotonic()
-        passed, self._looked = now - self._looked, now
+        read = time.monotonic()
+        passed, self._looked = min(read - self._looked, LONGEST_GAP), read
+        now = self._now = self._now + passed
         cpu = self._runtime.cpu_seconds()
         if cpu is None:
             return False

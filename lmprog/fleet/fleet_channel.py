@@ -32,7 +32,7 @@ from lmprog.fleet.replica_link import (
 )
 from lmprog.fleet.router import Router
 from lmprog.launch import Connection
-from lmprog.launch.restarts import HangTimeouts
+from lmprog.launch.restarts import LONGEST_GAP, HangTimeouts
 from lmprog.transport import ReplyReader
 from lmprog.transport.channel import ops_frames
 
@@ -40,10 +40,6 @@ log = logging.getLogger("lmprog")
 
 LOOK_SECONDS = 0.2
 """Between two looks at who is there."""
-LONGEST_GAP = 1.0
-"""Seconds. A longer time between two checks is not counted against a replica: this process was
-itself stopped.
-"""
 UPDATE_SECONDS = 600.0
 """For programs to end on each replica that an update replaces."""
 SETTLE_SECONDS = 1.0

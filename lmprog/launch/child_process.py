@@ -30,7 +30,7 @@ _WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 """Environment variables that set how OpenMP threads wait for each other."""
 STACK_SIGNAL = signal.SIGUSR1
 """Upon this a runtime writes the stacks of its threads to its log."""
-_STACK_SECONDS = 5.0  # for writing that, at most
+_STACK_SECONDS = 1.0  # for writing that, at most: a full pipe may hold it up for ever
 _BLIND_STACK_SECONDS = 0.4  # where the system does not tell when it is written
 _NUM_LAST_LINES = 12
 _LOG_TAIL_BYTES = 8192
@@ -126,7 +126,9 @@ class Child:
         return cpu_seconds(self.pid)
 
     def write_stacks(self) -> None:
-        """Has the child write the stacks of its threads to its log, and waits until it has."""
+        """Has the child write the stacks of its threads to its log, and waits until it has, for a
+        moment at most. One that was stopped goes on.
+        """
         if self.exit_code is not None:
             return
         watch = SignalWatch(self.pid, STACK_SIGNAL)
@@ -142,16 +144,18 @@ class Child:
             time.sleep(0.01)
 
     def stop(self, grace: float) -> None:
-        """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Safe to repeat,
-        also at the same time in several threads.
+        """Sends SIGTERM, after `grace` seconds SIGKILL, and removes the folder. Without a grace
+        only SIGKILL: a child must not begin an end that it has no time for. Safe to repeat, also
+        at the same time in several threads.
 
         Does nothing in a process that was forked from the one that started the child.
         """
         if os.getpid() != self._owner:
             return
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            if self.wait(grace) is None:
+            if grace:
+                self._process.send_signal(signal.SIGTERM)
+            if not grace or self.wait(grace) is None:
                 self._process.kill()
                 self._process.wait()
         with self._closing:  # a descriptor that is closed twice may be somebody else's by then

@@ -2,9 +2,9 @@
 one that does not is started again.
 
 Judges progress, not life: a runtime that has work and brings no token and admits nobody for
-`stall` seconds is hung, whatever its process does, and so is one whose loop does not answer.
-Only while its process really computes may an answer take longer, up to `longest_step`, since a
-long step on a slow machine answers after it.
+`stall` seconds is hung, whatever its process does, and so is one whose loop does not answer for
+`frozen` seconds. Only while its process really computes may an answer take longer, up to
+`longest_step`, since a long step on a slow machine answers after it.
 
 Knows figures by name and times of its caller's clock; asks nobody, starts and ends nothing.
 """
@@ -17,6 +17,10 @@ from dataclasses import dataclass
 
 COMPUTING = 0.1
 """Share of one processor from which on a process computes; heartbeats alone need far less."""
+LONGEST_GAP = 1.0
+"""Seconds. What lies between two looks at a runtime beyond this does not count against it: whoever
+looks stood still, or the machine did.
+"""
 _MOVING = ("computed_tokens", "cached_tokens", "generated_tokens", "calls_done", "calls_failed")
 
 
@@ -27,6 +31,9 @@ class HangTimeouts:
     silence: float = 1.5
     """A runtime that answers nothing and computes nothing for this long is not ready."""
     stall: float = 10.0
+    """One that answers and has work, but brings no token and admits nobody for this long, hangs."""
+    frozen: float = 10.0
+    """One that answers nothing and computes nothing for this long hangs."""
     longest_step: float = 120.0
 
 
@@ -70,8 +77,8 @@ class ProgressWatch:
         silent = now - (self._answered if silent_since is None else silent_since)
         if silent > timeouts.longest_step:
             return f"its loop has not answered for {silent:.1f} s, longer than a step may take"
-        computes_nothing = self._cpu is not None and now - self._worked > timeouts.stall
-        if silent > timeouts.stall and computes_nothing:
+        computes_nothing = self._cpu is not None and now - self._worked > timeouts.frozen
+        if silent > timeouts.frozen and computes_nothing:
             return f"its loop has not answered for {silent:.1f} s, and its process computes nothing"
         # both are times of answers: a long step between two of them is none
         still = self._answered - self._moved

@@ -24,7 +24,7 @@ from lmprog.fleet.fleet_channel import DEFAULT_SLOTS
 from lmprog.fleet.members import Member
 from lmprog.fleet.replica_link import ReplicaLink
 from lmprog.launch import RuntimeProcess
-from lmprog.launch.restarts import HangTimeouts
+from lmprog.launch.restarts import LONGEST_GAP, HangTimeouts
 from lmprog.launch.runtime_process import configured
 from lmprog.ray import directory
 from lmprog.ray.autoscaling import BUSY, by_slots
@@ -32,10 +32,6 @@ from lmprog.ray.autoscaling import BUSY, by_slots
 log = logging.getLogger("lmprog")
 
 LOOK_SECONDS = 0.2
-LONGEST_GAP = 1.0
-"""Seconds. A longer time between two checks is not counted against the runtime: this process was
-itself stopped.
-"""
 STOP_GRACE = 10.0
 """Seconds that a runtime has to end in order; its programs move at the beginning of it."""
 HEALTH_SECONDS = 1.0

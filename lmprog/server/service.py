@@ -76,7 +76,9 @@ class ServerService:
         self.gateway = Gateway(settings, RuntimeLink())
         self.gateway.trace(traces(os.environ, self.gateway.model_label))
         hang = HangTimeouts(
-            stall=settings.stall, longest_step=max(settings.stall, settings.longest_step)
+            stall=settings.stall,
+            frozen=settings.stall,
+            longest_step=max(settings.stall, settings.longest_step),
         )
         self.supervised = supervise(self.gateway, hang)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -105,7 +105,7 @@ def test_sglangs_own_route_has_every_option_under_its_name(name: str) -> None:
         "seed": "sampling_seed",
     }
     match name:
-        case "prompt_logprobs" | "jump" | "allowed_token_ids" | "bad_words" | "beams":
+        case "prompt_logprobs" | "jump" | "allowed_token_ids" | "bad_words" | "beams" | "faithful":
             assert body is None
         case "prompt_logprobs_start":
             assert body is not None  # without prompt_logprobs it asks for nothing

@@ -90,7 +90,7 @@ def test_sources_are_those_that_a_kernel_is_made_of(
     monkeypatch.setattr(table_of_compiled, "kernels_folder", lambda: tmp_path)
     now = sources_of.__wrapped__
     assert now("module.cu", "tree_merge") == of["tree_merge"]
-    merge.write_text(merge.read_text().replace("end - start < 2", "end - start < 3"))
+    merge.write_text(merge.read_text().replace("all - start < 2", "all - start < 3"))
     assert now("module.cu", "tree_merge") != of["tree_merge"]
     assert now("module.cu", "norm_add") == of["norm_add"]
 

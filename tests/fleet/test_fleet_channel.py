@@ -205,7 +205,7 @@ class Updated:
         self.places.size = size
         self.ended: list[str] = []
         monkeypatch.setattr(self.places, "end", lambda name, why, grace: self.ended.append(name))
-        never = HangTimeouts(math.inf, math.inf, math.inf)
+        never = HangTimeouts(math.inf, math.inf, math.inf, math.inf)
         self.channel = FleetChannel(self.places, hang=never)
         assert self.channel.wait_for(there, PATIENCE)
 

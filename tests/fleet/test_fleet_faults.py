@@ -188,7 +188,7 @@ def test_no_program_of_twelve_kinds_is_wrong_or_lost_by_faults_of_seven_kinds(
     monkeypatch.setattr(PageWorth, "_is_worth", lambda self, saved, cost: True)
     store = {"kv_disk_mb": 4, "kv_disk_folder": str(tmp_path), "kv_store": "machine"}
     places = Places(2, **(store if has_store else {}))
-    channel = FleetChannel(places, hang=HangTimeouts(stall=20.0, longest_step=20.0))
+    channel = FleetChannel(places, hang=HangTimeouts(stall=20.0, frozen=20.0, longest_step=20.0))
     stored = 0.0
     with RuntimeBackend(channel) as backend, ThreadPoolExecutor(len(KINDS)) as threads:
         for fault in Faults(channel, places).kinds:

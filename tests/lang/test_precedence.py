@@ -23,6 +23,7 @@ VALUES: dict[str, tuple[Any, Any, Any]] = {
     "min_p": (0.25, 0.5, 0.75),
     "seed": (1, 2, 3),
     "max_tokens": (5, 6, 7),
+    "faithful": (2, 3, 4),
     "min_tokens": (1, 2, 3),
     "stop": (("a",), ("b",), ("c", "d")),
     "stop_token_ids": ((1,), (2,), (3,)),

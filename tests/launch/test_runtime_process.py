@@ -19,7 +19,7 @@ import pytest
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import ContextOverflow, InvalidParameter, ProtocolError, RuntimeGone, UnknownName
-from lmprog.launch import RuntimeProcess, connect, greet
+from lmprog.launch import RuntimeProcess, child_process, connect, greet
 from lmprog.launch.child_process import Child
 from lmprog.launch.parent_pipe import config_from_json, config_to_json
 from lmprog.launch.runtime_process import configured
@@ -170,6 +170,44 @@ def test_a_runtime_that_ignores_its_end_is_killed_after_the_grace() -> None:
     runtime.close(grace=0.5)
     assert 0.4 < time.monotonic() - start < 2.0
     assert runtime.exit_code == -signal.SIGKILL
+
+
+def test_a_child_without_a_grace_is_not_told_to_end_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would begin to, and say goodbye to its clients as if nothing was wrong."""
+    told: list[int] = []
+    monkeypatch.setattr(subprocess.Popen, "send_signal", lambda _, number: told.append(number))
+    runtime = scripted("stubborn")
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda one: os.kill(one.pid, signal.SIGKILL))
+    runtime.close(0.0)
+    assert told == []
+    assert runtime.exit_code == -signal.SIGKILL
+
+
+@pytest.mark.skipif(not is_linux(), reason="the system does not tell of signals")
+def test_stacks_that_cannot_be_written_are_waited_for_one_second_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that is blocked in a full pipe does not get to handle the signal, say."""
+    now, waited = 0.0, 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now, waited
+        now, waited = now + seconds, waited + seconds
+
+    code = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}); "
+    child = Child([sys.executable, "-c", code + "print(1, flush=True); time.sleep(60)"], tmp_path)
+    try:
+        while not child.last_lines():
+            time.sleep(0.01)
+        monkeypatch.setattr(child_process.time, "monotonic", lambda: now)
+        monkeypatch.setattr(child_process.time, "sleep", sleep)
+        child.write_stacks()
+    finally:
+        monkeypatch.undo()
+        child.stop(0.0)
+    assert 0.9 < waited < 1.1
 
 
 @pytest.mark.skipif(not is_linux(), reason="the system does not tell of ends")

@@ -118,8 +118,8 @@ CALL_MUTANTS = [
         "branches carry ops out in the order of arrival, whoever pays",
         "inbox",
         _PROGRAMS + "clients.py",
-        "            payer = min(self.waiting, key=self._shares.served)\n",
-        "            payer = next(iter(self.waiting))\n",
+        "self._run_first(min(self.waiting, key=self._shares.served), run)",
+        "self._run_first(next(iter(self.waiting)), run)",
     ),
     Mutant(
         "branches carry out all ops in one turn",
@@ -132,8 +132,8 @@ CALL_MUTANTS = [
         "a branch is closed before others have what they want of it",
         "inbox",
         _PROGRAMS + "interpreter.py",
-        "        if any(op.is_for_others for op in branch.queue):\n",
-        "        if False:\n",
+        "        self._ready.settle(branch, self._runner.run, is_closed=True)\n        under_way",
+        "        under_way",
     ),
     # --- delivery
     Mutant(

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from lmprog.errors import ModelError
-from lmprog.launch.restarts import DelayLimits, HangTimeouts
-from lmprog.server.supervision.supervisor import LONGEST_GAP, Phase, RestartTimeouts, Supervisor
+from lmprog.launch.restarts import LONGEST_GAP, DelayLimits, HangTimeouts
+from lmprog.server.supervision.supervisor import Phase, RestartTimeouts, Supervisor
 
 TICK = 0.2
 

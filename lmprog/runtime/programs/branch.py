@@ -111,6 +111,11 @@ class BoundAppend(QueuedOp):
         return None
 
     @property
+    def is_for_others(self) -> bool:
+        """The calls behind it say why it failed."""
+        return any(isinstance(one, Promise) and one.error is not None for one in self.pieces)
+
+    @property
     def needs_tokens(self) -> bool:
         return bool(self.pieces) and isinstance(self.pieces[0], TokensPiece)
 

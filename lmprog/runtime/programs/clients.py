@@ -95,19 +95,37 @@ class ReadyBranches:
     def append(self, branch: RuntimeBranch) -> None:
         self.waiting.setdefault(branch.payer, deque()).append(branch)
 
+    def settle(
+        self, branch: RuntimeBranch, run: Callable[[RuntimeBranch, float], object], is_closed: bool
+    ) -> None:
+        """Before a call of it is cancelled, all that its account has sent before is carried out, as
+        far as that can be now. Before it `is_closed` only where others want what it gives: who
+        leaves with many branches shall not have them all tokenised.
+        """
+        queue = branch.queue
+        while branch.payer in self.waiting and queue:
+            if is_closed and not any(op.is_for_others for op in queue):
+                return
+            self._run_first(branch.payer, run)
+
+    def _run_first(self, payer: Client, run: Callable[[RuntimeBranch, float], object]) -> float:
+        """The time at its end."""
+        branches = self.waiting[payer]
+        branch = branches.popleft()
+        if not branches:
+            del self.waiting[payer]
+        before = self._clock()
+        run(branch, before)
+        now = self._clock()
+        self._shares.work(payer, now - before)
+        return now
+
     def turn(self, run: Callable[[RuntimeBranch, float], object]) -> None:
         """Runs branches, which may make others ready."""
         now = self._clock()
         ends = now + TURN_SECONDS
         while self.waiting and now < ends:
-            payer = min(self.waiting, key=self._shares.served)
-            branches = self.waiting[payer]
-            branch = branches.popleft()
-            if not branches:
-                del self.waiting[payer]
-            run(branch, now)
-            before, now = now, self._clock()
-            self._shares.work(payer, now - before)
+            now = self._run_first(min(self.waiting, key=self._shares.served), run)
 
 
 @dataclass(eq=False, slots=True)

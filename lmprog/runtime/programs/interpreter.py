@@ -202,6 +202,7 @@ class Interpreter:
                 self._close(client, op)
             case wire.Cancel(call=number):
                 if (call := client.calls.get(number)) is not None:
+                    self._ready.settle(call.branch, self._runner.run, is_closed=False)
                     self._completion.fail(call, Cancelled("the call was cancelled."))
             case wire.Suspend():
                 self._completion.suspend(client.calls.get(op.call), is_on=op.is_on)
@@ -351,8 +352,7 @@ class Interpreter:
         branch = client.branches.pop(op.branch, None)
         if branch is None:
             return
-        if any(queued.is_for_others for queued in branch.queue):
-            self._runner.run(branch, self._clock())
+        self._ready.settle(branch, self._runner.run, is_closed=True)
         under_way = [call for call in client.take_calls(op.branch) if not call.is_done]
         if under_way or branch.queue:
             self._completion.cancel_all(branch, under_way)

@@ -281,15 +281,14 @@ class Scheduler:
         self.tier = None if store is None else self._second_tier(store, recurrent)
         self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent)
         self.pins = Pins(self.tree)
-        capacity = config.num_pages * config.page_size
-        self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
+        slots = config.num_pages * config.page_size
+        self.programs = ActivePrograms(self.longest_sequence, slots, self.costs, self.tier)
         self.sessions = Sessions(self.pins, self.programs, self.tables.match)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
         self.waiting = WaitingQueue(order, self.tables.cached_prefix, config.max_waiting)
-        self.memory = memory = Memory(
-            config, self.pages, self.tree, self.tables, self.pins, self.stats, self.tier
-        )
+        held = (self.pages, self.tree, self.tables, self.pins, self.stats, self.tier)
+        self.memory = memory = Memory(config, *held)
         self._admission = ProgramAdmission(memory, self.waiting, self.programs, self.shares)
         self._running = RunningSequences(memory, self.waiting, self.programs, self._admission)
         step_seconds = config.step_ms / 1000 if config.step_ms else inf
@@ -584,9 +583,7 @@ class Scheduler:
 def check_sequences(
     running: Iterable[Sequence], waiting: WaitingQueue, held: set[int], page_size: int
 ) -> None:
-    """Invariants of running and waiting sequences; `held` are the pages of the tree. Raises
-    AssertionError.
-    """
+    """Raises AssertionError where an invariant is broken; `held` are the pages of the tree."""
     for sequence in running:
         assert sequence.state is SequenceState.RUNNING, "an admitted sequence runs"
         assert sequence not in waiting, "an admitted sequence does not wait"

@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from lmprog.errors import LmprogError
-from lmprog.launch.restarts import DelayLimits, HangTimeouts, ProgressWatch, RestartDelays
+from lmprog.launch.restarts import (
+    LONGEST_GAP,
+    DelayLimits,
+    HangTimeouts,
+    ProgressWatch,
+    RestartDelays,
+)
 
 log = logging.getLogger("lmprog.server")
 
-LONGEST_GAP = 1.0
-"""Seconds. What lies between two ticks beyond this does not count: we stood still ourselves, or the
-machine did.
-"""
 FIRST_START_SECONDS = 5.0
 """What a start is thought to take before one has been seen."""
 
