@@ -8,8 +8,7 @@ logits (`--scale`: their deviation), over single letters and three pairs. What t
 if it were asked until its text fits is summed up over all texts. Beside it, as total variation: what
 the mask alone writes, and what is kept of `k` texts, the mean of `--runs` draws of all of them. Each
 text is drawn by the runtime's own tasks, masks and requests, and by the plain sampler. The chances
-of each run's texts are added up, not single draws of one, so that little is left of chance: the
-floor is the same figure where the mask changes nothing.
+of each run's texts are added up, not single draws of one, so that less is left of chance.
 """
 
 from __future__ import annotations

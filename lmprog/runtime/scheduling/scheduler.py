@@ -281,8 +281,8 @@ class Scheduler:
         self.tier = None if store is None else self._second_tier(store, recurrent)
         self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent)
         self.pins = Pins(self.tree)
-        slots = config.num_pages * config.page_size
-        self.programs = ActivePrograms(self.longest_sequence, slots, self.costs, self.tier)
+        capacity = config.num_pages * config.page_size
+        self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
         self.sessions = Sessions(self.pins, self.programs, self.tables.match)
         self.shares = ClientShares()
         order = AdmissionOrder(config.policy, config.ageing, context_len)
