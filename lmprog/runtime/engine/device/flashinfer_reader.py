@@ -227,15 +227,31 @@ def _sorted_rows(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     width = int(settled.max(initial=0))
     if not width:
         return rows, np.zeros(max(0, len(rows) - 1), np.int64)
-    place = np.arange(width, dtype=np.int32)
+    least = int(settled.min())
+    skipped = _shared_by_all(batch, least)
+    place = np.arange(skipped, width, dtype=np.int32)
     table = batch.pages.take(batch.page_starts[:-1, None] + place, mode="clip")
-    if int(settled.min()) < width:  # what a row does not have is equal to nothing
+    if least < width:  # what a row does not have is equal to nothing
         np.copyto(table, -1 - rows[:, None], "same_kind", place >= settled[:, None])
-    order = np.argsort(table.view(f"V{4 * width}")[:, 0], kind="stable")
+    order = np.argsort(table.view(f"V{4 * len(place)}")[:, 0], kind="stable")
     table = table[order]
-    differs = np.ones((len(rows) - 1, width + 1), np.bool_)
+    differs = np.ones((len(rows) - 1, len(place) + 1), np.bool_)
     np.not_equal(table[1:], table[:-1], out=differs[:, :-1])
-    return order, differs.argmax(axis=1)
+    return order, skipped + differs.argmax(axis=1)
+
+
+_STRIDE = 32
+
+
+def _shared_by_all(batch: Batch, most: int) -> int:
+    """Less than `most` pages, or so many, that all rows begin with: where they have the same page,
+    they have the same ones before it. Only every 32nd is looked at.
+    """
+    place = np.arange(0, most - 1, _STRIDE)
+    table = batch.pages.take(batch.page_starts[:-1, None] + place)
+    is_same = (table == table[0]).all(axis=0)
+    count = len(place) if is_same.all() else int(is_same.argmin())
+    return max(0, (count - 1) * _STRIDE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,19 +270,27 @@ class _Runs:
 
 def _runs(common: NDArray[np.int64]) -> _Runs:
     """Of neighbours that have `common` pages in common: each run as far as its rows go together."""
-    index, count = np.arange(len(common)), len(common)
+    # neighbours that follow each other with as many in common are of one run: looked at once
+    is_first = np.ones(len(common), np.bool_)
+    np.not_equal(common[1:], common[:-1], out=is_first[1:])
+    starts = np.flatnonzero(is_first)
+    depths, count = common[starts], len(starts)
+    index = np.arange(count)
     is_earlier = index < index[:, None]  # [neighbours, others]
-    is_less = common < common[:, None]
+    is_less = depths < depths[:, None]
     before = np.where(is_less & is_earlier, index, -1).max(axis=1)
     after = np.where(is_less & is_earlier.T, index, count).min(axis=1)
-    bounded = np.concatenate((common, np.zeros(1, np.int64)))  # beyond both ends nothing is shared
-    alike = (common == common[:, None]) & is_earlier & (index > before[:, None])
+    bounded = np.concatenate((depths, np.zeros(1, np.int64)))  # beyond both ends nothing is shared
+    alike = (depths == depths[:, None]) & is_earlier & (index > before[:, None])
+    edges = np.concatenate((starts, np.full(1, len(common))))
+    firsts = edges[before + 1]
+    which = np.cumsum(is_first) - 1
     return _Runs(
-        firsts=before + 1,
-        sizes=after - before,
-        begins=np.maximum(bounded[before], bounded[after]),
+        firsts=firsts[which],
+        sizes=(edges[after] - firsts + 1)[which],
+        begins=np.maximum(bounded[before], bounded[after])[which],
         ends=common,
-        leads=np.flatnonzero((common > 0) & ~alike.any(axis=1)),
+        leads=starts[(depths > 0) & ~alike.any(axis=1)],
     )
 
 
@@ -285,10 +309,10 @@ def _requests(batch: Batch, order: NDArray[np.int64], runs: _Runs) -> SharedRuns
     parts[by_token] = np.arange(len(gather)) + gather[by_token] + 1
     counts = 1 + np.bincount(gather, minlength=batch.num_tokens)
     depths = np.zeros(len(order), np.int64)
-    np.maximum.at(depths, rows, np.repeat(ends, sizes))
+    np.maximum.at(depths, rows, ends.repeat(sizes))
     return SharedRuns(
         requests=PagedRows(
-            query_starts=_starts_from(np.cumsum(tokens_of)[np.cumsum(sizes) - 1]),
+            query_starts=_starts(np.add.reduceat(tokens_of, sizes.cumsum() - sizes)),
             page_starts=_starts(lengths),
             pages=batch.pages[ranges(first_pages, lengths)].astype(np.int32),
             last_page_lens=np.full(len(lengths), batch.page_size, np.int32),
@@ -301,11 +325,9 @@ def _requests(batch: Batch, order: NDArray[np.int64], runs: _Runs) -> SharedRuns
 
 
 def _starts(counts: NDArray[Any]) -> Ints:
-    return _starts_from(np.cumsum(counts))
-
-
-def _starts_from(ends: NDArray[Any]) -> Ints:
-    return np.concatenate((np.zeros(1, np.int32), ends.astype(np.int32)))
+    starts = np.zeros(len(counts) + 1, np.int32)
+    counts.cumsum(dtype=np.int32, out=starts[1:])
+    return starts
 
 
 class FlashInferCascadeReader:

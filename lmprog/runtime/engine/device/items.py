@@ -117,8 +117,10 @@ def _counts(positions: _Longs, lowest: _Longs, chunk: int) -> _Longs:
 
 def ranges(starts: NDArray[np.integer], counts: NDArray[np.integer]) -> _Longs:
     """starts[0] .. starts[0] + counts[0], then the next ones."""
-    offsets = np.cumsum(counts) - counts
-    return np.repeat(starts - offsets, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+    ends = counts.cumsum()
+    places = np.arange(ends[-1] if len(ends) else 0)
+    places += (starts - (ends - counts)).repeat(counts)
+    return places
 
 
 def _factors(count: int) -> NDArray[np.uint64]:
