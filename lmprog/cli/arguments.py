@@ -293,6 +293,11 @@ def _add_sim(commands: _Commands) -> None:
         "(default: 16)",
     )
     sim.add_argument(
+        "--states",
+        action="store_true",
+        help="only those worlds, one in four, whose model has recurrent states",
+    )
+    sim.add_argument(
         "--record",
         metavar="FILE",
         help="append a line of JSON for each 50 worlds: seeds, steps, violations",

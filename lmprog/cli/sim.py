@@ -25,6 +25,7 @@ def run(given: argparse.Namespace) -> int:
             hours=given.hours,
             processes=given.processes,
             full_check_every=given.check_every,
+            only_states=given.states,
             record=None if given.record is None else Path(given.record),
         )
     )

@@ -118,6 +118,20 @@ def with_states(scenario: Scenario, dice: random.Random) -> Scenario:
     return replace(scenario, is_ahead=False, states=StatePool(slots, every, PARTS_OF_STATE))
 
 
+def scenario_of(
+    seed: int, rng: random.Random | None = None, guessing: random.Random | None = None
+) -> Scenario:
+    """That of the world of a seed, which goes on with the dice that are given."""
+    plain = draw(rng or random.Random(seed))
+    # worlds without drafts and states stay as they were
+    drafting = with_drafts(plain, guessing or _guessing(seed))
+    return with_states(drafting, random.Random(f"recurrent states of {seed}"))
+
+
+def _guessing(seed: int) -> random.Random:
+    return random.Random(f"drafts of {seed}")
+
+
 class SimChannel:
     """A channel of lists, without threads or time."""
 
@@ -152,9 +166,8 @@ class World:
         self.seed = seed
         self._full_check_every = full_check_every
         self.rng = random.Random(seed)
-        guessing = random.Random(f"drafts of {seed}")  # worlds without drafts stay as they were
-        recurrent = random.Random(f"recurrent states of {seed}")  # likewise
-        self.scenario = scenario or with_states(with_drafts(draw(self.rng), guessing), recurrent)
+        guessing = _guessing(seed)
+        self.scenario = scenario or scenario_of(seed, self.rng, guessing)
         self.now = 0.0
         self.steps = 0
         self.num_passes = 0

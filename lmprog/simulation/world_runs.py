@@ -20,7 +20,7 @@ from itertools import count, islice
 from pathlib import Path
 
 from lmprog.runtime.steps import EngineLost
-from lmprog.simulation.world import World
+from lmprog.simulation.world import World, scenario_of
 
 STEPS_PER_WORLD = 500
 FULL_CHECK_EVERY = 16
@@ -43,6 +43,8 @@ class SimulationRun:
     hours: float | None = None
     processes: int = 1
     full_check_every: int = FULL_CHECK_EVERY
+    only_states: bool = False
+    """Worlds of other models than those with recurrent states are left out."""
     record: Path | None = None
     """A line of JSON for each tally of worlds is appended to this file."""
 
@@ -117,9 +119,12 @@ def run_world(
 
 def run_worlds(asked: SimulationRun, seed: int, worlds: int) -> WorldTally:
     """Runs the worlds from `seed` on; a violation ends its own world only."""
-    tally, began = WorldTally(seed, worlds), time.process_time()
+    tally, began = WorldTally(seed), time.process_time()
     with _rare_collections() as collect:
         for number in range(seed, seed + worlds):
+            if asked.only_states and scenario_of(number).states is None:
+                continue
+            tally.worlds += 1
             try:
                 tally.count(run_world(number, asked.steps, asked.full_check_every))
             except Violation as violation:

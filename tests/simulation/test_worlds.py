@@ -130,6 +130,12 @@ def test_the_command_says_what_it_ran(tmp_path: Path) -> None:
     assert all(line["violations"] == [] and line["steps"] > 40 for line in lines)
 
 
+def test_worlds_of_models_without_states_may_be_left_out() -> None:
+    asked = SimulationRun(steps=2, worlds=40, only_states=True)
+    has_states = [world.scenario_of(seed).states is not None for seed in range(40)]
+    assert sum(tally.worlds for tally in tallies(asked)) == sum(has_states) > 0
+
+
 def test_several_processes_run_the_same_worlds() -> None:
     one, two = (
         [(tally.seed, tally.steps, tally.last_trace) for tally in tallies(asked)]
