@@ -13,7 +13,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -38,7 +38,7 @@ from lmprog.runtime.assembly import assemble
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.call_constraints import CallConstraints
-from lmprog.runtime.programs.compile_pool import CompilePool
+from lmprog.runtime.programs.compile_pool import CompilePool, Job
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import (
@@ -309,7 +309,7 @@ def bombs(
 
 # -- the longest step
 
-NUM_ROWS, NUM_BYSTANDERS = 32, 4
+NUM_ROWS, NUM_BYSTANDERS, SMALL_PATTERNS = 32, 4, 7
 STEP_PATTERNS = r"""
     (?s)(.{0,100}(cat|dog|bird)){5,10}.{0,100} .*(a|b).{300} (.*,){40}x [ab]*a[ab]{1500} (a?){5000}a{5000}
     .*a.{300}b .{1,100000} (\w+\s?){1,200} ((a{1,30}){1,30}){1,30} (.*a.{24}){3} (\w{1,100}){1,100}
@@ -377,12 +377,30 @@ class Timed:
         return int(rng.choice(pick.mask.tokens))
 
 
+class TimedPool(CompilePool):
+    """Knows how long the newest job of each owner took, from when it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.took: dict[Hashable, float] = {}
+
+    def submit(self, job: Job, owner: Hashable = None) -> None:
+        began = time.perf_counter()
+
+        def timed() -> None:
+            job()
+            self.took[owner] = time.perf_counter() - began
+
+        super().submit(timed, owner)
+
+
 class StepBench:
     """Calls on one loop around such a model."""
 
     def __init__(self, tokenizer: ManyTokens, hot: Sequence[int]) -> None:
         self.channel, self.model = SimChannel(), Timed(hot)
-        self.constraints = CallConstraints(tokenizer, workers=CompilePool())
+        self.pool = TimedPool()
+        self.constraints = CallConstraints(tokenizer, workers=self.pool)
         self.constraints.vocabulary.prepare()
         config = SchedulerConfig(num_pages=200_000)
         scheduler = Scheduler(config, 16_000, clock=time.monotonic)
@@ -416,18 +434,20 @@ class StepBench:
                 self.ended[reply.call] = reply
         self.channel.sent = []
 
-    def compiled_in(self, constraint: wire.Constraint, client: bytes = ME) -> float:
-        """Seconds until a bystander's call has ended."""
-        began, call = time.perf_counter(), self.ask(constraint, 12, client)
+    def compiled_in(self, constraint: wire.Constraint) -> tuple[float, float]:
+        """Seconds until a bystander's constraint was compiled, and until its call has ended."""
+        self.pool.took.clear()
+        began, call = time.perf_counter(), self.ask(constraint, 12, b"other")
         while call not in self.ended:
             self.turn()
-        return time.perf_counter() - began
+        (compiled,) = (took for owner, took in self.pool.took.items() if "other" in str(owner))
+        return compiled, time.perf_counter() - began
 
 
 def steps(*, seconds: float = 3.0) -> None:
     """A loop around a model that computes nothing, with 131,000 tokens. For each bomb, 32 rows of it and
     4 rows without constraints run for so long. Reported are the loop's processor time in the longest turn,
-    without the model's; the texts of others and of its rows; and how long a small pattern of others took.
+    without the model's; the texts of others and of its rows; and how long small patterns of others took to compile, and their calls.
     """
     tokenizer = ManyTokens(vocabulary_of_tokenizer(TEKKEN).tokens)
     letters = set(b"ab, catdogbir0123xyz")
@@ -435,16 +455,22 @@ def steps(*, seconds: float = 3.0) -> None:
     hot = [at for at, piece in enumerate(pieces) if piece and set(piece) <= letters]
     bench = StepBench(tokenizer, hot)
     alone = [bench.compiled_in(wire.Regex(f"warm[a-z]{{3,{9 + i}}}")) for i in range(40)][20:]
+    usual, call = (1e3 * median(of) for of in zip(*alone, strict=True))
+    beside_all: list[float] = []
     gc.collect()
     gc.freeze()
     bench.took = []
-    print(f"a small pattern alone: {1e3 * median(alone):.1f} ms")
+    print(f"a small pattern alone: compiled in {usual:.2f} ms, its call in {call:.1f} ms")
     worst_of_all = 0.0
     for index, (name, bomb) in enumerate(STEP_BOMBS.items()):
         spec, began = bomb(index + 3), time.perf_counter()
         rows = [bench.ask(spec, 12_000) for _ in range(NUM_ROWS)]
         others = [bench.ask(None, 12_000) for _ in range(NUM_BYSTANDERS)]
-        beside = 1e3 * bench.compiled_in(wire.Regex(f"b{index}[a-z]{{3,9}}"), b"other")
+        beside = [
+            bench.compiled_in(wire.Regex(f"b{index}{n}[a-z]{{3,9}}")) for n in range(SMALL_PATTERNS)
+        ]
+        compiled, call = (1e3 * median(of) for of in zip(*beside, strict=True))
+        beside_all.append(compiled)
         until = time.perf_counter() + seconds
         refused: tuple[float, str] | None = None
         while time.perf_counter() < until:
@@ -459,14 +485,18 @@ def steps(*, seconds: float = 3.0) -> None:
             f"{name[:46]}: longest step {max(took):.1f} ms, mean {sum(took) / len(took):.2f}; "
             f"texts of others {min(bench.texts.get(one, 0) for one in others)}, of its rows "
             f"{min(bench.texts.get(one, 0) for one in rows)}..{max(bench.texts.get(one, 0) for one in rows)} "
-            f"in {len(took)} turns; a small pattern {beside:.1f} ms; {num_failed} failed",
+            f"in {len(took)} turns; a small pattern compiled in {compiled:.2f} ms, its call in "
+            f"{call:.1f} ms; {num_failed} failed",
             "" if refused is None else f"({refused[0]:.2f} s: {refused[1][:60]})",
             flush=True,
         )
         bench.channel.inbox += [(ME, wire.Close(call)) for call in (*rows, *others)]
         for _ in range(20):
             bench.turn()
-    print(f"longest step of all: {worst_of_all:.1f} ms")
+    print(
+        f"longest step of all: {worst_of_all:.1f} ms; a small pattern is compiled in {median(beside_all) / usual:.2f} "
+        f"times at the median and {max(beside_all) / usual:.2f} times at most of what it takes alone"
+    )
 
 
 # -- one constraint, used again and again

@@ -34,7 +34,7 @@ pytest.importorskip("llguidance")
 
 
 def chain(count: int) -> str:
-    """Each rule leads to the next one; no net of ours is so deep."""
+    """Each rule leads to the next one."""
     rules = [f'r{i}::="x"r{i + 1}|"y"' for i in range(count)]
     return "\n".join(["root::=r0", *rules, f'r{count}::="z"'])
 
@@ -53,6 +53,11 @@ def lark_chain(count: int) -> str:
 def empty_chain(count: int) -> str:
     rules = [f"r{i}::=r{i + 1}?" for i in range(count)]
     return "\n".join(["root::=r0", *rules, f'r{count}::="z"'])
+
+
+def repeated_often(rules: str) -> str:
+    """The same with a count that is left to llguidance."""
+    return rules.replace('"z"', f'"z"{{{CompileLimits().max_repeat + 1}}}')
 
 
 class Trials:
@@ -93,6 +98,20 @@ def test_a_grammar_deeper_than_a_thread_s_stack_is_served(
 
 
 @pytest.mark.parametrize("text", [chain(3930), empty_chain(3500)], ids=["chain", "empty"])
+def test_rules_that_lead_to_each_other_are_read_here_however_far(
+    text: str, small: Vocabulary, trials: Trials
+) -> None:
+    made = compiled(text, small)
+    assert made.engine != "llguidance"
+    end = made.advance_bytes(made.start, b"x" * 3930 + b"z" if "x" in text else b"z")
+    assert end is not None
+    assert made.is_final(end)
+    assert trials.processes == []
+
+
+@pytest.mark.parametrize(
+    "text", [repeated_often(chain(3930)), repeated_often(empty_chain(3500))], ids=["chain", "empty"]
+)
 def test_a_grammar_that_takes_too_long_ends_its_trial_and_nothing_else(
     text: str, small: Vocabulary, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +154,7 @@ def test_a_trial_that_nobody_waits_for_is_killed(small: Vocabulary, trials: Tria
             raise GrammarError("nobody waits", position=None)
 
     with pytest.raises(GrammarError, match="nobody waits"):
-        compile_constraint(wire.Grammar(chain(3000)), small, check=check)
+        compile_constraint(wire.Grammar(loop(1000)), small, check=check)
     assert trials.processes[0].poll() not in (None, 0)
 
 

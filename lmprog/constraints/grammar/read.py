@@ -68,15 +68,18 @@ _HEX = {"x": 2, "u": 4, "U": 8}
 _ROUNDS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
-def read_gbnf(text: str, limits: CompileLimits) -> dict[str, Part]:
-    """Raises GrammarError for malformed grammars, NeedsLlguidance for counts beyond the limits."""
-    return _Reader(text, limits).rules()
+def read_gbnf(text: str, limits: CompileLimits, check: Check = never_stop) -> dict[str, Part]:
+    """Raises GrammarError for malformed grammars, NeedsLlguidance for counts beyond the limits, and
+    what `check` raises, which bounds how long a grammar may be.
+    """
+    return _Reader(text, limits, check).rules()
 
 
 class _Reader:
-    def __init__(self, text: str, limits: CompileLimits) -> None:
+    def __init__(self, text: str, limits: CompileLimits, check: Check) -> None:
         self._text = text
         self._limits = limits
+        self._check = check
         self._at = 0
         self._depth = 0
         self._used: dict[str, int] = {}
@@ -150,6 +153,7 @@ class _Reader:
         return items[0] if len(items) == 1 else RuleSequence(tuple(items))
 
     def _one(self) -> Part:
+        self._check()
         char = self._peek()
         if char == '"':
             return self._literal()
@@ -227,6 +231,7 @@ class _Reader:
         return charset.complement(found) if negated else found
 
     def _char(self) -> str:
+        self._check()
         char = self._peek()
         if not char:
             raise self._refuse("an unfinished literal or class")
@@ -252,18 +257,18 @@ def is_gbnf(text: str) -> bool:
 
 
 def grammar_node(spec: wire.Grammar, net: NetBuilder, limits: CompileLimits) -> Node:
-    """Raises NeedsLlguidance if the grammar is not supported here (Lark: also if it is malformed),
-    GrammarError if it is malformed GBNF or too large.
+    """Raises NeedsLlguidance if the grammar is not supported here (Lark: also if it is malformed or
+    long), GrammarError if it is malformed GBNF or too large.
     """
     text = spec.text
-    if len(text) > limits.max_pattern_len:
-        raise NeedsLlguidance(
-            f"the grammar has {len(text)} characters; the limit is {limits.max_pattern_len}"
-        )
     try:
         if is_gbnf(text):
             start = START
-            rules = reachable(read_gbnf(text, limits), start)
+            rules = reachable(read_gbnf(text, limits, net.check), start)
+        elif len(text) > limits.max_pattern_len:
+            raise NeedsLlguidance(
+                f"the grammar has {len(text)} characters; the limit is {limits.max_pattern_len}"
+            )
         else:
             start = lark.START
             found = lark.read_lark(text, limits)

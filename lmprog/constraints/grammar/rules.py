@@ -220,7 +220,7 @@ def _first_rules(part: Part, nullable: frozenset[str]) -> Iterator[str]:
 
 
 _DEEPEST = 300
-"""Parts of rules within each other, two frames of Python each, so that what is left to llguidance
+"""Parts of a rule within each other, two frames of Python each, so that what is left to llguidance
 does not depend on how deep its caller stands."""
 
 
@@ -236,29 +236,45 @@ class RuleLowering:
         self._depth = 0
 
     def rule(self, name: str) -> Node:
-        if name in self._done:
-            return self._done[name]
-        if name in self._open:
-            hole = self._open[name]
-            if hole is None:
-                hole = self._open[name] = self._net.hole()
-            return hole
-        self._open[name] = None
+        """Those that it leads to come first, however far that is."""
+        waiting = [name]
+        while waiting:
+            name = waiting[-1]
+            if name in self._done:
+                waiting.pop()
+            elif name in self._open:
+                self._close(waiting.pop())
+            else:
+                self._open[name] = None
+                others = [
+                    one.rule for one in parts_of(self._rules[name]) if isinstance(one, RuleRef)
+                ]
+                waiting += [one for one in reversed(others) if one not in self._open]
+        return self._done[name]
+
+    def _close(self, name: str) -> None:
         made = self._part(self._rules[name])
         hole = self._open.pop(name)
         if hole is not None:
             self._net.fill(hole, made)
         self._done[name] = made
-        return made
+
+    def _named(self, name: str) -> Node:
+        if name in self._done:
+            return self._done[name]
+        hole = self._open[name]
+        if hole is None:
+            hole = self._open[name] = self._net.hole()
+        return hole
 
     def _part(self, part: Part) -> Node:
         if isinstance(part, RuleTerminal):
             return self._expressions.lower(part.expression)
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise NeedsLlguidance(f"rules lead to each other more than {_DEEPEST} parts deep")
+            raise NeedsLlguidance(f"a rule nests more than {_DEEPEST} parts deep")
         if isinstance(part, RuleRef):
-            made = self.rule(part.rule)
+            made = self._named(part.rule)
         elif isinstance(part, RuleSequence):
             made = self._net.seq([self._part(item) for item in part.items])
         elif isinstance(part, RuleChoice):
