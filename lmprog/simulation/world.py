@@ -272,7 +272,7 @@ class World:
                 self.channel.inbox += [(client.name, op) for op in client.leave()]
         for _ in range(most):
             tier = self.scheduler.tier
-            is_loading = tier is not None and tier.pages_held()
+            is_loading = tier is not None and (tier.pages_held() or tier.slots_held())
             is_said = not self.channel.inbox and not self.loop.inbox.num_ops
             if (
                 self.scheduler.idle

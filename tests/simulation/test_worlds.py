@@ -55,6 +55,13 @@ def test_a_call_of_high_priority_is_not_hidden_behind_the_first_one_of_its_progr
     run_world(6_100_172, 80)
 
 
+def test_a_page_is_not_stored_before_the_step_that_copies_to_it() -> None:
+    """A state was evicted while a step was planned, and with it the last page of its path was
+    stored as it was before that step's copy: a wrong text for whoever loaded it.
+    """
+    run_world(720_000_055, 100)
+
+
 def test_nobody_idles_for_tokens_that_left_memory_with_their_branches() -> None:
     """A program that had added 571 tokens, with memory for 128, kept the others waiting for as long
     as computing all of them takes.

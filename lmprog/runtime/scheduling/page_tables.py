@@ -155,6 +155,8 @@ class PageTables:
         self.states = states
         self.scored = ScoredPrompts()
         self.copies = StepCopies(config.page_size)
+        if tier is not None:
+            tier.storing.source = self.copies.source
         self._inserted: set[Sequence] = set()
         """Sequences whose rows of this step have been inserted into the tree."""
         self._followed: dict[Sequence, int] = {}
@@ -363,11 +365,13 @@ class PageTables:
     def settle(self) -> None:
         """The step's rows are computed: what they inserted into the tree is there."""
         self._inserted.clear()
+        self.copies.begin()
         if self.states is not None:
             self.states.settle()
 
     def discard_row(self, row: Row) -> None:
         """The step failed: removes what this row inserted into the tree; resets the sequence."""
+        self.copies.begin()
         self.take_back(row)
         row.sequence.computed = 0
 
@@ -552,6 +556,11 @@ class StepCopies:
         page = match.pages[-1] if match.partial is None else match.partial
         row, _, first = self._writers.get(page, (0, 0, match.length))
         return None if match.length <= first else (row, match.length - first)
+
+    def source(self, page: int) -> int:
+        """The page that has now what `page` will have once the step has made its copies."""
+        origin = self._origins.get(page * self._page_size)
+        return origin.source // self._page_size if isinstance(origin, Copy) else page
 
     def share_slots(self, page: int, count: int, other: int) -> None:
         """The first slots of page `other`, so many, get the contents that those of `page` have

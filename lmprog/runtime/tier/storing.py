@@ -161,6 +161,9 @@ class TierStoring:
         """Used again in the step that is planned: they may not be computed yet."""
         self._due: deque[Node] = deque(maxlen=MOST_DUE)
         tree.on_evict = self._evicted
+        self.source: Callable[[int], int] = lambda page: page
+        """The page that has now what a page will have once the step being planned has made its
+        copies."""
 
     def begin(self, seconds: float) -> None:
         """A step took `seconds`; the next one begins."""
@@ -284,6 +287,8 @@ class TierStoring:
             wanted = states.wanted(node, len(tokens), whole=is_shared)
             end = wanted[-1].position if wanted else 0
             del tokens[end:], pages[-(-end // size) :]
+        if pages:  # only the last one, partly filled, may be copied to
+            pages[-1] = self.source(pages[-1])
         found = self._index.match(tokens, salt)
         missing = gained = len(tokens) - found.length
         num_pages, costs = -(-len(tokens) // size) - found.length // size, self._store.costs
