@@ -9,7 +9,7 @@ READY := $(VENV)/.lmprog-ready
 JOBS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-portable test-ray test-harness check audit fuzz bench bench-peers wheel docs format clean distclean
+.PHONY: help setup demo test test-portable test-ray test-harness test-javascript check audit fuzz bench bench-peers wheel docs format clean distclean
 
 help:
 	@echo "make demo       runs programs with forks, choices and constraints, and shows what they shared"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-portable  runs a part of the suite without what only Linux has, as on macOS"
 	@echo "make test-ray   installs Ray and sglang-router too, and tries both on this machine"
 	@echo "make test-harness  installs EleutherAI's evaluation harness too, and runs it on a server"
+	@echo "make test-javascript  installs the vendors' JavaScript clients (needs npm), and tries all failures on them"
 	@echo "make check      format, lint, types, and the rules of the architecture"
 	@echo "make bench      times the programs of benchmarks/ with the prefix cache on and off"
 	@echo "make bench-peers  compares with llama.cpp, OpenVINO, vLLM and transformers; writes docs/peers.md"
@@ -73,6 +74,10 @@ test-ray: $(READY)
 test-harness: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,harness]'
 	$(BIN)/python -m pytest tests/harness
+
+test-javascript: $(READY)
+	npm install --prefix tests/javascript --no-package-lock --no-audit --no-fund --ignore-scripts --silent
+	$(BIN)/python -m pytest tests/server/test_failures_by_dialect.py -k JavaScript
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -27,6 +28,7 @@ from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.service import serve_gateway
 from lmprog.transport import ClientId, Gone, LocalRuntimeChannel
+from tests import javascript
 
 anthropic = pytest.importorskip("anthropic")
 
@@ -244,7 +246,14 @@ def ollama(url: str, more: Json, key: str = "none") -> Iterator[Any]:
 
 
 Ask = Callable[..., Iterator[Any]]
-DIALECTS: dict[str, Ask] = {
+
+
+def _javascript(dialect: str, url: str, more: Json, key: str = "none") -> Iterator[Any]:
+    yield from javascript.events(dialect, url, more, key)
+
+
+IN_JAVASCRIPT = {f"{one}, JavaScript": one for one in javascript.DIALECTS}
+IN_PYTHON: dict[str, Ask] = {
     "chat": chat,
     "completion": completion,
     "response": response,
@@ -256,7 +265,14 @@ DIALECTS: dict[str, Ask] = {
     "ollama": ollama,
     "program": program,
 }
+DIALECTS: dict[str, Ask] = {
+    **IN_PYTHON,
+    **{name: partial(_javascript, one) for name, one in IN_JAVASCRIPT.items()},
+}
+_IS_THERE = pytest.mark.skipif(not javascript.IS_THERE, reason="`make test-javascript` has it")
+NAMES = [*IN_PYTHON, *(pytest.param(name, marks=_IS_THERE) for name in IN_JAVASCRIPT)]
 RAISED = {
+    **dict.fromkeys(IN_JAVASCRIPT, javascript.JavaScriptError),
     **dict.fromkeys(("chat", "completion", "response", "response helper"), openai.APIError),
     **dict.fromkeys(("message", "message helper"), anthropic.APIStatusError),
     **dict.fromkeys(("generate", "llama.cpp", "ollama", "program"), PlainError),
@@ -334,7 +350,7 @@ def check_break(server: Serving, name: str, failure: str) -> None:
     assert is_of(raised.value, problem, name), (failure, raised.value)
 
 
-@pytest.mark.parametrize("name", [name for name in DIALECTS if name != "program"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "program"])
 def test_a_call_that_fails_in_the_runtime_makes_the_vendors_client_raise(name: str) -> None:
     with served() as server:
         for code in errors.BY_CODE:
@@ -342,7 +358,7 @@ def test_a_call_that_fails_in_the_runtime_makes_the_vendors_client_raise(name: s
 
 
 @pytest.mark.parametrize("failure", [one for one in BREAKS if one not in errors.BY_CODE])
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_stream_that_is_broken_off_makes_the_vendors_client_raise(
     name: str, failure: str
 ) -> None:
@@ -350,7 +366,7 @@ def test_a_stream_that_is_broken_off_makes_the_vendors_client_raise(
         check_break(server, name, failure)
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_stream_that_the_gateway_cannot_write_makes_the_client_raise(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,7 +463,7 @@ def refusing() -> Iterator[dict[str, Serving]]:
 
 
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_refused_request_makes_the_vendors_client_raise_with_its_status(
     refusing: dict[str, Serving], name: str, is_streamed: bool
 ) -> None:
@@ -499,7 +515,7 @@ def test_a_messages_stream_says_what_failed_in_details() -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_fault_of_the_gateway_before_the_first_text_is_a_500_in_the_form_of_its_dialect(
     name: str, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
