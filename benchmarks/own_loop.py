@@ -1,4 +1,5 @@
-"""A runtime in this thread, whose clock is the thread's processor time.
+"""Runtimes in this thread: one whose clock is the thread's processor time, and a loop around a
+model that computes nothing.
 
 What a busy machine does to the wall clock is not measured then, so figures of latency can be
 compared anywhere. Where a workload waits for nothing but time, `skip` lets it pass. Knows the loop
@@ -7,14 +8,35 @@ and its channel; knows no workload.
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.assembly import assemble
+from lmprog.runtime.loop import Loop
+from lmprog.runtime.programs.call_builder import ServedModel
+from lmprog.runtime.programs.call_constraints import CallConstraints
+from lmprog.runtime.programs.compile_pool import CompilePool, Job
+from lmprog.runtime.programs.interpreter import Interpreter
+from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.sampling_requests import (
+    SampleRequest,
+    SampleResult,
+    ScoreRequest,
+    StepResults,
+)
+from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.text.chat_template import ChatTemplate
+from lmprog.runtime.text.tokenizer import ByteTokenizer, PieceTokenizer
 from lmprog.simulation.world import SimChannel
+
+ME = b"bench"
 
 _SCHEDULING = set(SchedulerConfig.__dataclass_fields__)
 
@@ -85,3 +107,108 @@ class OwnLoop:
     @property
     def is_idle(self) -> bool:
         return self.loop.scheduler.idle and not self.channel.inbox and not self.loop.inbox.num_ops
+
+
+class ManyTokens(ByteTokenizer):
+    """Encodes byte by byte, and has all tokens of another vocabulary beside."""
+
+    def __init__(self, tokens: Sequence[bytes | None]) -> None:
+        super().__init__()
+        special = {self._ids[name]: name for name in self.SPECIAL}
+        pieces = [bytes([byte]) for byte in range(256)]
+        PieceTokenizer.__init__(self, [*pieces, *(None for _ in special), *tokens], special)
+
+
+class TimedModel:
+    """A model that computes nothing and samples any allowed token, often a hot one."""
+
+    def __init__(self, hot: Sequence[int]) -> None:
+        self.seconds = 0.0
+        self._hot = hot
+
+    def forward(self, batch: Batch) -> None: ...
+
+    def sample(
+        self, _: None, picks: tuple[SampleRequest, ...], scores: tuple[ScoreRequest, ...]
+    ) -> StepResults:
+        began = time.thread_time()
+        found = tuple([SampleResult(self._token(one), 0.0) for one in picks])
+        self.seconds += time.thread_time() - began
+        return StepResults(found, ())
+
+    def _token(self, pick: SampleRequest) -> int:
+        rng = random.Random(f"{pick.seed} {pick.step}")
+        if pick.mask is None:
+            return 97
+        if pick.seed % 2:
+            for token in rng.sample(self._hot, 24):
+                if pick.mask.allows(token):
+                    return token
+        return int(rng.choice(pick.mask.tokens))
+
+
+class TimedPool(CompilePool):
+    """Knows how long the newest job of each owner took, from when it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.took: dict[Hashable, float] = {}
+
+    def submit(self, job: Job, owner: Hashable = None) -> None:
+        began = time.perf_counter()
+
+        def timed() -> None:
+            job()
+            self.took[owner] = time.perf_counter() - began
+
+        super().submit(timed, owner)
+
+
+class ModelFreeLoop:
+    """Calls on one loop around such a model."""
+
+    def __init__(self, tokenizer: ManyTokens, hot: Sequence[int]) -> None:
+        self.channel, self.model = SimChannel(), TimedModel(hot)
+        self.pool = TimedPool()
+        self.constraints = CallConstraints(tokenizer, workers=self.pool)
+        self.constraints.vocabulary.prepare()
+        config = SchedulerConfig(num_pages=200_000)
+        scheduler = Scheduler(config, 16_000, clock=time.monotonic)
+        size = tokenizer.vocab_size
+        welcome = wire.Welcome(wire.PROTOCOL_VERSION, "none", 16_000, size, 16, 1, 1)
+        served = ServedModel(tokenizer, partial(ChatTemplate, ""), welcome)
+        made = Interpreter(scheduler, served, self.constraints, time.monotonic, random.Random(1))
+        self.loop = Loop(self.channel, made, scheduler, self.model, self.model, time.monotonic)
+        self.ended: dict[int | None, wire.Reply] = {}
+        self.texts: dict[int | None, int] = {}
+        self.took: list[float] = []  # milliseconds of the processor, by step
+        self._numbers = count(1)
+
+    def ask(self, constraint: wire.Constraint | None, most: int, client: bytes = ME) -> int:
+        number = next(self._numbers)
+        sampling = wire.SamplingParams(seed=number, max_tokens=most, ignore_eos=True)
+        piece = (wire.TextPiece(f"Text {number}: "),)
+        gen = wire.Generate(number, number, sampling, constraint, True)
+        ops = (wire.Open(number), wire.Append(number, piece), gen)
+        self.channel.inbox += [(client, op) for op in ops]
+        return number
+
+    def turn(self) -> None:
+        began, model = time.thread_time(), self.model.seconds
+        self.loop.step()
+        self.took.append(1e3 * (time.thread_time() - began - (self.model.seconds - model)))
+        for _, reply in self.channel.sent:
+            if isinstance(reply, wire.Delta):
+                self.texts[reply.call] = self.texts.get(reply.call, 0) + 1
+            elif isinstance(reply, wire.CallDone | wire.Failed):
+                self.ended[reply.call] = reply
+        self.channel.sent = []
+
+    def compiled_in(self, constraint: wire.Constraint) -> tuple[float, float]:
+        """Seconds until a bystander's constraint was compiled, and until its call has ended."""
+        self.pool.took.clear()
+        began, call = time.perf_counter(), self.ask(constraint, 12, b"other")
+        while call not in self.ended:
+            self.turn()
+        (compiled,) = (took for owner, took in self.pool.took.items() if "other" in str(owner))
+        return compiled, time.perf_counter() - began
