@@ -162,6 +162,19 @@ def test_thoughts_are_turned_on_and_off_in_every_spelling(
     assert json.loads(conversation.variables) == {"enable_thinking": value}
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_a_response_has_thoughts_turned_on_and_off_and_limited(
+    thinking: Saying, value: bool
+) -> None:
+    asked = {"input": "?", "model": "gpt-oss", "reasoning": {"enabled": value, "max_tokens": 9}}
+    answered(thinking, "/v1/responses", "Hm.</think>Yes.", asked)
+    (conversation,) = thinking.pieces()
+    assert isinstance(conversation, wire.Conversation)
+    assert json.loads(conversation.variables) == {"enable_thinking": value}
+    limit = thinking.asked().thought
+    assert (limit is not None and limit.most == 9) is value
+
+
 def test_a_format_holds_behind_the_thought(thinking: Saying) -> None:
     chat(thinking, 'Hm.</think>{"ok": true}', **on(response_format=FORMAT))
     fits = constraint_of(thinking)

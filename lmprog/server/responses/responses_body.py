@@ -20,7 +20,7 @@ from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.http.limits import within
 from lmprog.server.http.option_fields import ResponsesOptions, carry
-from lmprog.server.openai.chat_completions import ChatBody
+from lmprog.server.openai.chat_completions import AskedReasoning, ChatBody
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.output_constraint import NamedSchema, ResponseFormat
 from lmprog.server.openai.tools import (
@@ -115,7 +115,11 @@ class FlatChoice(msgspec.Struct, frozen=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
+    """OpenAI's fields, and `max_tokens` and `enabled` as in OpenRouter's chats."""
+
     effort: str | None = None
+    max_tokens: Annotated[int, within("thinking_token_budget")] | None = None
+    enabled: bool | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -291,6 +295,7 @@ def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage], tools: ServedT
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise unsupported("text.verbosity", "say in a message how long the answer is to be")
     wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    asked = body.reasoning or Reasoning()
     chat = ChatBody(
         messages=[*system, *messages],
         model=body.model,
@@ -305,7 +310,8 @@ def chat_of(body: ResponsesBody, messages: Sequence[ChatMessage], tools: ServedT
         tools=tools.shown,
         tool_choice=_choice(body.tool_choice),
         chat_template_kwargs=body.chat_template_kwargs,
-        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        reasoning_effort=asked.effort,
+        reasoning=AskedReasoning(max_tokens=asked.max_tokens, enabled=asked.enabled),
         parallel_tool_calls=body.parallel_tool_calls,
     )
     carry(body, "responses", chat)
