@@ -132,7 +132,7 @@ CALL_MUTANTS = [
         "a branch is closed before others have what they want of it",
         "inbox",
         _PROGRAMS + "interpreter.py",
-        "        if any(op.is_for_others for op in branch.queue):\n",
+        "        if any(queued.is_for_others for queued in branch.queue):\n",
         "        if False:\n",
     ),
     # --- delivery
