@@ -17,13 +17,14 @@ from lmprog.runtime.programs.call_builder import CallBuilder
 from lmprog.runtime.programs.delivery import CallCompletion
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling import logits_requests
-from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequences
+from lmprog.runtime.scheduling.admission import ProgramAdmission
 from lmprog.runtime.scheduling.drafting import Drafting
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.page_tables import PageTables, StepCopies
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.recurrent import RecurrentStates
+from lmprog.runtime.scheduling.rows import RunningSequences
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState

@@ -65,9 +65,8 @@ from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadline
 from lmprog.runtime.programs.early_texts import EarlyTexts
 from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
-from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
-from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.scheduler import Scheduler, trim
 from lmprog.runtime.scheduling.sequence import Client, SessionTurn
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter
