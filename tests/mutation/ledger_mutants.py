@@ -437,8 +437,8 @@ LEDGER_MUTANTS = [
         "what is done for a branch before its step is free",
         "ledger",
         _PROGRAMS + "clients.py",
-        "        now = self._clock()\n        self._shares.work(payer, now - before)\n        return now\n",
-        "        return self._clock()\n",
+        "            self._shares.work(payer, now - before)\n\n",
+        "\n",
     ),
     Mutant(
         "what ends a result is free",
