@@ -26,9 +26,8 @@ from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.programs.public_prefixes import public_prefix
-from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces, origin_of
-from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.scheduler import IdleMemory, Scheduler
 from lmprog.runtime.steps import StepEngine
 from lmprog.runtime.text.chat_template import ChatTemplate, load_template
 from lmprog.runtime.text.special_tokens import infill_texts

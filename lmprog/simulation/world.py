@@ -20,10 +20,10 @@ from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.interpreter import Interpreter
 from lmprog.runtime.scheduling.active_programs import ActivePrograms
-from lmprog.runtime.scheduling.admission import RunningSequences
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.namespaces import AdapterNames
 from lmprog.runtime.scheduling.recurrent import StatePool
+from lmprog.runtime.scheduling.rows import RunningSequences
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler

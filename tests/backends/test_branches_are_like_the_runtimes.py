@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +31,7 @@ from lmprog.backends.caching import CachingBackend
 from lmprog.backends.client import Client, ClientCall
 from lmprog.backends.textual import TextAnswer, TextRuntime
 from lmprog.errors import InvalidParameter, LmprogError
+from lmprog.runtime.programs.clients import TURN_SECONDS
 from lmprog.testing import Hold, Scripted
 from tests.backends.test_speculation_is_exact import LetterModel
 from tests.runtime.talk import Talk
@@ -142,6 +144,16 @@ class OnRuntime:
         return found
 
 
+class OnSlowRuntime(OnRuntime):
+    """One whose turns end after each piece of work of a branch: steps come between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pieces = count()
+        ready = self._talk.interpreter._ready
+        ready._clock = lambda: 2 * TURN_SECONDS * next(pieces)
+
+
 class OnBackend:
     """A backend, whose calls wait until `go_on`."""
 
@@ -246,6 +258,18 @@ def test_the_same_texts_and_the_same_errors(kind: str, seed: int, tmp_path: Path
         assert found == expected, f"seed {number}: {frames}"
         num_failed += sum(isinstance(one, tuple) for one in expected.values())
     assert num_failed > 60
+
+
+def test_when_turns_end_changes_nothing(seed: int) -> None:
+    """What is cancelled or closed ends where it did, with all that followed from what came before."""
+    num_failed = 0
+    for number in range(seed, seed + 150):
+        ops = Ops(random.Random(number), refused_at_once=True)
+        frames = [[*ops.opened(), *(op for _ in range(3) for op in ops.frame())] for _ in range(3)]
+        expected = OnRuntime().run(frames)
+        assert OnSlowRuntime().run(frames) == expected, f"seed {number}"
+        num_failed += sum(isinstance(one, tuple) for one in expected.values())
+    assert num_failed > 150
 
 
 def test_numbers_that_are_used_twice() -> None:

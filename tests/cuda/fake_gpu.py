@@ -155,7 +155,7 @@ def maps() -> list[int]:
     after, and when it was given back.
     """
     from lmprog.runtime.engine.kept_pages import page_release
-    from lmprog.runtime.scheduling.idle_memory import IdleMemory
+    from lmprog.runtime.scheduling.scheduler import IdleMemory
     from tests.cuda.test_virtual_pages import alone, answers, virtual_engine, virtual_rig
 
     loading.open_driver = lambda _, *keys: FakeGpuDriver(LIBRARY, *keys)

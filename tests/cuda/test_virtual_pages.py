@@ -32,8 +32,7 @@ from lmprog.runtime.engine.device.tree_attention import TreeAttention
 from lmprog.runtime.engine.engine import select_engine
 from lmprog.runtime.engine.kept_pages import page_release
 from lmprog.runtime.scheduling.batch import PagesFull
-from lmprog.runtime.scheduling.idle_memory import IdleMemory
-from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.scheduler import IdleMemory, Scheduler
 from tests.cuda.conftest import MakeKernels
 from tests.cuda.test_emulated_engine import alone, answers, rig_for
 from tests.runtime.rig import Rig

@@ -25,6 +25,7 @@ ROOMS = {
     "tests/runtime/test_streamed_logprobs.py tests/runtime/test_usage.py",
     "branch": "tests/runtime/test_branch.py tests/runtime/test_interpreter.py",
     "inbox": "tests/runtime/test_inbox.py tests/runtime/test_loop.py",
+    "ways": "tests/backends/test_branches_are_like_the_runtimes.py",
     "select": "tests/runtime/test_interpreter.py tests/runtime/test_select_is_exact.py",
     "generation": "tests/runtime/test_forced_tokens.py tests/runtime/test_interpreter.py tests/runtime/test_scheduler.py "
     "tests/runtime/test_spelling.py",

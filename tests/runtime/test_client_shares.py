@@ -17,6 +17,7 @@ from lmprog.runtime.scheduling.stats import MOST_WAITED_FOR, AccountTotals
 from lmprog.runtime.scheduling.step_costs import UNKNOWN, StepCosts
 from lmprog.runtime.scheduling.waiting_queue import (
     HALF_LIFE,
+    MOST_CREDIT,
     MOST_IDLE,
     MOST_NAMES,
     ClientShares,
@@ -48,7 +49,7 @@ def test_a_newcomer_starts_where_the_least_served_is_and_has_nothing_saved_up() 
     assert shares.least_served_first(["a", "b", "new"]) == ["b", "new", "a"]
 
 
-def test_who_leaves_and_comes_back_has_saved_nothing_either() -> None:
+def test_who_leaves_and_comes_back_has_saved_no_more_than_a_bounded_credit() -> None:
     shares = ClientShares()
     for client in "ab":
         shares.submit(client, 1)
@@ -56,7 +57,7 @@ def test_who_leaves_and_comes_back_has_saved_nothing_either() -> None:
     shares.end("a")
     shares.serve("b", 60)
     shares.submit("a", 1, waiting="b")
-    assert shares.served("a") == 100
+    assert shares.served("a") == 100 - MOST_CREDIT
 
 
 def test_who_leaves_and_comes_back_owes_what_it_was_served() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.programs import clients, interpreter
+from lmprog.runtime.programs import clients, delivery, interpreter
 from lmprog.runtime.programs.clients import Inbox
 from lmprog.simulation.fake_engine import LetterTokenizer
 from lmprog.transport import Gone
@@ -102,7 +104,7 @@ def test_a_client_with_too_many_branches_is_told_so(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_client_with_too_many_calls_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter, "MAX_CALLS", 2)
+    monkeypatch.setattr(clients, "MAX_CALLS", 2)
     talk = Talk()
     reads = [wire.Read(1, number) for number in range(1, 4)]
     replies = talk.ask(wire.Open(1), text(1, "ab"), *reads)
@@ -177,3 +179,82 @@ def test_a_prompt_whose_branch_is_closed_at_once_is_not_looked_at() -> None:
         talk.say(wire.Close(number))
     assert failed(talk.step()).keys() == set(range(50))
     assert talk.now < 0.003
+
+
+def longest_turn(talk: Talk, until: int) -> float:
+    """In seconds of work, until the call has a reply."""
+    longest = 0.0
+    for _ in range(3000):
+        before = talk.now
+        replies = talk.step()
+        longest = max(longest, talk.now - before)
+        if any(getattr(one, "call", None) == until for one in replies):
+            return longest
+    raise AssertionError("never answered")
+
+
+def flood(talk: Talk, count: int) -> None:
+    for number in range(1, count):
+        talk.say(wire.Open(number, account="flood"), text(number, "abcdefgh"))
+        talk.say(wire.Generate(number, number, GREEDY))
+
+
+def test_a_cancel_takes_its_place_behind_what_its_account_has_sent() -> None:
+    """All of that was carried out at once before: 0.6 s of work."""
+    talk = slow_talk()
+    flood(talk, 200)
+    talk.say(wire.Cancel(199))
+    talk.say(wire.Open(300, account="small"), text(300, "ab"), wire.Generate(300, 300, GREEDY))
+    assert longest_turn(talk, until=300) <= 0.02
+    replies = talk.until_idle()
+    assert failed(replies)[199].code == "cancelled"
+    assert len(done(replies)) >= 190
+
+
+def test_a_close_takes_its_place_where_others_want_what_the_branch_gives() -> None:
+    talk = slow_talk()
+    flood(talk, 200)
+    talk.say(wire.Open(200, account="flood"), text(200, "ab"), wire.Fork(200, (201,)))
+    talk.say(wire.Close(200), wire.Read(201, 201))
+    assert longest_turn(talk, until=201) <= 0.02
+    assert 201 not in failed(talk.until_idle())
+
+
+def test_a_client_that_leaves_is_forgotten_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk(num_pages=4000)
+    for number in range(1, 1000):
+        talk.say(wire.Open(number), text(number, "ab"), wire.Generate(number, number, GREEDY))
+    talk.step()
+    end = delivery.CallCompletion.fail
+
+    def slowly(self: delivery.CallCompletion, *given: Any) -> None:
+        talk.now += 0.0001
+        end(self, *given)
+
+    monkeypatch.setattr(delivery.CallCompletion, "fail", slowly)
+    talk.say(wire.Hello(wire.PROTOCOL_VERSION), wire.Open(1), client=b"other")
+    talk.say(Gone())
+    talk.say(text(1, "ab"), wire.Generate(1, 7, GREEDY), client=b"other")
+    assert longest_turn(talk, until=7) <= 0.02
+    assert not talk.until_idle(), "nobody hears of them"
+    assert talk.scheduler.idle
+    assert talk.interpreter.figures()["open_clients"] == 1
+
+
+def test_many_ops_of_one_branch_are_carried_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Talk()
+    carry_out = interpreter.BranchRunner._carry_out
+
+    def slowly(self: interpreter.BranchRunner, *given: Any) -> None:
+        talk.now += 0.0002
+        carry_out(self, *given)
+
+    monkeypatch.setattr(interpreter.BranchRunner, "_carry_out", slowly)
+    talk.say(wire.Open(1), *(text(1, "ab") for _ in range(90)), wire.Read(1, 1))
+    talk.say(wire.Open(2), *(wire.Append(2, ()) for _ in range(2000)), wire.Read(2, 2))
+    assert longest_turn(talk, until=2) <= 0.02
+    children = tuple(range(3, 1003))
+    talk.say(wire.Fork(1, children), *(wire.Read(child, child) for child in children))
+    replies = talk.until_idle()
+    assert {one.text for one in replies if isinstance(one, wire.TextIs)} == {"ab" * 90}
+    assert len(replies) == len(children)

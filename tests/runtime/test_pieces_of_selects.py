@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.programs import delivery
+from lmprog.runtime.programs import clients, delivery
 from lmprog.runtime.programs.clients import TURN_SECONDS, HostWork, Pieces
 from lmprog.runtime.scheduling.sequence import SequenceGroup
 from lmprog.runtime.scheduling.waiting_queue import ClientShares
@@ -122,7 +122,7 @@ def test_each_stage_of_a_select_has_a_piece_for_each_option(
     monkeypatch.setattr(talk.scheduler, "add", adding)
     talk.say(wire.Select(1, 1, options(200), method))
     assert isinstance(until(talk, 1)[0], wire.Chosen)
-    assert max(queued) == delivery.SUBMITTED
+    assert max(queued) == clients.MOST_AT_ONCE
     making, choosing = counts
     more = method == "unconditional_likelihood_normalized"
     assert making >= (3 + more) * 200

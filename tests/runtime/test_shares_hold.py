@@ -36,7 +36,7 @@ class Asker:
         self.name = name
         self.num_open, self.num_prompt, self.num_tokens = num_open, num_prompt, num_tokens
         self.close_after = float("inf")
-        self.is_salted = False
+        self.is_salted = self.is_streamed = False
         self.priority = 0
         self.expected: int | None = None
         self.account = ""
@@ -74,7 +74,12 @@ class Asker:
                 temperature=0.0, max_tokens=self.num_tokens, ignore_eos=True
             )
             yield wire.Generate(
-                number, number, sampling, priority=self.priority, expected=self.expected
+                number,
+                number,
+                sampling,
+                stream=self.is_streamed,
+                priority=self.priority,
+                expected=self.expected,
             )
 
     def _close(self, number: int) -> Iterator[wire.Op]:
@@ -203,3 +208,34 @@ def test_a_client_gets_its_part_in_any_ten_seconds_beside_one_that_lies(
     )
     assert least[0] >= 0.9 / 5, least
     assert not any(asker.num_refused for asker in honest)
+
+
+class Seldom(Asker):
+    """One short call at a time, some time after the one before was answered."""
+
+    def __init__(self) -> None:
+        super().__init__(b"seldom", 1, 8, 2)
+        self.is_streamed = True
+        self.begins: dict[int, float] = {}
+        """Seconds until the first token of each call."""
+
+    def hear(self, reply: wire.Reply, now: float) -> Iterator[wire.Op]:
+        if isinstance(reply, wire.Delta):
+            self.begins.setdefault(reply.call, now - self._asked_at[reply.call])
+        if isinstance(reply, wire.CallDone):
+            self._silent_until = now + self._dice.uniform(0.15, 0.45)
+        yield from super().hear(reply, now)
+
+
+@pytest.mark.parametrize("max_rows", [2, 8])
+@pytest.mark.parametrize("lie", [ask_close_ask, long_answers_in_all_rows])
+def test_a_client_that_asks_little_begins_as_soon_as_a_step_has_ended(
+    lie: Callable[[], list[Asker]], max_rows: int
+) -> None:
+    seldom, honest = Seldom(), [Asker(name, 4, 8, 8) for name in HONEST]
+    runtime = BusyRuntime([*lie(), seldom, *honest], max_rows=max_rows, max_waiting=MAX_WAITING)
+    runtime.run(20)
+    begins = sorted([*seldom.begins.values()][1:])  # a new account has no credit
+    assert len(begins) >= 40
+    alone = STEP + TOKEN * 8
+    assert begins[-2] <= 3 * alone, begins[-5:]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.runtime.scheduling import admission
+from lmprog.runtime.scheduling import rows
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.scheduling.step_costs import MOST_AHEAD
@@ -260,7 +260,7 @@ def test_a_call_as_long_as_those_that_have_all_memory_is_given_none() -> None:
 def test_memory_is_not_given_again_and_again_where_that_is_in_vain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admission, "MOST_GIVEN", 3)
+    monkeypatch.setattr(rows, "MOST_GIVEN", 3)
     rig = AllMemory()
     rig.gen(prompt(20, 8), 2, client="other")
     rig.scheduler.shares.serve("long", 1.0)

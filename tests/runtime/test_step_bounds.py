@@ -9,7 +9,8 @@ import pytest
 from lmprog.config import SchedulerConfig
 from lmprog.launch.restarts import HangTimeouts, ProgressWatch
 from lmprog.runtime.scheduling.batch import Batch
-from lmprog.runtime.scheduling.scheduler import ALONE_SECONDS, Scheduler
+from lmprog.runtime.scheduling.rows import ALONE_SECONDS
+from lmprog.runtime.scheduling.scheduler import Scheduler
 from tests.runtime.rig import Rig
 
 MIDDLE = 0.04, 0.0016

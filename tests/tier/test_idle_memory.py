@@ -23,8 +23,8 @@ from lmprog.runtime.engine.native.engine import (
 )
 from lmprog.runtime.engine.native.page_memory import NativePageMemory, StateMemory
 from lmprog.runtime.scheduling.batch import build_batch
-from lmprog.runtime.scheduling.idle_memory import IdleMemory
 from lmprog.runtime.scheduling.plan import Plan, Row
+from lmprog.runtime.scheduling.scheduler import IdleMemory
 from lmprog.runtime.scheduling.sequence import Sequence
 from tests.runtime.rig import Rig, SchedulerConfig
 

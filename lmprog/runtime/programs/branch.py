@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lmprog.errors import InvalidParameter, LmprogError
+from lmprog.errors import Cancelled, InvalidParameter, LmprogError, UnknownName
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.namespaces import BASE_ALONE, NamedAdapter
 from lmprog.runtime.scheduling.sequence import Client, SessionTurn
@@ -194,6 +194,8 @@ class RuntimeBranch:
     """Soft pin on the tree node where its computed tokens end; None where nothing is computed."""
     is_busy: bool = False
     """A call of it is in the scheduler."""
+    not_before: int = 0
+    """Ends of its account that come before it goes on, by their number (`ReadyBranches`)."""
     tokenising: Awaited | None = None
     """Its long pending text, while that is tokenised a part in each step."""
     refusal: LmprogError | None = None
@@ -350,6 +352,16 @@ class RuntimeBranch:
         self.quoted = ((0, len(rest)),) if rest else ()
         if text:
             self.said.append(letters(text))
+
+
+def unknown_branch(number: int) -> UnknownName:
+    """The error for a branch that is not open."""
+    return UnknownName(f"branch {number} is not open.", name=str(number))
+
+
+def closed(branch: RuntimeBranch) -> Cancelled:
+    """Why what the branch had still to do ends."""
+    return Cancelled(f"branch {branch.id} was closed.")
 
 
 def letters(text: str) -> Passage:

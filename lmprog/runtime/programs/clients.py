@@ -5,9 +5,8 @@ A call is an op of a client, and while the scheduler has it, its run; how its re
 as wire messages stands here too.
 
 A client's ops are handled in their order. Of the clients that have ops, the one goes next whose
-ops have taken the least time, so that a client that sends many or costly ops delays itself and
-not the others. A client that begins to send again has no credit for the time in which it sent
-nothing.
+ops have taken the least time: who sends many or costly ops delays itself and not the others. A
+client that begins to send again has no credit for the time in which it sent nothing.
 
 An op is taken in at once; what it has its branch do, as to tokenise a prompt, is done when all that
 has come was taken in. What takes long on the host for one call is done between steps, a piece at a
@@ -26,16 +25,25 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from lmprog import wire
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.search import TextSearch
-from lmprog.errors import LmprogError, Overloaded, UnknownName
-from lmprog.runtime.programs.branch import Awaited, Promise, QueuedOp, RuntimeBranch
+from lmprog.errors import LmprogError, Overloaded, ProtocolError, UnknownName
+from lmprog.runtime.programs.branch import (
+    Awaited,
+    BoundAppend,
+    BoundGained,
+    BoundPiece,
+    Promise,
+    QueuedOp,
+    RuntimeBranch,
+    unknown_branch,
+)
 from lmprog.runtime.programs.compile_pool import Pending
 from lmprog.runtime.programs.result_selection import ResultSelector, RunningContest
 from lmprog.runtime.programs.select_scoring import Ballot
@@ -49,8 +57,21 @@ from lmprog.wire import Failed, Generate, Output, Read, Select, TokenLogprob, Us
 
 TURN_SECONDS = 0.005
 """By which a step may be delayed; the piece that is begun last may go beyond."""
+MOST_AT_ONCE = 32
+"""Ops, children of a fork or calls of what is closed that are one piece of work."""
+NOBODY: ClientId = b""
+"""Whom calls of clients that are gone belong to."""
 
+T = TypeVar("T")
 Pieces: TypeAlias = Generator[None, None, None]
+
+
+def in_pieces(do: Callable[[T], object], items: Iterable[T]) -> Pieces:
+    """Does it with each of them."""
+    for number, item in enumerate(items, 1):
+        do(item)
+        if not number % MOST_AT_ONCE:
+            yield
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +93,11 @@ class HostWork:
         """The first piece is done in the next turn."""
         self.under_way.append(_Work(payer, pieces, is_wanted))
 
+    def begin_at_once(self, payer: Client, pieces: Pieces) -> None:
+        """The first piece is done now."""
+        if next(pieces, self) is not self:
+            self.begin(payer, pieces, lambda: True)
+
     def turn(self) -> None:
         now = self._clock()
         ends = now + TURN_SECONDS
@@ -84,48 +110,108 @@ class HostWork:
             self._shares.work(work.payer, now - before)
 
 
+class _Stretch(OrderedDict[RuntimeBranch, None]):
+    """Branches that go on before the next end."""
+
+    number = 0
+    """How many ends had come, of whomever, when it began."""
+
+
 class ReadyBranches:
-    """Branches that may go on: each client's in their order."""
+    """Branches that may go on: each account's in their order.
+
+    What ends a call or a branch has its place in that order (`after`). Before it, all that the
+    account has sent earlier is carried out as far as that can be without a step, with what follows
+    from that; after it, what came later and what steps bring meanwhile (`behind`, `wake`). So it
+    finds the same whether a turn, or many, are needed to come to it.
+    """
 
     def __init__(self, shares: ClientShares, clock: Callable[[], float]) -> None:
         self._shares = shares
         self._clock = clock
-        self.waiting: dict[Client, deque[RuntimeBranch]] = {}
+        self.waiting: dict[Client, _Stretch] = {}
+        """Those that go on first."""
+        self._later: dict[Client, deque[tuple[Callable[[], object], _Stretch]]] = {}
+        """What is done once they wait for something else, and who goes on then."""
+        self._at: _Stretch | None = None
+        """Of the account that is served now."""
+        self._payer: Client = None
+        self._num_ends = 0
 
     def append(self, branch: RuntimeBranch) -> None:
-        self.waiting.setdefault(branch.payer, deque()).append(branch)
+        payer = branch.payer
+        if self._at is not None and payer == self._payer:
+            self._at[branch] = None
+        elif self._later and payer in self._later:
+            self._later[payer][-1][1][branch] = None
+        else:
+            branches = self.waiting.get(payer)
+            if branches is None:
+                branches = self.waiting[payer] = _Stretch()
+                branches.number = self._num_ends
+            branches[branch] = None
 
-    def settle(
-        self, branch: RuntimeBranch, run: Callable[[RuntimeBranch, float], object], is_closed: bool
-    ) -> None:
-        """Before a call of it is cancelled, all that its account has sent before is carried out, as
-        far as that can be now. Before it `is_closed` only where others want what it gives: who
-        leaves with many branches shall not have them all tokenised.
-        """
-        queue = branch.queue
-        while branch.payer in self.waiting and queue:
-            if is_closed and not any(op.is_for_others for op in queue):
-                return
-            self._run_first(branch.payer, run)
+    def wake(self, branch: RuntimeBranch) -> None:
+        """What it waited for is there: a step has brought it, or a thread, or another branch."""
+        payer = branch.payer
+        if self._later and payer in self._later and not self._serves(payer):
+            branch.not_before = self._later[payer][-1][1].number
+        self.append(branch)
 
-    def _run_first(self, payer: Client, run: Callable[[RuntimeBranch, float], object]) -> float:
-        """The time at its end."""
-        branches = self.waiting[payer]
-        branch = branches.popleft()
-        if not branches:
-            del self.waiting[payer]
-        before = self._clock()
-        run(branch, before)
-        now = self._clock()
-        self._shares.work(payer, now - before)
-        return now
+    def queue(self, branch: RuntimeBranch | None, op: QueuedOp) -> None:
+        """Ops on a branch that is not open are dropped: every call on it is refused."""
+        if branch is not None:
+            branch.queue.append(op)
+            self.append(branch)
 
-    def turn(self, run: Callable[[RuntimeBranch, float], object]) -> None:
-        """Runs branches, which may make others ready."""
+    def after(self, payer: Client, end: Callable[[], object]) -> None:
+        """Has `end` done after all that the account has sent until now."""
+        if payer in self.waiting:
+            stretch = _Stretch()
+            self._num_ends = stretch.number = self._num_ends + 1
+            self._later.setdefault(payer, deque()).append((end, stretch))
+        else:
+            end()
+
+    def behind(self, payer: Client, do: Callable[[], object]) -> None:
+        """What a step has brought for others of the account is told after the ends that wait."""
+        if payer in self._later and not self._serves(payer):
+            self.after(payer, do)
+        else:
+            do()
+
+    def _serves(self, payer: Client) -> bool:
+        return self._at is not None and payer == self._payer
+
+    def turn(self, run: Callable[[RuntimeBranch, float], bool]) -> None:
+        """Runs branches, which may make others ready; those of which it says so have more to do."""
         now = self._clock()
         ends = now + TURN_SECONDS
         while self.waiting and now < ends:
-            now = self._run_first(min(self.waiting, key=self._shares.served), run)
+            payer = min(self.waiting, key=self._shares.served)
+            before, now = now, self._go_on(payer, run, now)
+            self._shares.work(payer, now - before)
+
+    def _go_on(
+        self, payer: Client, run: Callable[[RuntimeBranch, float], bool], now: float
+    ) -> float:
+        """The time at its end."""
+        self._payer, self._at = payer, self.waiting[payer]
+        if self._at:
+            branch, _ = self._at.popitem(last=False)
+            if branch.not_before <= self._at.number and run(branch, now):
+                self._at[branch] = None
+        else:
+            later = self._later[payer]
+            end, self._at = later.popleft()
+            self.waiting[payer] = self._at
+            if not later:
+                del self._later[payer]
+            end()
+        if not self._at and payer not in self._later:
+            del self.waiting[payer]
+        self._at = None
+        return self._clock()
 
 
 @dataclass(eq=False, slots=True)
@@ -198,6 +284,8 @@ class ActiveCall(QueuedOp):
     """Its branch has come to it."""
     is_done: bool = False
     """It has had its last reply."""
+    ends_with: LmprogError | None = None
+    """It is to end with that, unless it has a result as soon as its branch comes to it."""
     error: LmprogError | None = None
     """Why it ended without a result."""
 
@@ -402,9 +490,7 @@ class Inbox:
 
 @dataclass(slots=True)
 class ClientState:
-    """What one client has open. A call is known as long as its branch is open: under way, or done
-    and still to be referred to.
-    """
+    """What one client has open. A call is known as long as its branch is open, done or not."""
 
     branches: dict[int, RuntimeBranch] = field(default_factory=dict)
     calls: dict[int, ActiveCall] = field(default_factory=dict)
@@ -417,14 +503,45 @@ class ClientState:
         self._calls_of.setdefault(call.branch.id, []).append(call)
 
     def take_calls(self, branch: int) -> list[ActiveCall]:
-        """Takes out all calls of a branch, done or not."""
+        """Takes out all calls of a branch, and gives those that are not done."""
         taken = self._calls_of.pop(branch, [])
         for call in taken:
             del self.calls[call.id]
-        return taken
+        return [call for call in taken if not call.is_done]
+
+    def branch_of(self, op: Generate | Select | Read) -> RuntimeBranch | LmprogError:
+        """That of a new call, or why there is none."""
+        branch = self.branches.get(op.branch)
+        if branch is None:
+            return self.missing_branch(op.branch)
+        if op.call in self.calls:
+            return ProtocolError(f"call {op.call} was made twice.")
+        if len(self.calls) >= MAX_CALLS:
+            return Overloaded(
+                f"this client has {len(self.calls):,} calls on open branches of at most "
+                f"{MAX_CALLS:,}; close branches, or use several clients.",
+                retry_after=1.0,
+            )
+        return branch
+
+    def bind(self, pieces: tuple[wire.Piece, ...], ready: ReadyBranches) -> BoundAppend:
+        """References become promises on arrival, so that later closings cannot take them away."""
+        bound: list[BoundPiece] = []
+        for piece in pieces:
+            if isinstance(piece, wire.Ref):
+                bound.append(self.promise(piece))
+            elif isinstance(piece, wire.Gained):
+                other = self.branches.get(piece.branch)
+                error = unknown_branch(piece.branch) if other is None else None
+                promise = Promise(error=error)
+                ready.queue(other, BoundGained(promise))
+                bound.append(promise)
+            else:
+                bound.append(piece)
+        return BoundAppend(tuple(bound))
 
     def missing_branch(self, number: int) -> UnknownName | Overloaded:
-        """Why there is no branch of that number: it is not open, or there was no room for it."""
+        """It is not open, or there was no room for it."""
         if len(self.branches) < MAX_BRANCHES:
             return unknown_branch(number)
         return Overloaded(
@@ -434,9 +551,7 @@ class ClientState:
         )
 
     def promise(self, ref: wire.Ref) -> Promise:
-        """The text that `ref` refers to; one with an error where there is no such call or
-        result.
-        """
+        """The text that `ref` refers to; one with an error where there is no such result."""
         call = self.calls.get(ref.call)
         if call is None or ref.index >= len(call.promises):
             error = UnknownName(
@@ -451,11 +566,6 @@ def payer_of(client: ClientId, account: str) -> Client:
     return (b"" if account else client, account)
 
 
-def unknown_branch(number: int) -> UnknownName:
-    """The error for a branch that is not open."""
-    return UnknownName(f"branch {number} is not open.", name=str(number))
-
-
 class PrefixNews:
     """`send` hands a reply to a client."""
 
@@ -463,8 +573,7 @@ class PrefixNews:
         self._send = send
         self._untold: dict[ClientId, deque[tuple[int, ...]]] = {}
         """Of clients that have ever asked."""
-        self._waiting: dict[ClientId, int] = {}
-        """Their calls that wait for the next program."""
+        self._waiting: dict[ClientId, int] = {}  # their calls that wait for the next program
 
     def share(self, client: ClientId, keys: tuple[int, ...]) -> None:
         """A program that the client has sent: for all others that have ever asked."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -24,17 +25,22 @@ from lmprog.runtime.programs.branch import (
     BranchState,
     Promise,
     RuntimeBranch,
+    closed,
     letters,
 )
 from lmprog.runtime.programs.call_builder import CallBuilder, ServedModel
 from lmprog.runtime.programs.clients import (
+    MOST_AT_ONCE,
+    NOBODY,
     ActiveCall,
     GenerateRun,
     HostWork,
     Pieces,
+    ReadyBranches,
     Run,
     SelectRun,
     failed,
+    in_pieces,
     logprob_of,
     next_logprobs,
     output_of,
@@ -58,24 +64,23 @@ if TYPE_CHECKING:
 Addressed = tuple[ClientId, wire.Reply]
 AT_ONCE = 4096
 """Characters, or tokens, of a select's options that are worked at as a whole: some milliseconds."""
-SUBMITTED = 32
-"""Sequences that are made and queued as one piece."""
 
 
 class CallCompletion:
     """Owns the outbox of replies, and knows which call each group in the scheduler belongs to."""
 
-    def __init__(self, scheduler: Scheduler, wake: Callable[[RuntimeBranch], None]) -> None:
+    def __init__(self, scheduler: Scheduler, ready: ReadyBranches) -> None:
         self._scheduler = scheduler
-        self.wake = wake
-        """Called with each branch that may go on."""
+        self._ready = ready
+        self.wake = ready.wake
         self._outbox: list[Addressed] = []
         self.active: dict[sequences.SequenceGroup, ActiveCall] = {}
         """The call of each group in the scheduler."""
 
     def send(self, client: ClientId, reply: wire.Reply) -> None:
-        """A reply that completes no call of a branch."""
-        self._outbox.append((client, reply))
+        """Nobody gets those to calls of clients that are gone."""
+        if client != NOBODY:
+            self._outbox.append((client, reply))
 
     def take_replies(self) -> list[Addressed]:
         """Empties the outbox."""
@@ -119,7 +124,7 @@ class CallCompletion:
         call.run.group = group
 
     def suspend(self, call: ActiveCall | None, *, is_on: bool) -> None:
-        """A gen makes no tokens for now, or goes on. Other calls do not stream."""
+        """A gen makes no tokens for now, or goes on."""
         if call is not None and isinstance(call.run, GenerateRun):
             self._scheduler.suspend(call.run.group, is_on=is_on)
 
@@ -132,8 +137,7 @@ class CallCompletion:
         """Completes a call with `error`, wherever it is; nothing happens where it is done already.
 
         Its branch fails too: now, or when it would have come to the call, since what precedes is
-        not at fault. A call that was refused leaves its branch usable: nothing of it was begun, and
-        the program may try another.
+        not at fault. One that was refused leaves it usable: the program may try another.
         """
         if call.is_done:
             return
@@ -149,19 +153,16 @@ class CallCompletion:
         self._scheduler.stats.calls_failed += 1
         self._complete(call, failed(call.id, error), error)
 
-    def cancel_all(self, branch: RuntimeBranch, calls: list[ActiveCall]) -> None:
+    def cancel_all(self, branch: RuntimeBranch, calls: list[ActiveCall]) -> Pieces:
         """The branch is closed: its calls that are under way end, and its ops are dropped."""
-        error = Cancelled(f"branch {branch.id} was closed.")
-        for call in calls:
-            self.fail(call, error)
-        for op in branch.queue:
-            if isinstance(op, BoundGained):
-                self.resolve(op.promise, error)
-            elif isinstance(op, BoundFork):
-                for child in op.children:
-                    if child.state is BranchState.PENDING:
-                        self.fail_branch(child, error)
-        branch.queue.clear()
+        error, dropped = closed(branch), branch.queue
+        branch.queue = deque()
+        yield from in_pieces(lambda call: self.fail(call, call.ends_with or error), calls)
+        promises = [op.promise for op in dropped if isinstance(op, BoundGained)]
+        yield from in_pieces(lambda promise: self.resolve(promise, error), promises)
+        forks = [op for op in dropped if isinstance(op, BoundFork)]
+        children = [child for op in forks for child in op.children]
+        yield from in_pieces(lambda child: self.fail_branch(child, error), children)
 
     def _complete(
         self, call: ActiveCall, reply: wire.Reply, outcome: list[str] | LmprogError
@@ -171,6 +172,16 @@ class CallCompletion:
         for pending in call.compiled:
             pending.let_go()
         self.send(call.client, reply)
+        self._ready.behind(call.branch.payer, lambda: self._resolve_all(call, outcome))
+        if call.run is not None:
+            del self.active[call.run.group]
+            call.branch.is_busy = False
+            call.run = None
+        self.wake(call.branch)
+        if call.contest is not None:
+            self._enter(call.contest, call)
+
+    def _resolve_all(self, call: ActiveCall, outcome: list[str] | LmprogError) -> None:
         for index, promise in enumerate(call.promises):
             if isinstance(outcome, LmprogError):
                 self.resolve(promise, outcome)
@@ -179,13 +190,6 @@ class CallCompletion:
             else:  # a constraint may allow fewer texts than were asked for
                 error = UnknownName(f"call {call.id} has {len(outcome)} results.", name=str(index))
                 self.resolve(promise, error)
-        if call.run is not None:
-            del self.active[call.run.group]
-            call.branch.is_busy = False
-            call.run = None
-        self.wake(call.branch)
-        if call.contest is not None:
-            self._enter(call.contest, call)
 
     def resolve(self, promise: Promise, outcome: str | Passage | LmprogError) -> None:
         """Gives a promise a result, a branch's text or its error; the branches that waited for it
@@ -355,13 +359,13 @@ class Delivery:
 
     def _submit_select(self, call: ActiveCall, op: wire.Select, run: SelectRun) -> Pieces:
         sequences = yield from self._calls.select_pieces(call, op, run)
-        run.group.sequences = list(islice(sequences, SUBMITTED))
+        run.group.sequences = list(islice(sequences, MOST_AT_ONCE))
         try:
             self._completion.submit(call, run, run.num_left - len(run.group.sequences))
         except LmprogError:
             run.group.sequences.clear()  # none of them is queued
             raise
-        while more := list(islice(sequences, SUBMITTED)):
+        while more := list(islice(sequences, MOST_AT_ONCE)):
             yield
             run.group.sequences += more
             self._scheduler.add(run.group, more)

@@ -26,7 +26,6 @@ from lmprog.errors import (
     InvalidParameter,
     LmprogError,
     NotSupported,
-    Overloaded,
     ProtocolError,
     RequestRejected,
     UnknownName,
@@ -41,6 +40,8 @@ from lmprog.runtime.programs.branch import (
     Promise,
     QueuedOp,
     RuntimeBranch,
+    closed,
+    unknown_branch,
 )
 from lmprog.runtime.programs.call_builder import CallBuilder, CallLimits, ServedModel, judging_of
 from lmprog.runtime.programs.call_constraints import (
@@ -50,7 +51,8 @@ from lmprog.runtime.programs.call_constraints import (
 )
 from lmprog.runtime.programs.clients import (
     MAX_BRANCHES,
-    MAX_CALLS,
+    MOST_AT_ONCE,
+    NOBODY,
     ActiveCall,
     ClientState,
     HostWork,
@@ -58,16 +60,15 @@ from lmprog.runtime.programs.clients import (
     ReadyBranches,
     Run,
     failed,
+    in_pieces,
     payer_of,
-    unknown_branch,
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
 from lmprog.runtime.programs.early_texts import EarlyTexts
 from lmprog.runtime.programs.long_texts import LONG, LongTexts
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
-from lmprog.runtime.scheduling.idle_memory import trim
 from lmprog.runtime.scheduling.logits_requests import Progress
-from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.scheduler import Scheduler, trim
 from lmprog.runtime.scheduling.sequence import Client, SessionTurn
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter
@@ -97,7 +98,7 @@ class Interpreter:
         self.scheduler = scheduler
         self.clients: dict[ClientId, ClientState] = {}
         self._ready = ReadyBranches(scheduler.shares, clock)
-        self._completion = CallCompletion(scheduler, self._ready.append)
+        self._completion = CallCompletion(scheduler, self._ready)
         self._news = PrefixNews(self._completion.send)
         self._constraints = constraints
         """None: constraints are refused."""
@@ -120,7 +121,7 @@ class Interpreter:
         self._deadlines = Deadlines()
         self._early = EarlyTexts(scheduler, texts, model, delivery.move_pin_to)
         self._works: list[tuple[Sized, Callable[[], object]]] = [
-            (texts.under_way, lambda: texts.turn(self._ready.append)),
+            (texts.under_way, lambda: texts.turn(self._ready.wake)),
             (judged, lambda: judging().turn()),
             (work.under_way, work.turn),
         ]
@@ -190,10 +191,10 @@ class Interpreter:
                     branch.turn = None if op.turn is None else SessionTurn(op.session, op.turn)
                     self._runner.open(branch, op)
             case wire.Fork():
-                self._fork(client, op)
+                self._fork(client_id, client, op)
             case wire.Append(branch=number, pieces=pieces):
                 grown = client.branches.get(number)
-                self._queue(grown, self._bind(client, pieces))
+                self._ready.queue(grown, client.bind(pieces, self._ready))
                 if op.early and grown is not None:
                     self._early.grow(grown)
             case wire.Generate() | wire.Select() | wire.Read():
@@ -202,8 +203,7 @@ class Interpreter:
                 self._close(client, op)
             case wire.Cancel(call=number):
                 if (call := client.calls.get(number)) is not None:
-                    self._ready.settle(call.branch, self._runner.run, is_closed=False)
-                    self._completion.fail(call, Cancelled("the call was cancelled."))
+                    self._cancel(call)
             case wire.Suspend():
                 self._completion.suspend(client.calls.get(op.call), is_on=op.is_on)
             case wire.Contest():
@@ -279,58 +279,25 @@ class Interpreter:
         self.scheduler.stats.branches += 1
         return branch
 
-    def _fork(self, client: ClientState, op: wire.Fork) -> None:
+    def _fork(self, client_id: ClientId, client: ClientState, op: wire.Fork) -> None:
         parent = client.branches.get(op.branch)
-        whose = ("", None) if parent is None else (parent.salt, parent.payer)  # known at once
+        whose = ("", payer_of(client_id, ""))
+        if parent is not None:
+            whose = parent.salt, parent.payer  # known at once
         made = [self._new_branch(client, number, *whose) for number in op.children]
         children = tuple(child for child in made if child is not None)
         if parent is not None:
-            self._queue(parent, BoundFork(children, op.lora))
+            self._ready.queue(parent, BoundFork(children, op.lora))
         else:
             for child in children:
                 self._completion.fail_branch(child, unknown_branch(op.branch))
 
-    def _queue(self, branch: RuntimeBranch | None, op: QueuedOp) -> None:
-        """Ops on a branch that is not open are dropped: every call on it is refused."""
-        if branch is not None:
-            branch.queue.append(op)
-            self._ready.append(branch)
-
-    def _bind(self, client: ClientState, pieces: tuple[wire.Piece, ...]) -> BoundAppend:
-        """References become promises on arrival, so that later closings cannot take them away."""
-        bound: list[BoundPiece] = []
-        for piece in pieces:
-            if isinstance(piece, wire.Ref):
-                bound.append(client.promise(piece))
-            elif isinstance(piece, wire.Gained):
-                other = client.branches.get(piece.branch)
-                error = unknown_branch(piece.branch) if other is None else None
-                promise = Promise(error=error)
-                self._queue(other, BoundGained(promise))
-                bound.append(promise)
-            else:
-                bound.append(piece)
-        return BoundAppend(tuple(bound))
-
     def _arrive(
         self, client_id: ClientId, client: ClientState, op: wire.Generate | wire.Select | wire.Read
     ) -> None:
-        branch = client.branches.get(op.branch)
-        if branch is None:
-            error: LmprogError = client.missing_branch(op.branch)
-            self._completion.send(client_id, failed(op.call, error))
-            return
-        if op.call in client.calls:
-            error = ProtocolError(f"call {op.call} was made twice.")
-            self._completion.send(client_id, failed(op.call, error))
-            return
-        if len(client.calls) >= MAX_CALLS:
-            error = Overloaded(
-                f"this client has {len(client.calls):,} calls on open branches of at most "
-                f"{MAX_CALLS:,}; close branches, or use several clients.",
-                retry_after=1.0,
-            )
-            self._completion.send(client_id, failed(op.call, error))
+        branch = client.branch_of(op)
+        if isinstance(branch, LmprogError):
+            self._completion.send(client_id, failed(op.call, branch))
             return
         promises = [Promise()]
         if isinstance(op, wire.Generate) and op.keep == "first":
@@ -346,30 +313,55 @@ class Interpreter:
         self.scheduler.stats.calls += 1
         if not isinstance(op, wire.Read) and op.timeout is not None:
             self._deadlines.add(call, self._clock(), op.timeout)
-        self._queue(branch, call)
+        self._ready.queue(branch, call)
 
     def _close(self, client: ClientState, op: wire.Close) -> None:
+        """What others want of it is carried out before; who leaves with many branches shall not
+        have them all tokenised.
+        """
         branch = client.branches.pop(op.branch, None)
         if branch is None:
             return
-        self._ready.settle(branch, self._runner.run, is_closed=True)
-        under_way = [call for call in client.take_calls(op.branch) if not call.is_done]
+        under_way = client.take_calls(op.branch)
+        if branch.is_busy or not any(queued.is_for_others for queued in branch.queue):
+            self._end(branch, under_way, op)
+            return
+        for call in under_way:
+            call.ends_with = call.ends_with or closed(branch)
+        self._ready.after(branch.payer, lambda: self._end(branch, under_way, op))
+
+    def _cancel(self, call: ActiveCall) -> None:
+        error = Cancelled("the call was cancelled.")
+        if call.branch.is_busy:  # with it or with an earlier one
+            self._completion.fail(call, error)
+        else:
+            call.ends_with = call.ends_with or error
+            self._ready.after(call.branch.payer, lambda: self._completion.fail(call, error))
+
+    def _end(self, branch: RuntimeBranch, under_way: list[ActiveCall], op: wire.Close) -> None:
         if under_way or branch.queue:
-            self._completion.cancel_all(branch, under_way)
+            pieces = self._completion.cancel_all(branch, under_way)
+            self._work.begin_at_once(branch.payer, pieces)
         branch.state = BranchState.CLOSED
         self._completion.let_go(branch, op.forget)
         if op.next is not None:
             self._early.next_turns.expect(branch, op.next)
 
     def _forget_client(self, client_id: ClientId) -> None:
-        client = self.clients.get(client_id)
+        client = self.clients.pop(client_id, None)
         if client is None:
             return
-        for number in list(client.branches):
-            self._close(client, wire.Close(number))
-        del self.clients[client_id]
         self._news.forget(client_id)
         self._completion.drop_client(client_id)
+        for call in client.calls.values():
+            call.client = NOBODY
+
+        def close(branch: RuntimeBranch) -> None:
+            self._end(branch, client.take_calls(branch.id), wire.Close(branch.id))
+
+        branches = list(client.branches.values())
+        if branches:
+            self._work.begin_at_once(branches[0].payer, in_pieces(close, branches))
 
     # --- what a step brought
 
@@ -405,7 +397,7 @@ class Interpreter:
         constraints.turn(busy=not self.scheduler.idle)
         for pending in constraints.collect(self.scheduler.shares.work):
             for branch in pending.waiting:
-                self._ready.append(branch)
+                self._ready.wake(branch)
 
     @property
     def awaits_thread(self) -> bool:
@@ -455,21 +447,26 @@ class BranchRunner:
         except LmprogError as error:
             self._completion.fail_branch(branch, error)
 
-    def run(self, branch: RuntimeBranch, now: float) -> None:
+    def run(self, branch: RuntimeBranch, now: float) -> bool:
         """Carries out the branch's ops until one must wait: for its call, or for what is not known
-        yet. Then the branch is woken up when it may go on.
+        yet. Then the branch is woken up when it may go on. True: it may already, and others first.
         """
+        num_left = MOST_AT_ONCE
         while branch.state is BranchState.OPEN and branch.queue and not branch.is_busy:
+            if not num_left:
+                return True
+            num_left -= 1
             op = branch.queue[0]
             missing = self._missing(branch, op)
             if missing is not None:
                 missing.waiting.append(branch)
-                return
+                return False
             branch.queue.popleft()
             try:
                 self._carry_out(branch, op, now)
             except LmprogError as error:
                 self._completion.fail_branch(branch, error)
+        return False
 
     def _missing(self, branch: RuntimeBranch, op: QueuedOp) -> Awaited | None:
         """What the op must wait for; a branch that has failed waits for nothing."""
@@ -508,7 +505,9 @@ class BranchRunner:
             unknown = error
         # keys and values of another adapter are of no use to the children
         shares = adapter == branch.adapter
-        for child in fork.children:
+        if len(fork.children) > MOST_AT_ONCE:
+            branch.queue.appendleft(BoundFork(fork.children[MOST_AT_ONCE:], fork.lora))
+        for child in fork.children[:MOST_AT_ONCE]:
             if child.state is BranchState.PENDING:
                 child.open(branch)
                 child.adapter = adapter
@@ -574,6 +573,8 @@ class BranchRunner:
                 self._delivery.begin(call, self._run_of(call, now), now)
         except LmprogError as error:
             self._completion.fail(call, error)
+        if call.ends_with is not None:
+            self._completion.fail(call, call.ends_with)
 
     def _run_of(self, call: ActiveCall, now: float) -> Run:
         op = call.op

@@ -1,4 +1,4 @@
-"""Who runs: which waiting sequence is admitted next, whether memory allows it, and who makes room.
+"""Which waiting sequence is admitted next, and whether memory allows it.
 
 Clients take turns by what they were served. Within a client, sequences of programs in memory go
 before others, unless another one has waited longer by more than the policy's margin, or the program
@@ -17,30 +17,20 @@ that they may have, however much those that run grow meanwhile, and that end bef
 (*backfill*). None that came more than the policy's margin after it does, so that the bounds of
 waiting hold; and before one that is overdue nobody does. The first one itself needs no more either.
 
-A running sequence leaves by its end, because others need its memory or its row (*preempted*: it
-waits again at the head of the queue, and what it computed stays in the tree until its pages are
-needed), or because what it stood on was discarded. A row goes to a client that was served less by a
-turn, or no more where its call is short; such a call gets memory, too, from those that are long
-beside it. When memory runs out, unlocked pages are evicted first, then the sequences admitted last
-are preempted. The one admitted first can preempt all others and fits the pool alone, so at least
-one makes progress in each step.
-
 Knows pages, programs and the queue; knows no budget and no rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from itertools import chain, islice
 from math import inf
-from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from lmprog.runtime.scheduling.active_programs import ActivePrograms, Growth, Memory
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.plan import Row
-from lmprog.runtime.scheduling.sequence import Sequence, SequenceState
+from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.scheduling.stats import WaitCause
 from lmprog.runtime.scheduling.step_costs import QUANTUM
 from lmprog.runtime.scheduling.waiting_queue import (
@@ -49,7 +39,6 @@ from lmprog.runtime.scheduling.waiting_queue import (
     Key,
     OrderedSequences,
     WaitingQueue,
-    preemption_order,
 )
 
 if TYPE_CHECKING:
@@ -62,13 +51,10 @@ MOST_PASSING = 8
 Means = Literal["free", "replace", "force"]
 """How a sequence gets a place: by free memory alone; also by the places of programs that pause or
 beyond memory where that is worth it; at any rate."""
-MOST_GIVEN = 64
-"""Sequences that give their memory to short calls in a step; in vain, none in as many more."""
 MOST_IN_TURN = 32
 """Programs of a client whose turns are compared; of more, those that began to wait first."""
 FETCHED_AHEAD = 4
 """While the head of a queue waits for a load, so many from the head on are loaded too."""
-_order = attrgetter("admission_order")
 
 
 class ProgramAdmission:
@@ -448,150 +434,3 @@ class ProgramAdmission:
                 self.lose_place(place.number, is_kept=True)
         self._growth = growth
         return True
-
-
-class RunningSequences:
-    """Moves sequences between `waiting` and its own list."""
-
-    def __init__(
-        self,
-        memory: Memory,
-        waiting: WaitingQueue,
-        programs: ActivePrograms,
-        admission: ProgramAdmission,
-    ) -> None:
-        self._memory = memory
-        self._waiting = waiting
-        self.programs = programs
-        self.admission, self._served = admission, admission.shares.served
-        self.sequences: list[Sequence] = []
-        """In the order of first admission."""
-        self.suspended: dict[Sequence, None] = {}
-        self._admissions = self._gives_from = 0
-
-    def admit_next(self, step: int, now: float, before: Sequence | None = None) -> Sequence | None:
-        """The next sequence runs from now on, its prefix locked. None when none waits whose turn is
-        before that of one that runs, or there is no memory for it yet.
-        """
-        sequence = self.admission.next(self.sequences, step, now, before)
-        if sequence is None:
-            return None
-        self._waiting.remove(sequence)
-        if not sequence.admission_order:
-            self._admissions += 1
-            sequence.admission_order = self._admissions
-            sequence.num_found = sequence.computed
-            if not sequence.group.goes_on:
-                self._memory.stats.count_admission(
-                    step - sequence.arrival - 1, len(sequence.tokens), sequence.computed
-                )
-        sequence.state = SequenceState.RUNNING
-        self.sequences.append(sequence)
-        self.sequences.sort(key=_order)
-        self.admission.take_place(sequence, now)
-        return sequence
-
-    def take_turns(self, step: int, now: float) -> None:
-        """All rows are taken, or memory is: a row of whose client was served most is given to one
-        that waits; or more of them, where a call that is short beside them lacks memory.
-        """
-        served, admission = self._served, self.admission
-        for _ in range(min(MOST_GIVEN, len(self.sequences))):
-            last = max(self.sequences, key=lambda one: (served(one.group.client), _order(one)))
-            if not admission.gives_row(last):
-                return
-            if self.admit_next(step, now, last) is not None:
-                if len(self.sequences) > self._memory.config.max_rows:
-                    self.preempt(last)
-                return
-            is_given = admission.lacks_memory and step >= self._gives_from
-            if not is_given or not admission.gives_row(last, only_short=True):
-                return
-            self.preempt(last)
-        self._gives_from = step + MOST_GIVEN
-
-    def queue(self, sequence: Sequence, now: float | None = None) -> None:
-        """It waits; without a time since the wait clock was read last."""
-        sequence.waits_since = self._waiting.clock.read(now)
-        number = sequence.group.program or 0
-        self._waiting.push(sequence, is_active=self.programs.is_active(number))
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence back to the head of the queue; its work stays in the tree."""
-        self._leave(sequence)
-        sequence.group.preemptions += 1
-        self._memory.stats.preemptions += 1
-        self._requeue(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self.sequences.remove(sequence)
-        sequence.reached = max(sequence.reached, sequence.computed)
-        node = self._memory.tables.release(sequence, pin=False)
-        assert node is None
-        sequence.num_tokens_at_enqueue = len(sequence.tokens)
-
-    def suspend(self, sequence: Sequence, now: float) -> None:
-        """It leaves queue and row until `resume`; its work stays in the tree."""
-        if sequence.state is SequenceState.RUNNING:
-            self._leave(sequence)
-            self._lose_row(sequence)
-        elif sequence.state is SequenceState.WAITING:
-            self.admission.has_waited(sequence, now)
-            self._waiting.remove(sequence)
-        else:
-            return
-        sequence.state = SequenceState.SUSPENDED
-        self.suspended[sequence] = None
-
-    def resume(self, sequence: Sequence, now: float) -> None:
-        if sequence.state is SequenceState.SUSPENDED:
-            del self.suspended[sequence]
-            sequence.state = SequenceState.WAITING
-            self.queue(sequence, now)
-
-    def make_room(self, needed: int, sequence: Sequence, rows: Iterable[Row]) -> bool:
-        """Frees pages until `needed` are free: evicts, then preempts sequences admitted later than
-        `sequence`, those of `rows` left out. False: it must wait.
-        """
-        memory = self._memory
-        while memory.pages.num_free < needed:
-            missing = needed - memory.pages.num_free
-            for program in memory.pins.drop_for(missing):
-                self.admission.lose_place(program, is_kept=False)
-            freed = memory.tree.evict(missing)
-            memory.stats.evicted_pages += freed
-            if freed >= missing:
-                continue
-            own, planned = preemption_order(sequence), {row.sequence for row in rows}
-            later = [v for v in self.sequences if v not in planned and preemption_order(v) > own]
-            if not later:
-                return False
-            victim = max(later, key=preemption_order)
-            victim.num_memory_preemptions += 1
-            self.preempt(victim)
-        return True
-
-    def restart_discarded(self, ended: set[Sequence]) -> None:
-        """Sequences that shared what a failed row had inserted into the tree begin again."""
-        tables = self._memory.tables
-        for sequence in [
-            sequence
-            for sequence in self.sequences
-            if sequence not in ended and tables.is_discarded(sequence)
-        ]:
-            self.sequences.remove(sequence)
-            tables.detach(sequence)
-            self._requeue(sequence)
-
-    def _requeue(self, sequence: Sequence) -> None:
-        """A running sequence waits again."""
-        sequence.state = SequenceState.WAITING
-        self._lose_row(sequence)
-        self.queue(sequence)
-
-    def _lose_row(self, sequence: Sequence) -> None:
-        """Its program loses its place if no other one of it runs."""
-        number = self.programs.number_of(sequence)
-        self.programs.preempt(number)
-        if not self.programs.is_active(number):
-            self.admission.lose_place(number, is_kept=True)

@@ -13,26 +13,33 @@ All work (prefill chunks, decodes, forced tokens, scorings) is rows of one plan 
 budget. Prefills are cut so that the step lasts no longer than it may: beside decodes a short
 time, else `ALONE_SECONDS`. Clients take turns with them, the one that was served least first;
 within a client those that run go before those that wait.
+
+When there was no work for a while, memory goes back to the system (`IdleMemory`): cached prefixes
+that no branch stands on are given up (where there is a second tier, it has them), and the memory of
+free pages and of free slots of states is returned, with what the allocator of C keeps.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.radix.eviction import ExpectedReuse
 from lmprog.runtime.scheduling.active_programs import ActivePrograms, Memory, Pins
-from lmprog.runtime.scheduling.admission import ProgramAdmission, RunningSequences
+from lmprog.runtime.scheduling.admission import ProgramAdmission
 from lmprog.runtime.scheduling.logits_requests import LogitsRequests, Progress, apply_results
 from lmprog.runtime.scheduling.page_tables import PageTables
 from lmprog.runtime.scheduling.plan import Plan, Row, RowDraft
+from lmprog.runtime.scheduling.rows import RunningSequences, StepPlanner
 from lmprog.runtime.scheduling.sampling_requests import StepResults
 from lmprog.runtime.scheduling.sequence import (
     Client,
@@ -47,7 +54,6 @@ from lmprog.runtime.scheduling.step_costs import StepCosts
 from lmprog.runtime.scheduling.waiting_queue import (
     AdmissionOrder,
     ClientShares,
-    StepBill,
     WaitingQueue,
     preemption_order,
 )
@@ -57,171 +63,6 @@ if TYPE_CHECKING:
     from lmprog.runtime.scheduling.recurrent import RecurrentStates, StatePool
     from lmprog.runtime.tier.page_store import PageStore
     from lmprog.runtime.tier.second_tier import SecondTier
-
-
-ALONE_SECONDS = 1.0
-"""How long a step without decodes may last: what comes meanwhile waits for its end."""
-
-
-class StepRows(NamedTuple):
-    """The rows of a step. Their slots are allocated, and their known tokens are in the tree."""
-
-    rows: list[Row]
-    bill: StepBill
-    budget: int
-    """Tokens that it may have besides."""
-    is_bounded: bool
-    """See `Plan`."""
-
-
-class StepPlanner:
-    """Gives running sequences rows, and admits others while the budget lasts."""
-
-    def __init__(
-        self,
-        memory: Memory,
-        running: RunningSequences,
-        waiting: WaitingQueue,
-        shares: ClientShares,
-        costs: StepCosts,
-        step_seconds: float | None,
-    ) -> None:
-        """`step_seconds`: how long a step with decodes may last; inf: as long as one without; None:
-        no step is bounded, since `costs` are no seconds.
-        """
-        self._config = memory.config
-        self._tables = memory.tables
-        self._running = running
-        self._waiting = waiting
-        self._shares = shares
-        self._costs = costs
-        self._step_seconds = step_seconds
-        self._num_rows = 1  # of the step before
-        self._bill = StepBill(shares, costs.price(1))
-
-    def rows(self, step: int, now: float) -> StepRows:
-        """The rows of a step that begins now."""
-        rows: list[Row] = []
-        self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
-        admission = self._running.admission
-        is_full = len(self._running.sequences) >= self._config.max_rows
-        if self._waiting.places and (is_full or admission.lacks_memory):
-            self._running.take_turns(step, now)
-        # Decodes first: somebody waits for each token. Then prefills, each client's as admitted.
-        prefills = self._plan_decodes(rows)
-        budget, is_bounded = self.prefill_budget(len(rows))
-        if len(prefills) > 1:
-            prefills.sort(key=self._turn)  # stable
-        resets = {sequence: sequence.num_resets for sequence in prefills}
-        for sequence in prefills:
-            client = sequence.group.client
-            if self._waiting.has_beside(client) or self._running.admission.is_behind(sequence):
-                budget = self._admit(rows, budget, (step, now, sequence))
-            if not budget or len(rows) == self._config.max_rows:
-                break
-            # it may have been preempted for an earlier one, and even admitted again since
-            if sequence.state is SequenceState.RUNNING and sequence.num_resets == resets[sequence]:
-                budget -= self._extend(sequence, budget, rows)
-        if self._waiting.places:
-            self._waiting.refresh()
-            budget = self._admit(rows, budget, (step, now, None))
-            if self._waiting.places:
-                cause = None if len(rows) == self._config.max_rows else admission.blocked_by
-                self._waiting.clock.set(cause or "step", now)
-        self._num_rows = len(rows)
-        return StepRows(rows, self._bill, budget, is_bounded)
-
-    def bill_of(self, rows: Iterable[Row]) -> StepBill:
-        """That of a step with these rows, which is planned ahead."""
-        bill = StepBill(self._shares, self._costs.price(self._num_rows))
-        last: Client = None
-        num_rows = num_tokens = 0
-        for sequence, _, start, end, _, _ in rows:
-            client = sequence.group.client
-            if client != last:
-                if num_rows:
-                    bill.charge(last, num_rows, num_tokens)
-                last, num_rows, num_tokens = client, 0, 0
-            num_rows += 1
-            num_tokens += end - start
-        bill.charge(last, num_rows, num_tokens)
-        return bill
-
-    def _turn(self, sequence: Sequence) -> tuple[float, int]:
-        """By its client's account, and by the turns that its program has used up."""
-        return self._shares.served(sequence.group.client), self._running.programs.turns.turn_of(
-            sequence
-        )
-
-    def _admit(
-        self, rows: list[Row], budget: int, until: tuple[int, float, Sequence | None]
-    ) -> int:
-        """Admits sequences while there is budget for them, as `RunningSequences.admit_next` says.
-        Returns what is left of the budget.
-        """
-        while budget and self._waiting.places and len(rows) < self._config.max_rows:
-            admitted = self._running.admit_next(*until)
-            if admitted is None:
-                break
-            budget -= self._extend(admitted, budget, rows)
-        return budget
-
-    def _plan_decodes(self, rows: list[Row]) -> list[Sequence]:
-        """Adds a row for each sequence with one token left to compute; returns the others."""
-        prefills: list[Sequence] = []
-        last: Client = None
-        count = 0  # rows of the client that came last
-        left = min(self._config.token_budget, self._config.max_rows)
-        next_slot = self._tables.next_slot
-        for sequence in self._running.sequences[:]:  # a preemption changes the list
-            if sequence.state is not SequenceState.RUNNING:
-                continue
-            if len(sequence.tokens) - sequence.computed != 1:
-                prefills.append(sequence)
-            elif left and (sequence.task.is_plain or sequence.task.is_ready()):
-                row = next_slot(sequence)
-                if row is not None:
-                    rows.append(row)
-                    client = sequence.group.client
-                    if client != last:  # neighbours mostly have the same one
-                        if count:
-                            self._bill.charge(last, count, count)
-                        last, count = client, 0
-                    count += 1
-                    left -= 1
-                else:
-                    left -= self._extend(sequence, 1, rows)
-        if count:
-            self._bill.charge(last, count, count)
-        return prefills
-
-    def prefill_budget(self, num_decodes: int) -> tuple[int, bool]:
-        """What is left for prefills beside so many decodes, cut so that the step lasts no longer
-        than it may, and whether it is cut for them; at least a page, so that they get on.
-        """
-        budget, is_bounded = self._config.token_budget - num_decodes, False
-        if self._step_seconds is None:
-            return budget, False
-        if num_decodes and self._step_seconds < inf:
-            left, is_bounded = self._costs.tokens_beside(num_decodes, self._step_seconds), True
-        else:
-            left = self._costs.tokens_alone(ALONE_SECONDS) - num_decodes
-        return min(budget, max(self._config.page_size, left)), is_bounded
-
-    def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:
-        """Plans its next tokens, at most `budget`; returns how many. 0: no memory or mask yet."""
-        tables = self._tables
-        if sequence.remaining > 1:
-            tables.attach(sequence)  # others may have computed more of it since
-        count = min(sequence.num_due, budget, self._config.max_chunk or budget)
-        if count and tables.states is not None:
-            count = tables.states.cut(sequence, count)
-        needed = tables.pages_for(sequence, sequence.computed + count)
-        if not count or not self._running.make_room(needed, sequence, rows):
-            return 0
-        rows.append(tables.extend(sequence, count, len(rows)))
-        self._bill.charge(sequence.group.client, 1, count)
-        return count
 
 
 _NOTHING = Plan()
@@ -578,6 +419,51 @@ class Scheduler:
         self.programs.check(self.running, [*self.waiting, *self._running.suspended])
         self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
+
+
+class IdleMemory:
+    """`give_back` returns the memory of pages, behind whose numbers are those of the parts of
+    states. It happens once after `seconds` of each pause.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, give_back: Callable[[Items[int]], None], seconds: float
+    ) -> None:
+        self._scheduler = scheduler
+        self._give_back = give_back
+        self._seconds = seconds
+        self._steps = -1
+        self._since = 0.0
+        self._is_done = False
+
+    def turn(self, now: float) -> None:
+        """A turn without work."""
+        steps = self._scheduler.stats.steps
+        if steps != self._steps:
+            self._steps, self._since, self._is_done = steps, now, False
+        if self._is_done or now - self._since < self._seconds:
+            return
+        self._is_done = True
+        tree = self._scheduler.tree
+        self._scheduler.tables.scored.clear()
+        self._scheduler.stats.evicted_pages += tree.evict(tree.num_evictable - tree.num_pinned)
+        pages, states = self._scheduler.pages, self._scheduler.tables.states
+        free = pages.free_pages()
+        if states is not None:
+            free += states.free_parts(pages.num_pages)
+        self._give_back(free)
+        pages.prefer_low()  # little memory is taken again for little work
+        trim()
+
+
+def trim() -> None:
+    """Returns what Python and the allocator of C keep of freed memory; the latter where it is
+    glibc's.
+    """
+    gc.collect()
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def check_sequences(

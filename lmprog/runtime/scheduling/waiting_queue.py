@@ -13,11 +13,12 @@ Each client has an account: the seconds of its work, divided by its weight, what
 calls. Its part of a step is charged when the step is planned, by what steps cost of late, and put
 right when the step is measured; work of the host is charged when it is done. *Virtual time* is the
 lowest account of those whose calls wait, or else of those with anything open, and never goes back.
-A client whose call comes has at least that on its account, so nobody can save up; and if it has
-more, it keeps that, so nobody gets rid of what it was served: while it has nothing open, half of
-that is forgotten in each `HALF_LIFE`. The accounts of those with nothing open are bounded: the
-first to go would be reached the soonest. The shares are work-conserving: they order clients and
-never hold anybody back.
+A client whose call comes has at most `MOST_CREDIT` less than that on its account: who asks little
+begins at once, and nobody saves up more. If it has more than that, it keeps it, so nobody gets rid
+of what it was served: while it has nothing open, half of the rest is forgotten in each `HALF_LIFE`.
+A new client has no credit. The accounts of those with nothing open are bounded: the first to go
+would be reached the soonest. The shares are work-conserving: they order clients and never hold
+anybody back.
 
 The order of admission and of preemption are pure functions from a sequence to a key; the smaller
 key goes first. Preempted sequences go before new ones. A level of priority is worth `ageing`
@@ -64,6 +65,8 @@ MOST_NAMES = 1024
 """Of clients whose totals are told apart."""
 HALF_LIFE = 30.0
 """Seconds with nothing open after which half of what a client was served more is forgotten."""
+MOST_CREDIT = 0.2
+"""Seconds less than virtual time that a client may have on its account when its call comes."""
 
 Price: TypeAlias = Callable[[int], tuple[float, float]]
 Key = tuple[int, float, bytes, int]
@@ -148,9 +151,7 @@ class OrderedSequences:
 
     @property
     def least_rank(self) -> float:
-        """Of the preempted sequences the head's, of the others the least; inf where there are
-        none.
-        """
+        """Of the preempted sequences the head's, of the others the least; inf where none are."""
         first_new = bisect_left(self.entries, (1,), key=_key_of)
         return min(
             (self.entries[at][0][1] for at in {0, first_new} if at < len(self.entries)), default=inf
@@ -219,8 +220,7 @@ class ClientQueue:
     active: OrderedSequences
     """Of programs in memory."""
     others: OtherSequences
-    programs: dict[int | None, OrderedSequences] = field(default_factory=dict)
-    """Those of `active` by program."""
+    programs: dict[int | None, OrderedSequences] = field(default_factory=dict)  # of `active`
     queued: dict[Sequence, None] = field(default_factory=dict)
     """All of them, the one that was queued last at the end."""
 
@@ -299,8 +299,7 @@ class WaitingQueue:
 
     def displaced_by(self, group: SequenceGroup, num_more: int = 0) -> list[SequenceGroup]:
         """The calls that lose their places to `group`, of which `num_more` sequences are not known
-        yet; none where there is room. Raises
-        `Overloaded` where its client would have as many waiting as anybody else.
+        yet; none where there is room. Raises `Overloaded` where its client would have most waiting.
         """
         num_own = len(group.sequences) + num_more
         num_missing = len(self) + num_own - self.limit
@@ -486,15 +485,15 @@ class ClientShares:
         """A call of the client arrived; from now on the client has that weight. `waiting`: those
         with calls that wait already, which nobody who comes goes before.
         """
-        account = self._account(client)
         others = [self.served(other) for other in waiting]
-        if not others and not account.num_open:
+        if not others and client not in self._open:
             others = [one.served for one in self._open.values()]
         self._pass(others)
-        debt = max(0.0, account.served - self._virtual_time)
+        account = self._account(client)
+        debt = max(-MOST_CREDIT, account.served - self._virtual_time)
         if not account.num_open:
             self._open[client] = account
-            debt *= 0.5 ** (max(0.0, now - account.idle_since) / HALF_LIFE)
+            debt *= 0.5 ** (max(0.0, now - account.idle_since) / HALF_LIFE) if debt > 0.0 else 1.0
         account.served = self._virtual_time + debt
         account.weight = weight
         account.num_open += num_sequences
