@@ -17,9 +17,9 @@ from lmprog import wire
 from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.errors import ProgramError
 from lmprog.lang.ops.type_schemas import schema_of, value_of
-from lmprog.lang.rehearsal.double import placeholder
 from lmprog.lang.rehearsal.op_graph import Planned
 from lmprog.lang.rehearsal.prompts import split
+from lmprog.lang.rehearsal.rehearsing import placeholder
 from lmprog.testing import Scripted
 
 
