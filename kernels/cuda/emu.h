@@ -111,14 +111,15 @@ struct Warp {
     alignas(16) u8 out[2][32][16];  // by parity: a lane is at most one operation ahead
 };
 constexpr u16 kSeveral = 0xffff;
-struct Shade {  // who touched two bytes of shared memory, and in which barrier interval
+struct Shade {  // who touched two bytes of shared memory, and the stamp of the barrier interval
     u32 written = 0, read = 0, added = 0;
     u16 writer = 0, reader = 0;
 };
 struct Region {
     uintptr_t begin, end;
-    std::vector<u64>
-        writers;  // per two bytes, who wrote them last: block's serial << 32 | interval << 8 | warp
+    std::vector<u64> writers;  // per two bytes, who wrote them last: block's serial << 32 |
+                               // interval << 8 | warp; empty before the first write
+    u32 last_serial = 0;       // of the block that wrote last
 };
 struct Block {
     std::vector<Fibre> fibres;
@@ -129,6 +130,7 @@ struct Block {
     size_t shared_bytes = 0;
     int id = 0, grid = 1, threads = 0, alive = 0, arrived = 0;
     u64 interval = 1;  // barriers passed, plus one
+    u32 stamp = 0;     // of this interval: no other, of any block of any launch, has the same
     bool progress = false;
 };
 inline Block block;
@@ -183,7 +185,7 @@ inline void check_shared(u32 at, size_t bytes, size_t alignment) {
              alignment);
 }
 inline void shared_is_read(u32 at, size_t bytes) {
-    const u32 now = (u32)block.interval;
+    const u32 now = block.stamp;
     const u16 me = (u16)my_warp();
     for (u32 i = at / 2; i < (at + bytes + 1) / 2; i++) {
         Shade &shade = block.shades[i];
@@ -197,7 +199,7 @@ inline void shared_is_read(u32 at, size_t bytes) {
     }
 }
 inline void shared_is_written(u32 at, size_t bytes, bool is_atomic = false) {
-    const u32 now = (u32)block.interval;
+    const u32 now = block.stamp;
     const u16 me = (u16)my_warp();
     for (u32 i = at / 2; i < (at + bytes + 1) / 2; i++) {
         Shade &shade = block.shades[i];
@@ -244,12 +246,15 @@ inline void check_writer(u64 writer, const char *doing) {
 }
 inline void global_is_read(const void *from, size_t bytes, size_t alignment) {
     const Region &region = region_of(from, bytes, alignment);
+    num_loads += bytes;
+    if (region.last_serial < first_serial) return;  // not written by this launch
     const size_t at = (reinterpret_cast<uintptr_t>(from) - region.begin) / 2;
     for (size_t i = at; i < at + (bytes + 1) / 2; i++) check_writer(region.writers[i], "reads");
-    num_loads += bytes;
 }
 inline void global_is_written(const void *to, size_t bytes, size_t alignment) {
     Region &region = region_of(to, bytes, alignment);
+    if (region.writers.empty()) region.writers.resize((region.end - region.begin) / 2 + 1);
+    region.last_serial = serial;
     const size_t at = (reinterpret_cast<uintptr_t>(to) - region.begin) / 2;
     const u64 me = (u64)serial << 32 | (block.interval & 0xffffff) << 8 | (u64)my_warp();
     for (size_t i = at; i < at + (bytes + 1) / 2; i++) {
@@ -263,7 +268,7 @@ inline void barrier() {
     const u64 before = block.interval;
     if (++block.arrived == block.threads) {
         block.arrived = 0;
-        block.interval++;
+        block.interval++, block.stamp++;
         block.progress = true;
     } else {
         while (block.interval == before) yield();
@@ -335,7 +340,11 @@ inline void run_block(int id, int grid, int threads, size_t shared_bytes) {
     block.fibres.resize(threads);
     block.warps.assign(threads / 32, Warp());
     block.shared.assign(shared_bytes + 128, 0xFF);
-    block.shades.assign(shared_bytes / 2 + 1, Shade());
+    if (block.shades.size() < shared_bytes / 2 + 1) block.shades.resize(shared_bytes / 2 + 1);
+    if (++block.stamp > 1u << 31) {  // long before it wraps
+        std::fill(block.shades.begin(), block.shades.end(), Shade());
+        block.stamp = 1;
+    }
     block.base = reinterpret_cast<u8 *>((reinterpret_cast<uintptr_t>(block.shared.data()) + 127) &
                                         ~uintptr_t(127));
     block.shared_bytes = shared_bytes;

@@ -66,7 +66,7 @@ LM_API int lmprog_emulator_kernel(int index, const char **name, int *argument_by
 // Memory that kernels may touch from now on, until it is forgotten.
 LM_API void lmprog_emulator_allow(const void *begin, size_t bytes) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(begin);
-    emu::regions.push_back({at, at + bytes, std::vector<u64>(bytes / 2 + 1)});
+    emu::regions.push_back({at, at + bytes, {}});
 }
 LM_API void lmprog_emulator_forget(const void *begin) {
     auto &all = emu::regions;

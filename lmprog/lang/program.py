@@ -170,17 +170,17 @@ class Program(Generic[P, R]):
         """The exact prompts, written and counted by the runtime, with marks for results; generates
         nothing.
         """
-        from lmprog.lang.rehearsal import views  # not needed to run programs
+        from lmprog.lang.rehearsal import rehearsing  # not needed to run programs
 
-        return views.preview(*self._job(args, kwargs))
+        return rehearsing.preview(*self._job(args, kwargs))
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation:
         """Calls, shared prefixes, and the most tokens and pages that a run can take; generates
         nothing.
         """
-        from lmprog.lang.rehearsal import views  # not needed to run programs
+        from lmprog.lang.rehearsal import rehearsing  # not needed to run programs
 
-        return views.explain(*self._job(args, kwargs))
+        return rehearsing.explain(*self._job(args, kwargs))
 
     def trace(self, *args: Any, **kwargs: Any) -> Graph:
         """The program's ops as a graph: `print` it, or `to_dot()`. Arguments left out are
@@ -195,9 +195,9 @@ class Program(Generic[P, R]):
                 and parameter.kind not in _VARIADIC
             ):
                 kwargs[parameter.name] = f"⟨{parameter.name}⟩"
-        from lmprog.lang.rehearsal import views  # not needed to run programs
+        from lmprog.lang.rehearsal import rehearsing  # not needed to run programs
 
-        return views.trace(*self._job(args, kwargs))
+        return rehearsing.trace(*self._job(args, kwargs))
 
     def cache(self, *args: Any, **kwargs: Any) -> wire.Usage:
         """Computes ahead what every run begins with: the text before the first argument that is
@@ -210,9 +210,9 @@ class Program(Generic[P, R]):
             for name, value in kwargs.items()
             if name not in self._names and is_setting(name)
         }
-        from lmprog.lang.rehearsal import views  # not needed to run programs
+        from lmprog.lang.rehearsal import rehearsing  # not needed to run programs
 
-        return views.compute_ahead(self.trace(*args, **kwargs), self._with(options))
+        return rehearsing.compute_ahead(self.trace(*args, **kwargs), self._with(options))
 
     # --- running
 

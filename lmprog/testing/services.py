@@ -259,10 +259,6 @@ class StrictDouble(ServiceDouble):
             raise ServiceRefusal(f"the script answers {made.text!r}, but a call is required")
         return made
 
-    def hold_to_names(self, body: JsonBody, known: str) -> None:
-        """Raises `ServiceRefusal` for a parameter that the service does not know."""
-        raise NotImplementedError
-
 
 def _least_answer(
     schema: JsonBody | None, tools: Mapping[str, JsonBody], choice: str

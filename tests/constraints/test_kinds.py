@@ -17,7 +17,7 @@ from lmprog.backends.blackbox.response_schema import OPENAI_SUBSET, format_of
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.inspect import accepts, byte_vocabulary
 from lmprog.errors import InvalidParameter
-from lmprog.lang.rehearsal.double import placeholder
+from lmprog.lang.rehearsal.rehearsing import placeholder
 from lmprog.wire.constraints import ConstraintKind
 from lmprog.wire.default_limits import GENERAL, default_tokens
 from tests.house import HOUSE, House, dotted, parsed

@@ -190,7 +190,13 @@ def _tell(**what: object) -> None:
 
 def main(mode: str, url: str) -> None:
     threading.Thread(target=_listen, daemon=True).start()
-    lmprog.set_default_backend(lmprog.OpenAI("m", base_url=url))
+    # the package takes longer to import than everything else here together
+    is_of_package = mode in ("map plain", "cell run async")
+    lmprog.set_default_backend(
+        lmprog.OpenAI("m", base_url=url)
+        if is_of_package
+        else lmprog.connect(url.removesuffix("/v1"))
+    )
     try:
         MODES[mode]()
     except KeyboardInterrupt as error:

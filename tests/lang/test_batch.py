@@ -150,6 +150,7 @@ def _living() -> int:
     return sum(isinstance(one, Run | Scope | Gen) for one in gc.get_objects())
 
 
+@pytest.mark.usefixtures("frozen_heap")  # only what comes into being here is looked at
 @pytest.mark.parametrize("program", [plain, awaiting])
 @pytest.mark.parametrize("way", ["for", "async for", "run_batch"])
 def test_runs_that_come_one_by_one_keep_only_what_is_under_way(

@@ -17,9 +17,10 @@ from lmprog import wire
 from lmprog.backends.client import RuntimeBackend, describe
 from lmprog.errors import ProgramError
 from lmprog.lang.ops.type_schemas import schema_of, value_of
-from lmprog.lang.rehearsal.double import placeholder
+from lmprog.lang.rehearsal import rehearsing
 from lmprog.lang.rehearsal.op_graph import Planned
 from lmprog.lang.rehearsal.prompts import split
+from lmprog.lang.rehearsal.rehearsing import placeholder
 from lmprog.testing import Scripted
 
 
@@ -217,13 +218,18 @@ def test_nested_programs_are_rehearsed_too() -> None:
     assert "  inner (2) = gen(at most 1024 tokens)" in lines
 
 
-def test_a_program_that_never_ends_on_placeholders_is_stopped() -> None:
+def test_a_program_that_never_ends_on_placeholders_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert rehearsing.MAX_CALLS == 10_000
+    monkeypatch.setattr(rehearsing, "MAX_CALLS", 1000)
+
     @lmprog.function
     def program(s: lmprog.Branch) -> None:
         while s.gen(max_tokens=1).value != "stop":
             pass
 
-    with pytest.raises(ProgramError, match=r"more than 10,000 calls"):
+    with pytest.raises(ProgramError, match=r"more than 1,000 calls"):
         program.trace()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,12 @@ class Judged:
     model: Any
     prompts: list[list[int]]
     wanted: list[Greedy]
+
+    def shorter_than(self, length: int) -> Judged:
+        """The same with those prompts alone."""
+        kept = [at for at, prompt in enumerate(self.prompts) if len(prompt) < length]
+        prompts, wanted = [self.prompts[at] for at in kept], [self.wanted[at] for at in kept]
+        return replace(self, prompts=prompts, wanted=wanted)
 
     def engine(self, **config: Any) -> AnyEngine:
         return load_engine(RuntimeConfig(model=str(self.folder), kv_memory_mb=32, **config))

@@ -13,6 +13,8 @@ from tests.model.conftest import NUM_NEW, Judge, Judged
 from tests.model.driver import AnyEngine, Driver, Greedy
 
 PAGE_SIZE = 16
+SHORT = 100
+"""Tokens: over several pages, and over every window of the recipes."""
 
 
 def assert_equal(got: list[Greedy], judged: Judged) -> None:
@@ -42,6 +44,10 @@ def test_mixed_batches_in_chunks_of_any_size_generate_what_transformers_does(
     case: tuple[Judged, AnyEngine], chunk: int
 ) -> None:
     made, engine = case
+    if (
+        chunk == 1 and engine.name == "torch"
+    ):  # a slow step a token; other chunks have the long ones
+        made = made.shorter_than(SHORT)
     assert_equal(Driver(engine, PAGE_SIZE).greedy(made.prompts, NUM_NEW, chunk), made)
 
 

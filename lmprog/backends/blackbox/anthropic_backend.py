@@ -21,7 +21,13 @@ import msgspec
 
 from lmprog import wire
 from lmprog.backends.blackbox.api import ApiAnswer, ApiRequest, JsonBody, TextListener, Transport
-from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
+from lmprog.backends.blackbox.api_backend import (
+    ADDRESS,
+    ApiBackend,
+    ApiOptions,
+    check_options,
+    retry_policy_of,
+)
 from lmprog.backends.blackbox.api_errors import broken_off, refuse_hidden
 from lmprog.backends.blackbox.response_schema import (
     ANTHROPIC_SUBSET,
@@ -36,12 +42,10 @@ from lmprog.backends.blackbox.stop_strings import first_stop
 from lmprog.backends.blackbox.tool_call_fields import tools_of
 from lmprog.backends.blackbox.transcript import ChatPrompt, Kind, Prompt, TranscriptMessage
 from lmprog.errors import (
-    InvalidParameter,
     NotSupported,
     ProtocolError,
     RequestRejected,
     ValidationFailed,
-    hint,
 )
 from lmprog.tool_calls.writing import as_json
 
@@ -328,13 +332,7 @@ class Anthropic(ApiBackend):
         api_key: str | None = None,
         **options: Unpack[AnthropicOptions],
     ) -> None:
-        known = set(AnthropicOptions.__annotations__)
-        unknown = sorted(set(options) - known)
-        if unknown:
-            allowed = ", ".join(sorted(known))
-            said = hint(unknown[0], {*known, "api_key", "base_url"})
-            message = f"Anthropic has no option {unknown[0]!r}{said}"
-            raise InvalidParameter(message, name=unknown[0], allowed=allowed)
+        check_options("Anthropic", options, AnthropicOptions, ADDRESS)
         retry_policy = retry_policy_of(options)
         transport = _transport(options.get("client"), base_url, api_key)
         can_prefill = options.get("prefill", "none") == "message"

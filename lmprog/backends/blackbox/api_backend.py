@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeAlias, TypedDict
@@ -29,15 +29,19 @@ from lmprog.backends.client import Client
 from lmprog.errors import (
     Cancelled,
     DeadlineExceeded,
+    InvalidParameter,
     LmprogError,
     NotSupported,
     ProtocolError,
     RuntimeGone,
+    hint,
 )
 from lmprog.transport.channel import ops_frames
 
 Answered: TypeAlias = tuple[AnswerState, wire.CallReply | LmprogError]
 """What a branch holds behind a request, and what came of it."""
+ADDRESS = ("api_key", "base_url")
+"""Parameters of a backend that are no options."""
 BYTES_PER_TOKEN = 4  # an estimate: clients do not have an API's tokenizer
 
 
@@ -59,6 +63,21 @@ class ApiOptions(TypedDict, total=False):
     tries: int
     """Maximum number of requests for a text that satisfies its constraint; then `ValidationFailed`.
     """
+
+
+def check_options(
+    who: str, options: ApiOptions, declared: type[ApiOptions], also: Collection[str] = ()
+) -> None:
+    """Raises InvalidParameter for an option that `declared` does not have; `also` are parameters
+    that may have been meant.
+    """
+    known = set(declared.__annotations__)
+    for name in sorted(set(options) - known):
+        raise InvalidParameter(
+            f"{who} has no option {name!r}{hint(name, {*known, *also})}",
+            name=name,
+            allowed=", ".join(sorted(known)),
+        )
 
 
 def retry_policy_of(options: ApiOptions) -> RetryPolicy:

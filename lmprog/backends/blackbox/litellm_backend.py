@@ -10,11 +10,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lmprog.backends.blackbox.api import JsonBody
-from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
+from lmprog.backends.blackbox.api_backend import (
+    ApiBackend,
+    ApiOptions,
+    check_options,
+    retry_policy_of,
+)
 from lmprog.backends.blackbox.api_errors import failure, unreachable
 from lmprog.backends.blackbox.dialects import PLAIN
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
-from lmprog.errors import InvalidParameter, LmprogError, NotSupported, hint
+from lmprog.errors import LmprogError, NotSupported
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,12 +40,7 @@ class LiteLLM(ApiBackend):
     """A backend on what `litellm` calls `model`: "mistral/mistral-large-latest", say."""
 
     def __init__(self, model: str, **options: Unpack[LiteLLMOptions]) -> None:
-        known = set(LiteLLMOptions.__annotations__)
-        unknown = sorted(set(options) - known)
-        if unknown:
-            allowed = ", ".join(sorted(known))
-            message = f"LiteLLM has no option {unknown[0]!r}{hint(unknown[0], known)}"
-            raise InvalidParameter(message, name=unknown[0], allowed=allowed)
+        check_options("LiteLLM", options, LiteLLMOptions)
         retry_policy = retry_policy_of(options)
         is_chat = options.get("is_chat_model", True)
         service = ApiService(model, "chat" if is_chat else "text", PLAIN)

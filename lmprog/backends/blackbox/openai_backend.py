@@ -12,13 +12,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
+from lmprog.backends.blackbox.api_backend import (
+    ADDRESS,
+    ApiBackend,
+    ApiOptions,
+    check_options,
+    retry_policy_of,
+)
 from lmprog.backends.blackbox.dialects import DIALECTS, OPENAI, PLAIN, ApiDialect, Prefill
 from lmprog.backends.blackbox.http_client import look
 from lmprog.backends.blackbox.openai_api import ApiService, OpenAIApi
 from lmprog.backends.blackbox.sdk_transport import SdkTransport
 from lmprog.backends.blackbox.transcript import Kind
-from lmprog.errors import InvalidParameter, LmprogError, NotSupported, RequestRejected, hint
+from lmprog.errors import InvalidParameter, LmprogError, NotSupported, RequestRejected
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -69,13 +75,7 @@ class OpenAI(ApiBackend):
         api_key: str | None = None,
         **options: Unpack[OpenAIOptions],
     ) -> None:
-        known = set(OpenAIOptions.__annotations__)
-        unknown = sorted(set(options) - known)
-        if unknown:
-            allowed = ", ".join(sorted(known))
-            said = hint(unknown[0], {*known, "api_key", "base_url"})
-            message = f"OpenAI has no option {unknown[0]!r}{said}"
-            raise InvalidParameter(message, name=unknown[0], allowed=allowed)
+        check_options("OpenAI", options, OpenAIOptions, ADDRESS)
         client = options.get("client")
         is_own = base_url is None and client is None
         dialect = _dialect(options, is_own)

@@ -24,7 +24,13 @@ from lmprog.backends.blackbox.api import (
     TextListener,
     Transport,
 )
-from lmprog.backends.blackbox.api_backend import ApiBackend, ApiOptions, retry_policy_of
+from lmprog.backends.blackbox.api_backend import (
+    ADDRESS,
+    ApiBackend,
+    ApiOptions,
+    check_options,
+    retry_policy_of,
+)
 from lmprog.backends.blackbox.api_errors import broken_off
 from lmprog.backends.blackbox.choice_scores import ChoiceScore, chosen
 from lmprog.backends.blackbox.dialects import PLAIN, SGLANG, VLLM
@@ -36,12 +42,10 @@ from lmprog.backends.blackbox.programs_api import ProgramsApi
 from lmprog.backends.blackbox.retry_policy import RetryPolicy
 from lmprog.backends.blackbox.transcript import Kind, Prompt, TextPrompt
 from lmprog.errors import (
-    InvalidParameter,
     LmprogError,
     NotSupported,
     ProtocolError,
     RuntimeGone,
-    hint,
 )
 
 if TYPE_CHECKING:
@@ -71,13 +75,7 @@ class RuntimeEndpoint(ApiBackend):
     def __init__(
         self, base_url: str, api_key: str | None = None, **options: Unpack[ApiOptions]
     ) -> None:
-        known = set(ApiOptions.__annotations__)
-        unknown = sorted(set(options) - known)
-        if unknown:
-            allowed = ", ".join(sorted(known))
-            said = hint(unknown[0], {*known, "api_key", "base_url"})
-            message = f"a server over HTTP has no option {unknown[0]!r}{said}"
-            raise InvalidParameter(message, name=unknown[0], allowed=allowed)
+        check_options("a server over HTTP", options, ApiOptions, ADDRESS)
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         found = ask_what(self.base_url, api_key)
         self.kind = found.kind

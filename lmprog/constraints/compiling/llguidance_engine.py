@@ -171,7 +171,6 @@ _STACK_SIZE = threading.Lock()
 
 
 _MAX_MATCHERS = 256
-_BITS_PER_WORD = 32
 
 
 class _Node(State):

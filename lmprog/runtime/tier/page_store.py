@@ -12,7 +12,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 ID_BYTES = 16
@@ -237,11 +237,3 @@ def page_keys(root: bytes, tokens: bytes, page_size: int) -> list[PageKey]:
         keys.append(key)
         parent = key.id
     return keys
-
-
-def state_keys(root: bytes, tokens: bytes, page_size: int, num_parts: int) -> list[PageKey]:
-    """The keys of the parts of the recurrent state behind `tokens`, a path that begins at
-    `root`.
-    """
-    last = page_keys(root, tokens, page_size)[-1]
-    return [replace(last, part=number) for number in range(1, num_parts + 1)]
