@@ -319,3 +319,25 @@ def test_variables_are_given_to_a_template_that_uses_them() -> None:
 def test_variables_that_are_the_templates_own_or_unknown_are_refused(name: str) -> None:
     with pytest.raises(InvalidParameter, match="documents, enable_thinking"):
         ChatTemplate(THINKING, SPECIAL).converse("[]", variables=json.dumps({name: 1}))
+
+
+def test_a_template_changes_lists_of_its_own_and_copies() -> None:
+    source = "{% set own = [] %}{% set _ = own.append(1) %}{% set _ = tools.append(2) %}{{ tools }}"
+    given = [1]
+    for _ in range(2):
+        assert ChatTemplate(source, {}).render([], variables={"tools": given}) == "[1, 2]"
+    endless = "{% set own = [] %}{% for _ in range(99999) %}{% set _ = own.append(1) %}{% endfor %}"
+    with pytest.raises(NotSupported, match="steps"):
+        ChatTemplate(endless, {}).render([])
+    with pytest.raises(NotSupported, match="unsafe"):
+        ChatTemplate("{% set own = [1] %}{% set _ = own.extend(own) %}", {}).render([])
+
+
+def test_a_template_that_goes_through_tools_is_given_none_as_a_list() -> None:
+    through = ChatTemplate("{% for one in tools %}{{ one }}{% endfor %}{{ messages | length }}", {})
+    assert through.converse("[]").text == "0"
+    telling = ChatTemplate("{{ tools is none }}", {})
+    assert telling.converse("[]").text == "True"
+    refusing = ChatTemplate("{{ raise_exception('never') }}{{ tools }}", {})
+    with pytest.raises(NotSupported, match="never"):
+        refusing.converse("[]")

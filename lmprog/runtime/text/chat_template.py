@@ -17,6 +17,7 @@ Templates are untrusted (`Sandbox`). Knows strings and Jinja; knows no tokens an
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -52,7 +53,8 @@ MAX_OUTPUT_LEN = 33_554_432
 class Sandbox:
     """One compiled template. Raises ModelError for one that does not parse.
 
-    jinja2's immutable sandbox gives templates access to nothing but their own values. A render is
+    jinja2's immutable sandbox gives templates access to nothing but their own values; of these they
+    may add to lists and take from them. A render is
     bounded: the template's size, its output, and the loop turns, calls and products of one render
     have limits, by counts and not by a clock, so that a template always gives the same result.
     The names are those that `transformers` gives to templates.
@@ -64,6 +66,7 @@ class Sandbox:
                 f"the chat template has {len(source):,} characters, more than {MAX_TEMPLATE_LEN:,}."
             )
         self._environment = _Environment()
+        self._changes_lists = re.search(r"\.(append|pop)\(", source) is not None
         try:
             self._template = self._environment.from_string(source)
             self.variables = frozenset(
@@ -79,6 +82,8 @@ class Sandbox:
         much.
         """
         self._environment.work_left = MAX_WORK
+        if self._changes_lists:
+            names = copy.deepcopy(names)
         pieces: list[str] = []
         length = 0
         try:
@@ -131,6 +136,8 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The names that templates use, in a sandbox that counts their work."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
+    _changes = frozenset({"append", "pop"})
+    """Of lists, which are the template's own, or copies: each counts as work."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -153,6 +160,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
         return tree
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        is_change = isinstance(obj, list) and attr in self._changes
+        return is_change or super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.spend(_CALL)
@@ -290,7 +301,16 @@ class ChatTemplate:
         more = self._variables(variables)
 
         def write(change: Callable[[Any], Any]) -> str:
-            return self.render(change(turns), True, {**change(more), "tools": change(tool_list)})
+            names = {**change(more), "tools": change(tool_list)}
+            try:
+                return self.render(change(turns), True, names)
+            except NotSupported as refusal:
+                if tool_list is not None:
+                    raise
+                try:  # a template for tools may go through them even where there are none
+                    return self.render(change(turns), True, {**names, "tools": []})
+                except NotSupported:
+                    raise refusal from None
 
         return guard.written(write, [turns, tool_list, more], self.source)
 
