@@ -184,7 +184,8 @@ def test_templates_find_the_names_that_transformers_gives_them() -> None:
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
+        "{{ messages['append'](1) }}",
+        "{{ messages.extend(messages) }}",
         "{{ raise_exception('no') }}",
         "{{ nothing.at.all }}",
         "{{ 1 // 0 }}",

@@ -66,7 +66,7 @@ class Sandbox:
                 f"the chat template has {len(source):,} characters, more than {MAX_TEMPLATE_LEN:,}."
             )
         self._environment = _Environment()
-        self._changes_lists = re.search(r"\.(append|pop)\(", source) is not None
+        self._environment.changes_lists = re.search(r"\.(append|pop)\(", source) is not None
         try:
             self._template = self._environment.from_string(source)
             self.variables = frozenset(
@@ -82,7 +82,7 @@ class Sandbox:
         much.
         """
         self._environment.work_left = MAX_WORK
-        if self._changes_lists:
+        if self._environment.changes_lists:
             names = copy.deepcopy(names)
         pieces: list[str] = []
         length = 0
@@ -137,13 +137,15 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"*", "**", "%"})
     _changes = frozenset({"append", "pop"})
-    """Of lists, which are the template's own, or copies: each counts as work."""
+    """Of lists; each counts as work."""
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         self.work_left = 0
+        self.changes_lists = False
+        """Whether the template does, so that it is given copies."""
         self.filters["tojson"] = _to_json
         self.filters["_counted"] = lambda items: _Counted(items, self)
         self.globals["raise_exception"] = _refuse
@@ -162,7 +164,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        is_change = isinstance(obj, list) and attr in self._changes
+        is_change = self.changes_lists and isinstance(obj, list) and attr in self._changes
         return is_change or super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
