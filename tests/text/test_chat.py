@@ -342,3 +342,31 @@ def test_a_template_that_goes_through_tools_is_given_none_as_a_list() -> None:
     refusing = ChatTemplate("{{ raise_exception('never') }}{{ tools }}", {})
     with pytest.raises(NotSupported, match="never"):
         refusing.converse("[]")
+
+
+def test_a_template_that_refuses_what_is_missing_is_given_it_empty() -> None:
+    source = (
+        "{% for one in tools %}{% for name, about in one.function.parameters.properties.items() %}"
+        "{{ name + ': ' + about.description }};{% endfor %}{% endfor %}"
+    )
+    properties = {"a": {"description": "first"}, "b": {"type": "integer"}, "c": True}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tools = json.dumps([{"type": "function", "function": function}])
+    with pytest.raises(NotSupported, match="description"):
+        ChatTemplate(source, {}).converse("[]", tools)
+    del properties["c"]
+    tools = json.dumps([{"type": "function", "function": function}])
+    assert ChatTemplate(source, {}).converse("[]", tools).text == "a: first;b: ;"
+
+
+def test_a_template_without_a_system_has_its_text_in_the_first_turn_of_the_user() -> None:
+    source = (
+        "{% for one in messages %}{% if one.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    )
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}
+    template = ChatTemplate(source, {})
+    assert template.converse(json.dumps([system, user])).text == "<user>Be brief.\n\nHi"
+    for turns in ([system], [user, system], [system, system, user]):
+        with pytest.raises(NotSupported, match="no system"):
+            template.converse(json.dumps(turns))

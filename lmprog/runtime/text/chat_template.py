@@ -303,16 +303,14 @@ class ChatTemplate:
         more = self._variables(variables)
 
         def write(change: Callable[[Any], Any]) -> str:
-            names = {**change(more), "tools": change(tool_list)}
-            try:
-                return self.render(change(turns), True, names)
-            except NotSupported as refusal:
-                if tool_list is not None:
-                    raise
-                try:  # a template for tools may go through them even where there are none
-                    return self.render(change(turns), True, {**names, "tools": []})
-                except NotSupported:
-                    raise refusal from None
+            names, refusal = change(more), None
+            for said, known in _spellings(change(turns), change(tool_list)):
+                try:
+                    return self.render(said, True, {**names, "tools": known})
+                except NotSupported as error:
+                    refusal = refusal or error
+            assert refusal is not None
+            raise refusal
 
         return guard.written(write, [turns, tool_list, more], self.source)
 
@@ -496,6 +494,39 @@ def load_template(folder: Path | None, explicit: str | None = None) -> ChatTempl
             f'("{PLAIN}" writes "User: ..." lines).'
         )
     return ChatTemplate(source, special)
+
+
+Turns = list[dict[str, Any]]
+
+
+def _spellings(turns: Turns, tools: Turns | None) -> Iterator[tuple[Turns, Turns | None]]:
+    """The conversation as it was given; then, for templates that refuse it so, an empty list of
+    tools where there are none, descriptions of all arguments, and the system's text in the first
+    turn of the user.
+    """
+    yield turns, tools
+    known = [] if tools is None else [_described(tool) for tool in tools]
+    if known != tools:
+        yield turns, known
+    if [turn.get("role") for turn in turns[:2]] == ["system", "user"]:
+        system, user = (turn.get("content") for turn in turns[:2])
+        if isinstance(system, str) and isinstance(user, str):
+            first = {**turns[1], "content": f"{system}\n\n{user}"}
+            yield [first, *turns[2:]], known
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool with a description of each argument, if only an empty one."""
+    about = tool.get("function")
+    schema = about.get("parameters") if isinstance(about, dict) else None
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not (isinstance(about, dict) and isinstance(schema, dict) and isinstance(properties, dict)):
+        return tool
+    told = {
+        name: {"description": "", **one} if isinstance(one, dict) else one
+        for name, one in properties.items()
+    }
+    return {**tool, "function": {**about, "parameters": {**schema, "properties": told}}}
 
 
 def _parsed(text: str) -> list[Any]:
