@@ -84,7 +84,7 @@ def assemble(
         scheduler.drafting.model = draft_model
     # loaded when it is first asked for: a model without a template serves plain text all the same
     chat_template = functools.cache(lambda: load_template(engine.location))
-    tools, variables = _template_facts(chat_template, tokenizer)
+    tools, variables = template_facts(chat_template, tokenizer)
     prefixes = [public_prefix(Path(at), tokenizer, chat_template) for at in config.public_prefix]
     namespaces = Namespaces(max(engine.vocab_size, tokenizer.vocab_size), prefixes)
     adapters, tags = AdapterNames(selected.adapters), frozenset(tokenizer.shown)
@@ -200,7 +200,7 @@ def joined_ranks(config: RuntimeConfig, stage: Callable[[str], None]) -> Led | N
     return lead(config)
 
 
-def _template_facts(
+def template_facts(
     chat_template: Callable[[], ChatTemplate], tokenizer: PieceTokenizer
 ) -> tuple[wire.ToolSupport, tuple[str, ...]]:
     """How the model calls tools, and the further names that its template uses; the special tokens

@@ -30,7 +30,9 @@ class CallStream:
     prompt has left open. With `tells_wrong`, calls of other tools are given, too, and so is what
     was begun as a call and cannot be read, with its problem; else both are content. Where the tag
     that begins calls is one of `special`, the token is what begins a call, however it is quoted,
-    but in a thought; spelled in other tokens it is text.
+    but in a thought; spelled in other tokens it is text. `is_held`: a constraint lets nothing else
+    than calls of these tools begin so, however it is spelled or quoted, but in a thought, of which
+    there is none in this text unless it `has_thoughts`.
     """
 
     def __init__(
@@ -41,8 +43,12 @@ class CallStream:
         thought: str = "",
         tells_wrong: bool = False,
         special: Sequence[str] = (),
+        is_held: bool = False,
+        has_thoughts: bool = False,
     ) -> None:
         self._form = form
+        self._is_held = is_held
+        self._has_thoughts = has_thoughts or not is_held
         self._tools = tools
         self._mark = mark_of(form)
         self._tells_wrong = tells_wrong
@@ -127,7 +133,9 @@ class CallStream:
         if begin is None:
             return self._content(certain)
         is_quoted = self._quotes(begin)
-        if self._places.is_thought if self._is_token else is_quoted:
+        if self._is_token or self._is_held:
+            is_quoted = self._has_thoughts and self._places.is_thought
+        if is_quoted:
             return self._passed_on(begin + max(1, len(self._mark.text)))
         place = match_literal(self._form.begin, self._held, begin)
         read = None if place is None else self._read(place, is_end)
@@ -150,7 +158,7 @@ class CallStream:
     def _begun(self, begin: int, call: ParsedCall, end: int, is_end: bool) -> _Step:
         """A section of calls begins with `call`, unless a line of text goes on behind it."""
         before = self._held[:begin]
-        if not self._is_token:
+        if not (self._is_token or self._is_held):
             goes_on = self._line_goes_on(end, is_end)
             if goes_on is None:
                 return self._content(begin)
@@ -266,7 +274,9 @@ class CallStream:
         the value of the next call would then end it.
         """
         told = self._num_told
-        if self._has_tokens:
+        if self._is_held:
+            tags = []
+        elif self._has_tokens:
             tags = [tag - told for tag in self._tags if tag >= told]
         else:
             border = _border_of_calls(self._form)
@@ -304,6 +314,8 @@ class CallStream:
 
     def _given_up(self, begin: int) -> int | None:
         """Up to where the text behind a mark is no call, since its last tag came."""
+        if self._is_held:
+            return None
         at = self._held.find(self._last_tag, begin) if self._last_tag else -1
         while self._is_last_token and at >= 0 and not self._is_begun_by_token(at):
             at = self._held.find(self._last_tag, at + 1)

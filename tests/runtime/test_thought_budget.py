@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from array import array
 from typing import Any
 
 import pytest
 
 from lmprog import wire
+from lmprog.runtime.scheduling.generation import (
+    Generation,
+    GenerationSettings,
+    ThoughtBudget,
+)
 from lmprog.tool_calls.thoughts import after_thought
 from tests.runtime.guesses import knowing
 from tests.runtime.talk import Talk, done, text
@@ -62,6 +68,31 @@ def test_a_confined_answer_follows_in_time(is_forcing: bool) -> None:
             assert re.fullmatch("(abc|cba){2}", answer.strip()), output.text
             assert len(thought) <= max(budget, 1)
             assert len(output.text) <= most
+
+
+def test_a_thought_that_a_constraint_begins_is_counted_too() -> None:
+    """Forced tokens are part of what is known of a thought."""
+    thinking = (wire.Choices(("qq",)), wire.FreeText((), "zz"), ANSWER)
+    for seed in range(4):
+        limit = wire.ThoughtLimit("qq", "zz", "zz", 6)
+        output = said(asked(limit, wire.InOrder(thinking), 40, seed), is_forcing=True)
+        assert output.forced[0] == (0, 2)
+        assert output.text.index("zz") <= 6
+
+
+@pytest.mark.parametrize(("letter", "count"), [("é", 2), ("｜", 3), ("𐐷", 4)])
+def test_a_thought_is_not_closed_within_a_character(letter: str, count: int) -> None:
+    spelled = letter.encode()
+    budget = ThoughtBudget(3, b"", b"zz", tuple(b"zz"), lambda token: bytes([token]))
+    settings = GenerationSettings(wire.SamplingParams(), 40, (), 0, thought=budget)
+    for lead in range(1, 4):
+        task, tokens = Generation(settings, 0), array("i")
+        for byte in b"ab"[: 3 - lead] + spelled * 2:
+            if task.thought is not None:
+                task.accept(byte, tokens)
+        text = bytes(tokens.tolist())
+        assert text.decode().endswith("zz")
+        assert len(text) < 3 + count + 2
 
 
 def test_drafts_change_nothing() -> None:

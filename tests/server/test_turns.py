@@ -144,6 +144,34 @@ def test_thoughts_are_left_in_or_out_as_is_asked(thinking: Saying) -> None:
         assert "reasoning" not in message
 
 
+def test_a_named_tool_is_called_once_behind_a_thought_as_without_one(thinking: Saying) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    chat(thinking, f"Hm.</think>{CALL}", **on(tools=[STRICT], tool_choice=named))
+    fits = constraint_of(thinking)
+    assert fits(f"Hm.</think>{CALL}")
+    assert not fits(f"Hm.</think>{CALL}\n{CALL}")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_confined_call_is_read_as_one_whatever_its_strings_spell(
+    thinking: Saying, stream: bool
+) -> None:
+    """A string of the arguments may have the tag that ends calls, and the text before it quotes."""
+    schema: Json = {"type": "object", "properties": {"text": {"type": "string"}}}
+    tool: Json = {"type": "function", "function": {"name": "say", "parameters": schema}}
+    tool["function"]["strict"] = True
+    said = {"text": "a </tool_call> b"}
+    call = CALL.replace("get_weather", "say")
+    call = call.replace('{"town": "oslo", "days": 3}', json.dumps(said))
+    body: Json = {"messages": [{"role": "user", "content": "?"}], "tools": [tool], **on()}
+    text = f'Hm.</think>I "quote <think> it: {call}'
+    answer = answered(thinking, "/v1/chat/completions", text, body | {"stream": stream})
+    assert constraint_of(thinking)(text)
+    found = events(answer) if stream else [answer.json()]
+    calls = [one for part in walked(found) for one in part.get("tool_calls") or ()]
+    assert "".join(one["function"]["arguments"] for one in calls) == json.dumps(said)
+
+
 @pytest.mark.parametrize(
     ("fields", "value"),
     [

@@ -184,7 +184,8 @@ def test_templates_find_the_names_that_transformers_gives_them() -> None:
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
+        "{{ messages['append'](1) }}",
+        "{{ messages.extend(messages) }}",
         "{{ raise_exception('no') }}",
         "{{ nothing.at.all }}",
         "{{ 1 // 0 }}",
@@ -319,3 +320,53 @@ def test_variables_are_given_to_a_template_that_uses_them() -> None:
 def test_variables_that_are_the_templates_own_or_unknown_are_refused(name: str) -> None:
     with pytest.raises(InvalidParameter, match="documents, enable_thinking"):
         ChatTemplate(THINKING, SPECIAL).converse("[]", variables=json.dumps({name: 1}))
+
+
+def test_a_template_changes_lists_of_its_own_and_copies() -> None:
+    source = "{% set own = [] %}{% set _ = own.append(1) %}{% set _ = tools.append(2) %}{{ tools }}"
+    given = [1]
+    for _ in range(2):
+        assert ChatTemplate(source, {}).render([], variables={"tools": given}) == "[1, 2]"
+    endless = "{% set own = [] %}{% for _ in range(99999) %}{% set _ = own.append(1) %}{% endfor %}"
+    with pytest.raises(NotSupported, match="steps"):
+        ChatTemplate(endless, {}).render([])
+    with pytest.raises(NotSupported, match="unsafe"):
+        ChatTemplate("{% set own = [1] %}{% set _ = own.extend(own) %}", {}).render([])
+
+
+def test_a_template_that_goes_through_tools_is_given_none_as_a_list() -> None:
+    through = ChatTemplate("{% for one in tools %}{{ one }}{% endfor %}{{ messages | length }}", {})
+    assert through.converse("[]").text == "0"
+    telling = ChatTemplate("{{ tools is none }}", {})
+    assert telling.converse("[]").text == "True"
+    refusing = ChatTemplate("{{ raise_exception('never') }}{{ tools }}", {})
+    with pytest.raises(NotSupported, match="never"):
+        refusing.converse("[]")
+
+
+def test_a_template_that_refuses_what_is_missing_is_given_it_empty() -> None:
+    source = (
+        "{% for one in tools %}{% for name, about in one.function.parameters.properties.items() %}"
+        "{{ name + ': ' + about.description }};{% endfor %}{% endfor %}"
+    )
+    properties = {"a": {"description": "first"}, "b": {"type": "integer"}, "c": True}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tools = json.dumps([{"type": "function", "function": function}])
+    with pytest.raises(NotSupported, match="description"):
+        ChatTemplate(source, {}).converse("[]", tools)
+    del properties["c"]
+    tools = json.dumps([{"type": "function", "function": function}])
+    assert ChatTemplate(source, {}).converse("[]", tools).text == "a: first;b: ;"
+
+
+def test_a_template_without_a_system_has_its_text_in_the_first_turn_of_the_user() -> None:
+    source = (
+        "{% for one in messages %}{% if one.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+    )
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}
+    template = ChatTemplate(source, {})
+    assert template.converse(json.dumps([system, user])).text == "<user>Be brief.\n\nHi"
+    for turns in ([system], [user, system], [system, system, user]):
+        with pytest.raises(NotSupported, match="no system"):
+            template.converse(json.dumps(turns))

@@ -19,7 +19,7 @@ from lmprog.runtime.text.tool_call_derivation import tool_support
 from lmprog.tool_calls.known_forms import known_form_of
 from lmprog.tool_calls.lexemes import is_tag, lexemes
 from lmprog.tool_calls.reading import MALFORMED, ParsedCall
-from lmprog.tool_calls.stream import CallStream
+from lmprog.tool_calls.stream import CallStream, mark_of
 from lmprog.tool_calls.writing import WrittenCall, written
 from tests.tool_calls.call_templates import ENDS, FAMILIES, native
 
@@ -251,3 +251,30 @@ def test_tags_that_were_written_before_an_answer_are_tokens(family: str) -> None
         tags = [at - size for at in places(text, special) if at >= size]
         stream = CallStream(form, TOOLS, text[:size], special=special)
         assert [one.name for one in told(stream, text[size:], tags, 5)[1]] == ["say"], size
+
+
+@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_what_a_constraint_holds_is_read_as_calls_however_it_is_quoted(
+    family: str, size: int
+) -> None:
+    """Also where a string spells what calls end with, as far as the form can hold that."""
+    form = form_of(family)
+    if mark_of(form).only_at_start:
+        return
+    keyed = form.keyed
+    spelled = [one for one in lexemes(form.literals[-1] + form.end) if is_tag(one)]
+    ends = [] if keyed is None else [keyed.string.after_value.strip()]
+    said = "".join(one for one in spelled if not any(end and end in one for end in ends))
+    call = WrittenCall("say", {"text": f"a {said} b"}, "abcdefgh2")
+    text = 'I "quote <think> `it: ' + written(form, [call])
+    for special in ((), tuple(spelled)):
+        stream = CallStream(form, TOOLS, special=special, is_held=True)
+        parts = [
+            part for at in range(0, len(text), size) for part in stream.feed(text[at : at + size])
+        ]
+        parts += stream.finish()
+        (read,) = [part for part in parts if isinstance(part, ParsedCall)]
+        assert json.loads(read.arguments) == call.arguments
+        content = "".join(part for part in parts if isinstance(part, str))
+        assert content.strip() == 'I "quote <think> `it:'

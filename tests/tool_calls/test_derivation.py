@@ -144,6 +144,38 @@ def test_a_template_of_channels_has_the_form_that_its_model_was_trained_on() -> 
     assert not support.arguments_as_text
 
 
+@pytest.mark.parametrize(
+    ("family", "old", "new"),
+    [
+        ("dsml", "{% endfor %}</DSML|invoke>", "{% endfor %}{% if not f['arguments'] %}\n{% endif %}</DSML|invoke>"),
+        ("deepseek", "<｜calls▁end｜>", "{% if m['tool_calls'] | length > 1 %}<｜calls▁end｜>{% endif %}"),
+        ("hermes", "| tojson", "| tojson(indent=4)"),
+        ("coder", "v | tojson if", "'of a kind of its own' if"),
+    ],
+    ids=["no arguments", "one call lacks the end", "JSON on lines", "lists and objects"],
+)  # fmt: skip
+def test_a_form_is_found_whatever_a_template_does_in_special_cases(
+    family: str, old: str, new: str
+) -> None:
+    source = FAMILIES[family]
+    assert old in source
+    changed = tool_support(ChatTemplate(native(source.replace(old, new)), {}), ENDS)
+    assert changed.dialect == ""
+    form, usual = changed.form, support_of(family).form
+    assert (form.begin, form.slots, form.end) == (usual.begin, usual.slots, usual.end)
+    assert form.literals == usual.literals
+    assert form.keyed == usual.keyed
+
+
+def test_a_template_may_keep_a_list_of_ids() -> None:
+    counting = "{% set seen = namespace(ids=[]) %}" + FAMILIES["kimi"].replace(
+        "{{ f['name'] }}:{{ loop.index0 }}",
+        "{% set _ = seen.ids.append(f['name']) %}{{ f['name'] }}:{{ seen.ids | length - 1 }}",
+    )
+    support = tool_support(ChatTemplate(native(counting), {}), ENDS)
+    assert support.form == support_of("kimi").form
+
+
 THINKING = """
 {%- for m in messages -%}
 <|{{ m['role'] }}|>{% if m['role'] == 'assistant' %}WRITTEN{% endif %}{{ m['content'] }}<|end|>
@@ -154,6 +186,10 @@ WRITTEN = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</thi
 CLOSED = "<think>\n\n</think>\n\n"
 SWITCHED = "{% if enable_thinking is defined and not enable_thinking %}" + CLOSED + "{% endif %}"
 DROPPED = "{% set unused = m['content'].split('</think>') %}"
+CALLED = WRITTEN.replace("if m.reasoning", "if m.tool_calls and m.reasoning") + (
+    "{% for c in m.tool_calls %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "</call>{% endfor %}"
+)
 ASKED = "{% if thinking %}<think>{% else %}</think>{% endif %}"
 
 
@@ -174,6 +210,14 @@ ASKED = "{% if thinking %}<think>{% else %}</think>{% endif %}"
             "",
             ("<|channel>thought", "<channel|>", "free"),
         ),
+        (
+            WRITTEN.replace("<think>\n", "<|open|>think<|sep|>").replace(
+                "\n</think>", "<|close|>think<|sep|>"
+            ),
+            "",
+            ("<|open|>think<|sep|>", "<|close|>think<|sep|>", "free"),
+        ),
+        (CALLED, "", ("<think>", "</think>", "free")),
         ("{# <|START_THINKING|> #}", "", ("<|START_THINKING|>", "<|END_THINKING|>", "free")),
         (DROPPED.replace("</think>", "◁/think▷"), "", ("◁think▷", "◁/think▷", "free")),
     ],
@@ -183,3 +227,11 @@ def test_what_stands_around_a_thought_is_derived_from_the_template(
 ) -> None:
     source = THINKING.strip().replace("WRITTEN", rendered).replace("OPENED", opened)
     assert tool_support(ChatTemplate(source, {}), ENDS).thought == wire.ThoughtForm(*form)
+
+
+def test_a_switch_may_change_what_the_system_says_alone() -> None:
+    source = "{% if thinking %}Think.{% endif %}" + THINKING.strip()
+    source = source.replace("WRITTEN", WRITTEN).replace("OPENED", "")
+    support = tool_support(ChatTemplate(source, {}), ENDS)
+    form = ("<think>", "</think>", "free", "thinking", "free", "free")
+    assert support.thought == wire.ThoughtForm(*form)

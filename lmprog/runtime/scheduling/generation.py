@@ -127,7 +127,19 @@ class ThoughtBudget:
             read = text[len(self.begin) :]
         if self.end in read:
             return None
-        return read[max(0, len(read) - len(self.end) + 1) :], True
+        keep = max(len(self.end) - 1, 3)  # what may begin the end, or a character
+        return read[max(0, len(read) - keep) :], True
+
+
+def is_within_character(read: bytes) -> bool:
+    """Whether UTF-8 that has been read, or the end of it, ends before its last character does."""
+    for size in range(1, min(4, len(read) + 1)):
+        byte = read[-size]
+        if byte < 0x80:
+            return False
+        if byte >= 0xC0:
+            return size < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,13 +460,25 @@ class Generation:
         self.generated += 1
         added = 1
         if self.thought is not None and settings.thought is not None:
-            self.thought = settings.thought.after(*self.thought, token)
+            self._think((token,))
             added += self._close_thought(settings.thought, tokens)
         return self._append_forced(added, tokens)
 
+    def _think(self, tokens: Iterable[int]) -> None:
+        """Takes note of tokens that have come, sampled or forced, while a thought is or may be."""
+        budget = self.settings.thought
+        for token in tokens:
+            if budget is None or self.thought is None:
+                return
+            self.thought = budget.after(*self.thought, token)
+
     def _close_thought(self, budget: ThoughtBudget, tokens: array[int]) -> int:
-        """Ends a thought that has had its tokens, where there is room; how many were appended."""
+        """Ends a thought that has had its tokens, where there is room, and not within a character;
+        how many were appended.
+        """
         if self.thought is None or not self.thought[1] or self.generated < budget.most:
+            return 0
+        if is_within_character(self.thought[0]):
             return 0
         constraint, guide, room = self.settings.constraint, self.guide, self.left
         self.thought = None
@@ -527,6 +551,7 @@ class Generation:
             added += taken
             if taken:
                 self.forced_runs.append((begin, begin + taken))
+                self._think(tokens[-taken:])
         if constraint is not None and constraint.is_done(self.guide):
             self.finish = self._ended("constraint")
         elif self.left <= 0:

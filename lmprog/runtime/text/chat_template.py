@@ -17,6 +17,7 @@ Templates are untrusted (`Sandbox`). Knows strings and Jinja; knows no tokens an
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -52,7 +53,8 @@ MAX_OUTPUT_LEN = 33_554_432
 class Sandbox:
     """One compiled template. Raises ModelError for one that does not parse.
 
-    jinja2's immutable sandbox gives templates access to nothing but their own values. A render is
+    jinja2's immutable sandbox gives templates access to nothing but their own values; of these they
+    may add to lists and take from them. A render is
     bounded: the template's size, its output, and the loop turns, calls and products of one render
     have limits, by counts and not by a clock, so that a template always gives the same result.
     The names are those that `transformers` gives to templates.
@@ -64,6 +66,7 @@ class Sandbox:
                 f"the chat template has {len(source):,} characters, more than {MAX_TEMPLATE_LEN:,}."
             )
         self._environment = _Environment()
+        self._environment.changes_lists = re.search(r"\.(append|pop)\(", source) is not None
         try:
             self._template = self._environment.from_string(source)
             self.variables = frozenset(
@@ -79,6 +82,8 @@ class Sandbox:
         much.
         """
         self._environment.work_left = MAX_WORK
+        if self._environment.changes_lists:
+            names = copy.deepcopy(names)
         pieces: list[str] = []
         length = 0
         try:
@@ -131,12 +136,16 @@ class _Environment(ImmutableSandboxedEnvironment):
     """The names that templates use, in a sandbox that counts their work."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
+    _changes = frozenset({"append", "pop"})
+    """Of lists; each counts as work."""
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         self.work_left = 0
+        self.changes_lists = False
+        """Whether the template does, so that it is given copies."""
         self.filters["tojson"] = _to_json
         self.filters["_counted"] = lambda items: _Counted(items, self)
         self.globals["raise_exception"] = _refuse
@@ -153,6 +162,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
         return tree
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        is_change = self.changes_lists and isinstance(obj, list) and attr in self._changes
+        return is_change or super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.spend(_CALL)
@@ -290,7 +303,14 @@ class ChatTemplate:
         more = self._variables(variables)
 
         def write(change: Callable[[Any], Any]) -> str:
-            return self.render(change(turns), True, {**change(more), "tools": change(tool_list)})
+            names, refusal = change(more), None
+            for said, known in _spellings(change(turns), change(tool_list)):
+                try:
+                    return self.render(said, True, {**names, "tools": known})
+                except NotSupported as error:
+                    refusal = refusal or error
+            assert refusal is not None
+            raise refusal
 
         return guard.written(write, [turns, tool_list, more], self.source)
 
@@ -474,6 +494,39 @@ def load_template(folder: Path | None, explicit: str | None = None) -> ChatTempl
             f'("{PLAIN}" writes "User: ..." lines).'
         )
     return ChatTemplate(source, special)
+
+
+Turns = list[dict[str, Any]]
+
+
+def _spellings(turns: Turns, tools: Turns | None) -> Iterator[tuple[Turns, Turns | None]]:
+    """The conversation as it was given; then, for templates that refuse it so, an empty list of
+    tools where there are none, descriptions of all arguments, and the system's text in the first
+    turn of the user.
+    """
+    yield turns, tools
+    known = [] if tools is None else [_described(tool) for tool in tools]
+    if known != tools:
+        yield turns, known
+    if [turn.get("role") for turn in turns[:2]] == ["system", "user"]:
+        system, user = (turn.get("content") for turn in turns[:2])
+        if isinstance(system, str) and isinstance(user, str):
+            first = {**turns[1], "content": f"{system}\n\n{user}"}
+            yield [first, *turns[2:]], known
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool with a description of each argument, if only an empty one."""
+    about = tool.get("function")
+    schema = about.get("parameters") if isinstance(about, dict) else None
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not (isinstance(about, dict) and isinstance(schema, dict) and isinstance(properties, dict)):
+        return tool
+    told = {
+        name: {"description": "", **one} if isinstance(one, dict) else one
+        for name, one in properties.items()
+    }
+    return {**tool, "function": {**about, "parameters": {**schema, "properties": told}}}
 
 
 def _parsed(text: str) -> list[Any]:

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+import msgspec
+
 from lmprog import wire
 from lmprog.errors import LmprogError, NotSupported
 from lmprog.runtime.text.chat_template import ChatTemplate
@@ -37,6 +39,7 @@ _TYPED: tuple[dict[str, Any], ...] = (
     {"qztext": 'a "b" <c\n \\ d', "qzlist": [1, {"qzin": "x y"}, True], "qzno": None, "qzb": False},
     {"qzlist": [1, {"qzin": "x y"}], "qznumber": -2.5, "qztext": 'a "b" <c\n \\ d'},
     {"qznumber": -2.5, "qztext": 'a "b" <c\n \\ d'},
+    {"qznumber": -2.5, "qztext": "a b"},
 )
 """Arguments that a form must write as the template does; less where the template has a spelling of
 its own for true, false and null, or for lists and objects: those are read, too."""
@@ -82,28 +85,34 @@ def _thought_form(template: ChatTemplate) -> wire.ThoughtForm:
     as one of an earlier answer; else the tags are those that stand open at the end of a prompt, or
     that the template's source names.
     """
-    prompt = _prompt(template, {})
-    if prompt is None:
+    written = _written(template, {})
+    if written is None:
         return wire.ThoughtForm()
+    prompt = _prompt(written)
     opening = thought_tags("".join(lexemes(prompt)[-8:]))
     tags = _written_around(template, prompt) or opening or thought_tags(template.source)
     if tags is None:
         return wire.ThoughtForm()
     form = wire.ThoughtForm(*tags, prompt=_state(prompt, *tags))
     for switch in _SWITCHES:
-        on, off = (_prompt(template, {switch: value}) for value in (True, False))
+        on, off = (_written(template, {switch: value}) for value in (True, False))
         if switch in template.variables and on is not None and off is not None and on != off:
-            return form.switched(switch, _state(on, *tags), _state(off, *tags))
+            return form.switched(switch, *(_state(_prompt(one), *tags) for one in (on, off)))
     return form
 
 
-def _prompt(template: ChatTemplate, variables: Mapping[str, object]) -> str | None:
-    """What stands between a question and its answer; None where the template refuses."""
+def _written(template: ChatTemplate, variables: Mapping[str, object]) -> str | None:
+    """A question, up to where its answer begins; None where the template refuses."""
     try:
         whole = template.render([{"role": "user", "content": _USER}], True, variables)
     except NotSupported:
         return None
-    return whole.rpartition(_USER)[2] if _USER in whole else None
+    return whole if _USER in whole else None
+
+
+def _prompt(written: str) -> str:
+    """What stands between a question and its answer."""
+    return written.rpartition(_USER)[2]
 
 
 def _state(prompt: str, begin: str, end: str) -> wire.ThoughtState:
@@ -112,22 +121,45 @@ def _state(prompt: str, begin: str, end: str) -> wire.ThoughtState:
 
 
 def _written_around(template: ChatTemplate, prompt: str) -> tuple[str, str] | None:
-    """The texts that begin and end a thought which is rendered before its answer."""
-    for field in ("reasoning_content", "thinking", "reasoning"):
-        turn = {"role": "assistant", "content": _ANSWER, field: _THOUGHT}
-        try:
-            whole = template.render([{"role": "user", "content": _USER}, turn], False)
-        except NotSupported:
-            continue
-        before, found, after = whole.rpartition(_USER)[2].partition(_THOUGHT)
-        parts, behind = lexemes(before), after.partition(_ANSWER)[0]
-        places = [place for place, lexeme in enumerate(parts) if is_tag(lexeme)]
-        end = next(filter(is_tag, lexemes(behind)), "")
-        if found and places and end:
-            begin = "".join(parts[places[-1] :]).strip()
-            is_turns = prompt.strip().startswith(begin) and thought_tags(begin) is None
-            return None if is_turns else (begin, end)
+    """The texts that begin and end a thought which is rendered before its answer, or its call: some
+    templates keep thoughts only there.
+    """
+    call = {"name": _NAMES[0], "arguments": {_KEY: _VALUE}}
+    calls = [{"type": "function", "id": _IDS[0], "function": call}]
+    for answer, more in ((_ANSWER, {}), ("", {"tool_calls": calls})):
+        for field in ("reasoning_content", "thinking", "reasoning"):
+            turn = {"role": "assistant", "content": answer, field: _THOUGHT, **more}
+            try:
+                whole = template.render([{"role": "user", "content": _USER}, turn], False)
+            except NotSupported:
+                continue
+            before, found, after = whole.rpartition(_USER)[2].partition(_THOUGHT)
+            behind, is_there, _ = after.partition(answer or _NAMES[0])
+            is_there = found and is_there
+            tags = _tags_around(lexemes(before), lexemes(behind)) if is_there else None
+            if tags is not None:
+                begin, _ = tags
+                is_turns = prompt.strip().startswith(begin) and thought_tags(begin) is None
+                return None if is_turns else tags
     return None
+
+
+def _tags_around(before: list[str], behind: list[str]) -> tuple[str, str] | None:
+    """The last tag before a thought, with what stands between them, and the first tag behind it. A
+    tag may be a word between two: `<|open|>think<|sep|>`.
+    """
+    places = [place for place, lexeme in enumerate(before) if is_tag(lexeme)]
+    ends = [place for place, lexeme in enumerate(behind) if is_tag(lexeme)]
+    if not places or not ends:
+        return None
+    first, last = places[-1], ends[0]
+    if _is_framed(before[first - 2 : first + 1]) and _is_framed(behind[last : last + 3]):
+        first, last = first - 2, last + 2
+    return "".join(before[first:]).strip(), "".join(behind[ends[0] : last + 1])
+
+
+def _is_framed(parts: list[str]) -> bool:
+    return len(parts) == 3 and [is_tag(one) for one in parts] == [True, False, True]
 
 
 def _opens_results(template: ChatTemplate) -> bool:
@@ -287,16 +319,27 @@ class _View:
     def _proves(self, form: wire.CallForm) -> bool:
         """Whether the form writes and reads further answers as the template has them."""
         for typed in _TYPED if form.keyed is not None else _TYPED[:1]:
-            calls = [_call(0, typed)]
-            if form.is_parallel:
-                calls += [_call(1, {}), _call(2, {_KEY: "a, b"})]
-            if all(self._is_written(form, some) for some in ([calls[0]], calls)):
-                return True
+            one, last = _call(0, typed), _call(2, {_KEY: "a, b"})
+            if not form.is_parallel:
+                if self._is_written(form, [one]):
+                    return True
+                continue
+            # without arguments some have a line more, and one call alone may lack the end
+            if any(self._is_written(form, [one, *none, last]) for none in ([_call(1, {})], [])):
+                return self._is_written(form, [one]) or self._lacks_end(form, one)
         return False
 
+    def _lacks_end(self, form: wire.CallForm, call: WrittenCall) -> bool:
+        """Whether one call is written as several are, but for the text behind them all."""
+        return bool(form.end) and self._is_written(msgspec.structs.replace(form, end=""), [call])
+
     def _is_written(self, form: wire.CallForm, calls: list[WrittenCall]) -> bool:
-        text = written(form, calls)
-        if not (self.answer(calls) or "").rstrip().endswith(text.strip()):
+        text, found = written(form, calls), self.answer(calls) or ""
+        if form.keyed is None:  # JSON may be laid out otherwise
+            is_found = _squeezed(found).endswith(_squeezed(text))
+        else:
+            is_found = found.rstrip().endswith(text.strip())
+        if not is_found:
             return False
         tools: dict[str, Mapping[str, Any]] = {
             name: {"properties": {"qztext": {"type": "string"}, _KEY: {"type": "string"}}}
@@ -304,6 +347,11 @@ class _View:
         }
         read = [(call.name, json.loads(call.arguments)) for call in calls_in(form, text, tools)]
         return read == [(call.name, call.arguments) for call in calls]
+
+
+def _squeezed(text: str) -> str:
+    """Without white space."""
+    return "".join(text.split())
 
 
 class _Keyed(NamedTuple):
@@ -325,14 +373,14 @@ def _cut(text: str, words: Sequence[str]) -> list[str]:
     return [*parts, text]
 
 
-def _json_span(text: str) -> tuple[int, int] | None:
+def _json_span(text: str, key: str = _KEY, value: str = _VALUE) -> tuple[int, int] | None:
     """Where arguments of one sentinel stand as a JSON object."""
-    begin = text.rfind("{", 0, max(0, text.find(f'"{_KEY}"')))
+    begin = text.rfind("{", 0, max(0, text.find(f'"{key}"')))
     try:
-        value, end = json.JSONDecoder().raw_decode(text, begin) if begin >= 0 else (None, 0)
+        found, end = json.JSONDecoder().raw_decode(text, begin) if begin >= 0 else (None, 0)
     except ValueError:
         return None
-    return (begin, end) if value == {_KEY: _VALUE} else None
+    return (begin, end) if found == {key: value} else None
 
 
 def _form(one: str, two: str | None, keyed: _Keyed | None) -> wire.CallForm | None:
@@ -347,7 +395,7 @@ def _form(one: str, two: str | None, keyed: _Keyed | None) -> wire.CallForm | No
     count = len(slots)
     literals, slots, both_literals = _indexed(first.literals, slots, both.literals)
     count = len(slots)
-    frame = _frame(literals[0], both_literals[count], literals[-1])
+    frame = _frame(literals[0], both_literals[count], both_literals[-1])
     return wire.CallForm(
         literals=(frame.head, *literals[1:-1], frame.tail),
         slots=slots,
@@ -385,8 +433,10 @@ def _sentinels(text: str, numbers: Sequence[int], keyed: _Keyed | None) -> _Slot
     values = ((_KEY, _VALUE), (_OTHER_KEY, _OTHER_VALUE))
     for number in numbers:
         key, value = values[number]
-        whole = as_json({key: value})
-        if keyed is not None:
+        if keyed is None:
+            span = _json_span(text, key, value)
+            whole = as_json({key: value}) if span is None else text[slice(*span)]
+        else:
             around = keyed.arguments.string
             whole = around.before_key + key + around.before_value + value + around.after_value
         sought: tuple[tuple[str, wire.CallSlot], ...] = (

@@ -232,7 +232,8 @@ class Toolbox(msgspec.Struct, frozen=True):
         if self.choice == "named" and self.thinks == "closed":
             return arguments_constraint(self.form, self._shapes[0])
         if self.choice in ("required", "named"):
-            calls = calls_constraint(self.form, self._shapes, self.parallel, self.opening)
+            many = self.parallel and self.choice == "required"
+            calls = calls_constraint(self.form, self._shapes, many, self.opening)
             return self._after_thought(calls)
         if self.answer is not None:
             if self.written:
@@ -324,9 +325,17 @@ class Toolbox(msgspec.Struct, frozen=True):
         if self.form.harmony:
             calls = self._channels(tags, tools if self.choice != "none" else {})
         elif self.choice != "none":
-            begun = self.thinks == "open" and self.shows_thoughts == "within"
-            tag = self.support.thought.begin if begun else ""
-            calls = CallStream(self.form, tools, self.opening, tag, special=tags)
+            within = self.thinks != "closed" and self.shows_thoughts == "within"
+            tag = self.support.thought.begin if within and self.thinks == "open" else ""
+            calls = CallStream(
+                self.form,
+                tools,
+                self.opening,
+                tag,
+                special=() if self.is_confined else tags,
+                is_held=is_held or self.is_confined,
+                has_thoughts=within,
+            )
         whole: CallStream | HarmonyStream | ThoughtStream | None = calls
         if self.thinks != "closed" and self.shows_thoughts != "within":
             whole = ThoughtStream(self._marks, calls)
