@@ -327,6 +327,9 @@ class FleetChannel:
             drained, overdue = self._finish_drains()
             for name in self._stranded(list(members.values())):
                 self._router.strand(name, self._lines.no_such_model(name))
+            for name in self._lines.forget(members.keys(), self._now):
+                log.warning("nobody serves %r any more", name)
+                self._router.forget(name, RuntimeGone(f"nobody serves {name!r} any more"))
             self._router.tick()
             self._pass_on()
         for link in overdue:

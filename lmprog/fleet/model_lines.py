@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter, RuntimeGone
+from lmprog.fleet.members import FORGET_SECONDS
 
 log = logging.getLogger("lmprog")
 
@@ -35,6 +36,8 @@ class ModelLine:
     """Which replica that was."""
     is_open: bool = False
     """Its model is gone, and the next one that comes is taken."""
+    gone_since: float | None = None
+    """When it was seen that no member serves it any more."""
 
 
 class ModelLines:
@@ -135,6 +138,22 @@ class ModelLines:
         """The name takes the model of the next replica that serves under it."""
         self._lines[name].is_open = True
         self._refused = {at: why for at, why in self._refused.items() if why[0] != name}
+
+    def forget(self, members: Collection[str], now: float) -> list[str]:
+        """Names besides the default that no member has served for a while: they are served no more.
+        One whose member is there and does not answer is waited for.
+        """
+        there = {self._names[one] for one in members if one in self._names} | {self.default}
+        for name, line in self._lines.items():
+            line.gone_since = None if name in there else line.gone_since or now
+        found = [
+            name
+            for name, line in self._lines.items()
+            if line.gone_since is not None and now - line.gone_since > FORGET_SECONDS
+        ]
+        for name in found:
+            del self._lines[name]
+        return found
 
     def no_such_model(self, name: str) -> RuntimeGone:
         """Why programs of a stranded name fail."""

@@ -199,6 +199,11 @@ class Router:
         """No program of this name that is open now continues, even if a replica joins."""
         self._give_up_where(lambda one: (one.served_name or self.default) == served_name, error)
 
+    def forget(self, served_name: str, error: LmprogError) -> None:
+        """The name is served no more."""
+        self._current.pop(served_name, None)
+        self.give_up_all(served_name, error)
+
     def _give_up_where(self, is_meant: Callable[[RoutedProgram], bool], error: LmprogError) -> None:
         for program in {id(one): one for one in self._branches.values()}.values():
             if program.failure is None and is_meant(program):
@@ -222,7 +227,8 @@ class Router:
             since = program.homeless_since
             if since is not None and now - since > HOMELESS_SECONDS:
                 self._homeless.remove(program)
-                self._give_up(program, RuntimeGone("no replica of the fleet is up"))
+                served = f" that serves {name!r}" if (name := program.served_name) else ""
+                self._give_up(program, RuntimeGone(f"no replica of the fleet{served} is up"))
 
     def _at(self, home: Replica) -> list[RoutedProgram]:
         """The programs that run there."""

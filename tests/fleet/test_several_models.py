@@ -18,6 +18,8 @@ from lmprog.backends.connecting.fleet_backend import Fleet
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone, UnknownName
+from lmprog.fleet import model_lines
+from lmprog.fleet.members import FORGET_SECONDS
 from lmprog.fleet.model_lines import ModelLines
 from lmprog.native import compiler
 from tests.fleet.replicas import WELCOME
@@ -275,3 +277,35 @@ def test_a_served_name_is_no_longer_than_messages_have_room_for() -> None:
     check_options(RuntimeConfig(served_model_name="x" * 256))
     with pytest.raises(InvalidParameter, match="must be at most 256 characters"):
         check_options(RuntimeConfig(served_model_name="x" * 257))
+
+
+def test_a_name_that_no_member_has_any_more_is_forgotten_after_a_while() -> None:
+    """A member that is there and does not answer is waited for, and so is the default."""
+    lines = ModelLines()
+    for member, name in (("a", "small"), ("b", "large"), ("c", "large")):
+        assert lines.admits(member, welcome(name))
+    assert lines.forget({"b"}, 1.0) == lines.forget({"b"}, 1.0 + 9 * FORGET_SECONDS) == []
+    assert lines.forget({"a"}, 1000.0) == lines.forget({"a", "c"}, 1020.0) == []
+    assert lines.forget({"a"}, 1040.0) == lines.forget({"a"}, 1040.0 + FORGET_SECONDS) == []
+    assert lines.forget({"a"}, 1041.0 + FORGET_SECONDS) == ["large"]
+    assert list(lines.firsts) == ["small"]
+    assert lines.admits("d", welcome("large")), "it may come back"
+
+
+def test_programs_of_a_name_that_is_forgotten_fail_and_others_go_on(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_lines, "FORGET_SECONDS", 0.0)
+    with Several(a=small(folders[0]), b=large(folders[1])) as fleet:
+        expected = story.run(1, backend=fleet["small"]).value
+
+        def leave() -> None:
+            fleet.places.replicas.pop("b").die()
+            until(lambda: fleet.models == ["small"])
+
+        gone = fleet["large"]
+        with pytest.raises(RuntimeGone, match="nobody serves 'large' any more"):
+            story.run(1, leave, backend=gone)
+        with pytest.raises(UnknownName, match="no model 'large' here; served: 'small'"):
+            story.run(1, backend=gone)
+        assert story.run(1, backend=fleet["small"]).value == expected
