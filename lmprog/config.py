@@ -295,6 +295,14 @@ class RuntimeConfig:
             ),
         ),
     )
+    served_model_name: str = field(
+        default="",
+        metadata=_rules(
+            "what clients call the model; a fleet has several of different names, each of which "
+            "is one model",
+            most=256,
+        ),
+    )
     generation: int = field(
         default=0,
         metadata=_rules(

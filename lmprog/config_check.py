@@ -74,16 +74,18 @@ def _choices() -> Mapping[str, tuple[str, ...]]:
 
 
 def _check_range(given: _Given) -> None:
-    value, rules = given.value, given.rules
+    value, rules, unit = given.value, given.rules, ""
+    if isinstance(value, str):
+        value, unit = len(value), " characters"
     if not isinstance(value, int | float):
         return
     parts = {
         f"at least {rules.least}": rules.least is None or value >= rules.least,
         f"more than {rules.above}": rules.above is None or value > rules.above,
-        f"at most {rules.most}": rules.most is None or value <= rules.most,
+        f"at most {rules.most}{unit}": rules.most is None or value <= rules.most,
     }
     if not all(parts.values()):
-        allowed = " and ".join(part for part in parts if not part.endswith("None"))
+        allowed = " and ".join(part for part in parts if " None" not in part)
         raise _refused(given, f"{{it}} is not possible: it must be {allowed}", allowed)
 
 

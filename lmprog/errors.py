@@ -141,6 +141,12 @@ class UnknownName(RequestRejected):
     fields = ("name",)
     name: str | None
 
+    @classmethod
+    def of_model(cls, asked: str, served: Iterable[str]) -> UnknownName:
+        """No model is served under the name that was asked for."""
+        names = ", ".join(repr(one) for one in served if one) or "one without a name"
+        return cls(f"there is no model {asked!r} here; served: {names}", name=asked)
+
 
 class NotSupported(RequestRejected):
     code = "not_supported"

@@ -24,7 +24,7 @@ from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
 from lmprog.launch.runtime_process import configured, replica_options
 from lmprog.linux import processors
-from lmprog.server.options.option_table import options
+from lmprog.server.options.option_table import FOR_BOTH, options
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.transport import client_keys
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from lmprog.server.options.configuration import Configuration
     from lmprog.server.service import Supervise
 
+FOR_RUNTIMES = ("max_waiting", "keys", FOR_BOTH)
+"""Options of a gateway that a runtime by itself has, too."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 RAY_PREFIX = "ray:"
 """Of `--join`: the name of an application of Ray Serve follows."""
@@ -70,7 +72,7 @@ def _without_http(given: argparse.Namespace) -> int:
     """Accepts only the options that apply without HTTP."""
     flags = given_options(given)
     for option in options():
-        is_for_http = option.of is ServerSettings and option.name not in ("max_waiting", "keys")
+        is_for_http = option.of is ServerSettings and option.name not in FOR_RUNTIMES
         if is_for_http and option.name in flags:
             raise InvalidParameter(
                 f"{option.flag} is for HTTP, which --no-http and --address leave out.",
@@ -131,7 +133,7 @@ def _join(settings: ServerSettings, chosen: Configuration, options: Mapping[str,
     """Nothing is started: what is said of runtimes to start has no meaning."""
     from lmprog.server.supervision.supervised_fleet import joined_runtimes, supervised
 
-    said = list(options) + ["model"] * chosen.is_model_chosen
+    said = [one for one in options if one != FOR_BOTH] + ["model"] * chosen.is_model_chosen
     if said:
         raise InvalidParameter(
             f"--join serves runtimes that run already, which have their own {', '.join(said)}.",
@@ -228,7 +230,7 @@ def _announce(facts: Mapping[str, Detail], service: Any, url: str) -> None:
         f'{{"model": "{gateway.model_name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     )
     lines = {
-        "model": info.model,
+        "model": ", ".join(gateway.model_names if len(gateway.model_names) > 1 else [info.model]),
         "dtype": facts.get("dtype"),
         "engine": facts.get("engine"),
         "replicas": facts.get("replicas"),

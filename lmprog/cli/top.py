@@ -183,14 +183,17 @@ def _replicas(now: Picture) -> list[RenderableType]:
     if not replicas:
         return []
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("replica", "programs", "running", "waiting", "free", "cached", ""):
-        table.add_column(name, justify="left" if name in ("replica", "") else "right")
+    has_names = any(one.get("model") for one in replicas)
+    names = ("replica", "programs", "running", "waiting", "free", "cached", "")
+    for name in (*names[:1], *["model"] * has_names, *names[1:]):
+        table.add_column(name, justify="left" if name in ("replica", "model", "") else "right")
     for one in replicas:
         state = "draining" if one["draining"] else "" if one["responsive"] else "does not answer"
         free = one["pagesFree"] / max(1, one["pages"])
         cached = one["cachedTokens"] / max(1, one["lookedUpTokens"])
         table.add_row(
             one["name"],
+            *[one.get("model", "")] * has_names,
             f"{one['programs']:,}",
             f"{one['running']:,}",
             f"{one['waiting']:,}",

@@ -2,11 +2,11 @@
 
 One thread reads each replica, one looks after who is there and whether each of them makes
 progress; all of them feed the router, under one lock. Whichever thread has read a replica's replies
-gives them to the client, in the order in which the router let them through. All replicas have the
-model of the first one, by its fingerprint: another one is refused by name, so that no program goes
-on with another model. One of a later generation is an update: new programs begin with its model,
-and those that have begun end with theirs. Knows connections and threads; who goes where is the
-router's business.
+gives them to the client, in the order in which the router let them through. All replicas of a name
+have the model of the first one, by its fingerprint (`model_lines`): another one is refused by name,
+so that no program goes on with another model. One of a later generation is an update: new programs
+begin with its model, and those that have begun end with theirs. Knows connections and threads; who
+goes where is the router's business.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import msgspec
 from lmprog import wire
 from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
 from lmprog.fleet.members import Member, Members
+from lmprog.fleet.model_lines import ModelLines, kind_of
 from lmprog.fleet.replica_link import (
     HEDGE_SECONDS,
     SILENT_SECONDS,
@@ -89,8 +90,7 @@ class FleetChannel:
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         """Wakes the client's reader: something has come that no reading thread gives it."""
         self._closed = threading.Event()
-        self._first: wire.Welcome | None = None
-        self._first_name = ""
+        self._lines = ModelLines()
         self._update: tuple[int, float] = 0, UPDATE_SECONDS
         """Replicas of an earlier generation than this one are replaced, and have so many seconds.
         """
@@ -100,9 +100,6 @@ class FleetChannel:
         """Replicas that the update ends and that are not back yet."""
         self._awaited: float | None = None
         """Since when the update waits for replicas that are missing."""
-        self._refused: dict[str, str] = {}
-        self._tried: set[str] = set()
-        """Members that have been dialed, whatever came of it."""
         self._troubles: dict[str, str] = {}
         """Of members that could not be reached: why, as it was told."""
         self._why_not = ""
@@ -120,11 +117,20 @@ class FleetChannel:
 
     @property
     def info(self) -> wire.Welcome:
-        """The first replica's greeting, with the pages of all that are up."""
-        assert self._first is not None
+        """The first replica's greeting, with the pages of all that are up and serve its name."""
+        return next(iter(self.infos.values()))
+
+    @property
+    def infos(self) -> Mapping[str, wire.Welcome]:
+        """The same for each name that is served, that of who names none first."""
         with self._lock:
-            pages = sum(link.connection.info.num_pages for link in self._links.values())
-        return msgspec.structs.replace(self._first, num_pages=pages or self._first.num_pages)
+            firsts, pages = self._lines.firsts, dict.fromkeys(self._lines.firsts, 0)
+            for link in self._links.values():
+                pages[link.connection.info.served_name] += link.connection.info.num_pages
+        return {
+            name: msgspec.structs.replace(first, num_pages=pages[name] or first.num_pages)
+            for name, first in firsts.items()
+        }
 
     @property
     def loads(self) -> dict[str, int]:
@@ -151,47 +157,47 @@ class FleetChannel:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Members that answer with another model than this fleet's, by name, and what differs."""
+        """Members that answer with another model than that of their name, and what differs."""
         with self._lock:
-            return dict(self._refused)
+            return self._lines.refused
 
     @property
     def is_stranded(self) -> bool:
-        """Whether all members that there should be have another model: none is left that could go
-        on with the fleet's programs.
+        """Whether all members that there should be have another model than one of the fleet's: none
+        is left that could go on with its programs.
         """
         with self._lock:
-            return self._finds_others_only(self._members.current())
+            return bool(self._stranded(self._members.current()))
 
-    def check_first(self, timeout: float) -> None:
-        """Waits until each member has been tried, `timeout` seconds at most. Raises
-        InvalidParameter where one has another model than the first that answered.
+    def settle(self, timeout: float) -> None:
+        """Waits until each member has been tried, `timeout` seconds at most. From then on programs
+        that name no model get that of the first member in order which has answered.
         """
         deadline = time.monotonic() + timeout
-        names = {one.name for one in self._members.current()}
-        while not names <= self._tried and time.monotonic() < deadline:
+        names = [one.name for one in self._members.current()]
+        while time.monotonic() < deadline:
+            if self._lines.tried | self._troubles.keys() >= set(names):
+                break
             self._closed.wait(0.01)
-        for name, difference in self.refused.items():
-            raise InvalidParameter(
-                f"the runtimes of a fleet have one model, and {name} has another than "
-                f"{self._first_name}: {difference}",
-                name="model",
-                value=name,
-            )
+        with self._lock:
+            self._lines.prefer(names)
+            self._router.default = self._lines.default
+
+    def check_models(self) -> None:
+        """Raises InvalidParameter where a member has another model than the first of its name."""
+        with self._lock:
+            self._lines.check()
 
     def begin_anew(self) -> None:
-        """Lets a fleet whose model is gone take the model of the next replica that answers. Its
-        open programs fail.
+        """Lets names whose model is gone take that of the next replica that answers. Their open
+        programs fail.
         """
         error = RuntimeGone("the fleet's model was replaced, and this program had begun with it")
-        with self._lock:
-            if self._links:
-                return  # somebody with the fleet's model is back
-            self._router.give_up_all(error)
-            self._router.renew(None)
+        with self._lock:  # somebody with the fleet's model may be back
+            for name in self._stranded(self._members.current()):
+                self._router.give_up_all(name, error)
+                self._lines.open(name)
             self._pass_on()
-            self._first = None
-            self._refused.clear()
 
     def replicas(self) -> list[ReplicaState]:
         """Those that are connected, by name."""
@@ -319,8 +325,11 @@ class FleetChannel:
         with self._lock:
             self._go_on_updating()
             drained, overdue = self._finish_drains()
-            if self._finds_others_only(list(members.values())):
-                self._router.strand(self._no_such_model())
+            for name in self._stranded(list(members.values())):
+                self._router.strand(name, self._lines.no_such_model(name))
+            for name in self._lines.forget(members.keys(), self._now):
+                log.warning("nobody serves %r any more", name)
+                self._router.forget(name, RuntimeGone(f"nobody serves {name!r} any more"))
             self._router.tick()
             self._pass_on()
         for link in overdue:
@@ -416,7 +425,6 @@ class FleetChannel:
             if self._troubles.get(member.name) != str(error):  # it is tried twice a second
                 log.warning("replica %s cannot be reached yet: %s", member.name, error)
             self._why_not = self._troubles[member.name] = str(error)
-            self._tried.add(member.name)
             self._closed.wait(DIAL_SECONDS)
             self._dialing.discard(member.name)
             return
@@ -431,13 +439,21 @@ class FleetChannel:
     def _take_replica(self, member: Member, connection: Connection) -> bool:
         """False where it is not to be used: it has another model, or the fleet is closed."""
         with self._lock:
-            if self._closed.is_set() or self._refuses(member.name, connection.info):
+            info = connection.info
+            is_known = info.served_name in self._lines.firsts
+            is_new = not self._lines.is_current(info)
+            if self._closed.is_set() or not self._lines.admits(member.name, info):
                 return False
             link = ReplicaLink(member, connection, self._hang, self._now)
             self._links[member.name] = link
             self._troubles.pop(member.name, None)
             self._dialing.discard(member.name)
-            self._router.join(member.name, connection.info, self._slots)
+            self._router.default = self._lines.default
+            if is_new and self._lines.is_current(info):
+                self._router.renew(info)
+                if is_known:
+                    self._renewed = self._now + SETTLE_SECONDS
+            self._router.join(member.name, info, self._slots)
             self._pass_on()
             self._readers = [one for one in self._readers if not one.has_ended]
             self._readers.append(
@@ -451,45 +467,9 @@ class FleetChannel:
         log.info("replica %s serves", member.name)
         return True
 
-    def _refuses(self, name: str, info: wire.Welcome) -> bool:
-        """Whether a replica has another model than the first, whose the fleet's is. The lock is
-        held.
-        """
-        self._tried.add(name)
-        if self._first is None:
-            self._first, self._first_name = info, name
-        difference = info.difference(self._first)
-        is_later = info.generation > self._first.generation
-        if is_later:
-            self._first, self._first_name = info, name
-            self._refused.clear()
-        if is_later and difference:
-            log.info("replica %s begins generation %d: %s", name, info.generation, difference)
-            self._router.renew(info.digest)
-            self._renewed = self._now + SETTLE_SECONDS
-        if is_later or not difference:
-            self._refused.pop(name, None)
-            return False
-        if self._refused.get(name) != difference:
-            log.error(
-                "replica %s is refused, since it has another model than %s, with which this fleet "
-                "began: %s",
-                *(name, self._first_name, difference),
-            )
-        self._refused[name] = difference
-        return True
-
-    def _finds_others_only(self, members: Sequence[Member]) -> bool:
-        """Whether no replica has the fleet's model or may still have it. The lock is held."""
-        are_all_refused = all(one.name in self._refused for one in members)
-        return not self._links and are_all_refused and 0 < self.size <= len(self._refused)
-
-    def _no_such_model(self) -> RuntimeGone:
-        others = "; ".join(f"{name}: {why}" for name, why in sorted(self._refused.items()))
-        return RuntimeGone(
-            f"no replica is left with the model that this fleet began with; others have another "
-            f"one, by {others}"
-        )
+    def _stranded(self, members: Sequence[Member]) -> list[str]:
+        """Names whose model no replica has or may still have. The lock is held."""
+        return self._lines.stranded({one.name for one in members}, self._links.keys(), self.size)
 
     def _take_in(self, link: ReplicaLink, replies: list[wire.Reply]) -> None:
         """Replies of a replica, on its reading thread."""
@@ -524,16 +504,15 @@ class FleetChannel:
         """Programs of an earlier model fail where its last replica is gone, or `is_ending`, since
         no other will have it. The lock is held.
         """
-        model = link.connection.info.digest
+        info = link.connection.info
         others = {
-            one.connection.info.digest
+            kind_of(one.connection.info)
             for name, one in self._links.items()
             if name not in self._drains
         }
-        is_earlier = self._first is not None and model != self._first.digest
         has_ended = is_ending or link.member.name not in self._links
-        if is_earlier and has_ended and model not in others:
-            self._router.retire(model, RuntimeGone.of_another_model())
+        if has_ended and not self._lines.is_current(info) and kind_of(info) not in others:
+            self._router.retire(kind_of(info), RuntimeGone.of_another_model())
 
     def _pass_on(self, *, is_given: bool = False) -> None:
         """Sends what the router wants sent, and has the client's reader called for replies unless

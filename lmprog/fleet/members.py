@@ -174,16 +174,43 @@ class NamedMembers:
         self._seen = {at: one for at, one in seen.items() if now - one[1] < FORGET_SECONDS}
 
 
+class JoinedMembers:
+    """All of several."""
+
+    def __init__(self, parts: Sequence[Members]) -> None:
+        self._parts = parts
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self._parts)
+
+    def current(self) -> Sequence[Member]:
+        return [member for part in self._parts for member in part.current()]
+
+    def end(self, name: str, why: str, grace: float) -> None:
+        for part in self._parts:
+            part.end(name, why, grace)
+
+    def close(self, grace: float) -> bool:
+        ended_well = [part.close(grace) for part in self._parts]
+        return all(ended_well)
+
+
 def members_at(addresses: Sequence[str], keys: CurveClient | None = None) -> Members:
-    """The runtimes at `addresses`, or at all addresses of a name where it is one `dns:HOST:PORT`.
+    """The runtimes at `addresses`, of which each `dns:HOST:PORT` stands for all those of a name.
     Raises InvalidParameter for what cannot be such.
     """
-    if len(addresses) != 1 or not addresses[0].startswith(NAME_PREFIX):
+    if not any(one.startswith(NAME_PREFIX) for one in addresses):
         return FixedMembers(addresses, keys)
-    place = addresses[0].removeprefix(NAME_PREFIX)
-    check(f"tcp://{place}", keys is not None)
-    host, _, port = place.rpartition(":")
-    return NamedMembers(host, int(port), keys)
+    places = [one.removeprefix(NAME_PREFIX) for one in addresses if one.startswith(NAME_PREFIX)]
+    for place in places:
+        check(f"tcp://{place}", keys is not None)
+    fixed = [one for one in addresses if not one.startswith(NAME_PREFIX)]
+    found: list[Members] = [FixedMembers(fixed, keys)] if fixed else []
+    for place in dict.fromkeys(places):
+        host, _, port = place.rpartition(":")
+        found.append(NamedMembers(host, int(port), keys))
+    return found[0] if len(found) == 1 else JoinedMembers(found)
 
 
 def _addresses_of(host: str) -> Sequence[str]:

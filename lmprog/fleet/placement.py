@@ -8,6 +8,7 @@ alike. A session always goes where its name leads. Numbers only, and pure: the s
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -139,35 +140,40 @@ def costs_of(
     while they are together. Where a replica has no slot left it waits until some have ended, which
     nobody does while another has one.
     """
-    usual, usual_step = _usual_speed([one.meter.speed for one in candidates if one.meter.speed])
-    fastest, slowest = usual_step / APART, usual_step * APART
+    speeds = _weighed(tuple([one.meter.speed for one in candidates]))
     written = sum([one.written for one in candidates]) / len(candidates)
     alike = sum([one.alike.get(beginning, 0) for one in candidates])
     has_slots = any(one.load < one.slots for one in candidates)
     most = max(matched)
     new, copied = BLOCK_TOKENS * (num_blocks - most), BLOCK_TOKENS / (1.0 + COPY_USERS * alike)
+    missing = {found: new + copied * (most - found) for found in set(matched)}
     costs = []
-    for one, found in zip(candidates, matched, strict=True):
-        fixed, token = one.meter.speed or usual
-        if fastest < fixed + USUAL_TOKENS * token < slowest:
-            fixed, token = usual
-        load, slots = one.load, one.slots
-        if load >= slots and has_slots:
+    for one, found, (fixed, token) in zip(candidates, matched, speeds, strict=True):
+        load = one.load
+        if load < one.slots:
+            together = written * (fixed + token * (2 * load + 1))
+        elif has_slots:
             costs.append(inf)
             continue
-        computed = (new + copied * (most - found)) * token * (1 + load)
-        together = written * (fixed + token * (2 * load + 1))
-        if load >= slots:
-            together *= 1.0 + (load - slots + 1) / slots
-        costs.append(computed + together)
+        else:
+            together = written * (fixed + token * (2 * load + 1))
+            together *= 1.0 + (load - one.slots + 1) / one.slots
+        costs.append(missing[found] * token * (1 + load) + together)
     return costs
 
 
-def _usual_speed(speeds: Sequence[Speed]) -> tuple[Speed, float]:
-    """That of the middle one, and the seconds of its step of usual size."""
-    steps = sorted([(fixed + USUAL_TOKENS * token, fixed, token) for fixed, token in speeds])
-    step, fixed, token = steps[(len(steps) - 1) // 2] if steps else (0.0, *ASSUMED_SPEED)
-    return Speed(fixed, token), step
+@functools.lru_cache(maxsize=16)
+def _weighed(speeds: tuple[Speed | None, ...]) -> Sequence[Speed]:
+    """What counts as the speed of each: the usual one, that of the middle, unless its own is far
+    apart. They change a few times in a second, and are asked for with each program.
+    """
+    steps = sorted([(one.fixed + USUAL_TOKENS * one.token, one) for one in speeds if one])
+    step, usual = steps[(len(steps) - 1) // 2] if steps else (0.0, ASSUMED_SPEED)
+    fastest, slowest = step / APART, step * APART
+    return [
+        usual if one is None or fastest < one.fixed + USUAL_TOKENS * one.token < slowest else one
+        for one in speeds
+    ]
 
 
 def choose_for_session(session: str, names: Sequence[str]) -> int:
@@ -188,9 +194,16 @@ def keys_of(text: str, salt: str = "") -> list[int]:
     """One key for each whole block, each over everything before it too; the same in every process
     (Python draws a secret for hashes of texts, and none for those of numbers).
     """
-    keys = []
-    key = _number(salt)
-    for start in range(0, len(text) - BLOCK + 1, BLOCK):
+    keys: list[int] = []
+    key, number = _number(salt), int.from_bytes
+    starts = range(0, len(text) - BLOCK + 1, BLOCK)
+    if text.isascii():  # a byte for each character: all are encoded at once
+        letters = text.encode()
+        for start in starts:
+            key = hash((key, number(letters[start : start + BLOCK])))
+            keys.append(key)
+        return keys
+    for start in starts:
         key = hash((key, _number(text[start : start + BLOCK])))
         keys.append(key)
     return keys
@@ -217,24 +230,26 @@ class PrefixMemory:
     def forget(self, replica: int) -> None:
         """The replica is gone, and all that it had."""
         for key in self._blocks.pop(replica, ()):
-            self._clear(replica, key)
+            self._clear(1 << replica, key)
         self._most.pop(replica, None)
 
     def matched(self, keys: Sequence[int], replicas: Sequence[int]) -> list[int]:
         """How many leading blocks each of the replicas has."""
-        found = dict.fromkeys(replicas, 0)
-        left = sum(1 << replica for replica in replicas)
+        holders = self._holders
+        left = holders.get(keys[0], 0) if keys else 0  # most have not even the first block
+        if not left:
+            return [0] * len(replicas)
+        found: dict[int, int] = {}
         for index, key in enumerate(keys):
-            now = left & self._holders.get(key, 0)
-            if index:  # most replicas have not even the first block
+            if (now := left & holders.get(key, 0)) != left:
                 for replica in _bits(left & ~now):
                     found[replica] = index
-            left = now
-            if not left:
-                break
+                left = now
+                if not left:
+                    break
         for replica in _bits(left):
             found[replica] = len(keys)
-        return [found[replica] for replica in replicas]
+        return [found.get(replica, 0) for replica in replicas]
 
     def held(self, replica: int) -> float:
         """The share of the replica's memory that is taken."""
@@ -242,19 +257,19 @@ class PrefixMemory:
 
     def remember(self, replica: int, keys: Sequence[int]) -> None:
         """The replica is sent a text of these blocks."""
-        blocks = self._blocks[replica]
-        bit = 1 << replica
+        blocks, holders = self._blocks[replica], self._holders
+        renew, bit = blocks.move_to_end, 1 << replica
         for key in keys:
             if key in blocks:
-                blocks.move_to_end(key)
+                renew(key)
             else:
                 blocks[key] = None
-                self._holders[key] = self._holders.get(key, 0) | bit
-        while len(blocks) > self._most[replica]:
-            self._clear(replica, blocks.popitem(last=False)[0])
+                holders[key] = holders.get(key, 0) | bit
+        for _ in range(len(blocks) - self._most[replica]):
+            self._clear(bit, blocks.popitem(last=False)[0])
 
-    def _clear(self, replica: int, key: int) -> None:
-        holders = self._holders[key] & ~(1 << replica)
+    def _clear(self, bit: int, key: int) -> None:
+        holders = self._holders[key] & ~bit
         if holders:
             self._holders[key] = holders
         else:

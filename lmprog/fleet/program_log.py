@@ -10,6 +10,7 @@ Knows wire messages; knows no replicas and sends nothing.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -286,3 +287,13 @@ def _text_of(piece: wire.Piece) -> str:
             return ",".join(map(str, ids)) + rest
         case _:
             return ""
+
+
+def seeded(op: ProgramCall, draw: random.Random) -> ProgramCall:
+    """The call with a seed where it has none, so that it can be done again on another replica."""
+    if isinstance(op, wire.Generate) and op.sampling.seed is None:
+        sampling = msgspec.structs.replace(op.sampling, seed=draw.getrandbits(63))
+        return msgspec.structs.replace(op, sampling=sampling)
+    if isinstance(op, wire.Select) and op.seed is None:
+        return msgspec.structs.replace(op, seed=draw.getrandbits(63))
+    return op

@@ -34,6 +34,7 @@ class ReplicaState:
     is_responsive: bool
     figures: Mapping[str, float]
     generation: int = 0
+    served_name: str = ""
 
 
 class ReplicaLink:
@@ -80,13 +81,15 @@ class ReplicaLink:
     def state(self, programs: int, is_draining: bool, now: float) -> ReplicaState:
         """What there is to tell of it."""
         is_responsive = self._watch.is_responsive(now)
+        info = self.connection.info
         return ReplicaState(
             self.member.name,
             programs,
             is_draining,
             is_responsive,
             self.figures,
-            self.connection.info.generation,
+            info.generation,
+            info.served_name,
         )
 
     def without_own(self, replies: Sequence[wire.Reply], now: float) -> list[wire.Reply]:

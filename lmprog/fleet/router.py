@@ -14,10 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from lmprog import wire
 from lmprog.errors import LmprogError, RuntimeGone, UnknownName
+from lmprog.fleet.model_lines import Kind, kind_of
 from lmprog.fleet.placement import (
     BLOCK,
     CHARACTERS_PER_TOKEN,
@@ -28,7 +27,7 @@ from lmprog.fleet.placement import (
     keys_of,
     mark_of,
 )
-from lmprog.fleet.program_log import Diverged, ProgramLog, first_text
+from lmprog.fleet.program_log import Diverged, ProgramLog, first_text, seeded
 from lmprog.fleet.questions import AnyReplica, EveryReplica, Questions
 from lmprog.journal import ProgramCall, ProgramReply
 
@@ -67,12 +66,14 @@ class Router:
         self._homeless: list[RoutedProgram] = []
         self._suspects: list[RoutedProgram] = []
         """Programs that wait to be tried alone."""
-        self._stranded: LmprogError | None = None
-        """Why no replica will take a program; None while one does or may still join."""
+        self._stranded: dict[str, LmprogError] = {}
+        """Names for which no replica will take a program, nor may join, and why."""
         self._questions = Questions()
-        self._model: str | None = None
-        """The digest of the model that new programs get; None before any replica."""
-        self._retired: dict[str, LmprogError] = {}
+        self.default = ""
+        """The name whose model programs get that name none."""
+        self._current: dict[str, str] = {}
+        """By name, the digest of the model that new programs get."""
+        self._retired: dict[Kind, LmprogError] = {}
         """Models that no replica has any more, nor will have, and why their programs end."""
 
     @property
@@ -82,28 +83,26 @@ class Router:
 
     # --- replicas -------------------------------------------------------------------------------
 
-    def renew(self, model: str | None) -> None:
-        """From now on new programs get this model; those that have begun stay with theirs."""
-        self._model = model
+    def renew(self, welcome: wire.Welcome) -> None:
+        """From now on new programs of its name get this model; those that have begun stay with
+        theirs.
+        """
+        self._current[welcome.served_name] = welcome.digest
 
-    def retire(self, model: str, error: LmprogError) -> None:
+    def retire(self, kind: Kind, error: LmprogError) -> None:
         """No replica has this model any more, or is given time for it: its programs fail."""
-        self._retired[model] = error
-        for program in {id(one): one for one in self._branches.values()}.values():
-            if program.failure is None and program.model == model:
-                self._give_up(program, error)
-        self._homeless = [one for one in self._homeless if one.failure is None]
+        self._retired[kind] = error
+        self._give_up_where(lambda one: (one.served_name, one.model) == kind, error)
 
     def join(self, name: str, welcome: wire.Welcome, slots: int) -> None:
         """A replica is there; programs that wait for one may go to it."""
-        self._stranded = None
-        self._model = welcome.digest if self._model is None else self._model
-        self._retired.pop(welcome.digest, None)
+        kind = kind_of(welcome)
+        self._stranded.pop(welcome.served_name, None)
+        self._current.setdefault(*kind)
+        self._retired.pop(kind, None)
         taken = {one.number for one in self._replicas.values()}
         number = min(set(range(len(taken) + 1)) - taken)
-        self._replicas[name] = Replica(
-            name, number, slots, mark=mark_of(name), model=welcome.digest
-        )
+        self._replicas[name] = Replica(name, number, slots, mark=mark_of(name), kind=kind)
         characters = welcome.num_pages * welcome.page_size * CHARACTERS_PER_TOKEN
         self._memory.add(number, characters // BLOCK)
         self.outgoing.append((name, [wire.AwaitPrefixes(PREFIX_CALL)]))
@@ -167,7 +166,7 @@ class Router:
     def _has_another(self, source: Replica) -> bool:
         """Whether another replica could take its programs."""
         return any(
-            one.model == source.model and not one.draining and not one.is_silent
+            one.kind == source.kind and not one.draining and not one.is_silent
             for one in self._replicas.values()
             if one is not source
         )
@@ -186,22 +185,30 @@ class Router:
                 self._leave_home(program)
                 self._move(program)
 
-    def strand(self, error: LmprogError) -> None:
-        """No replica is left that could go on with a program, and none is to be waited for: who
-        asks gets `error`, until one joins all the same.
+    def strand(self, served_name: str, error: LmprogError) -> None:
+        """No replica is left that could go on with a program of this name, and none is to be waited
+        for: who asks gets `error`, until one joins all the same.
         """
-        self._stranded = error
+        self._stranded[served_name] = error
         homeless, self._homeless = self._homeless, []
         for program in homeless:
-            self._give_up(program, error)
+            self._place(program)
         self._ask(self._questions.postponed())
 
-    def give_up_all(self, error: LmprogError) -> None:
-        """No program that is open now continues, even if a replica joins."""
+    def give_up_all(self, served_name: str, error: LmprogError) -> None:
+        """No program of this name that is open now continues, even if a replica joins."""
+        self._give_up_where(lambda one: (one.served_name or self.default) == served_name, error)
+
+    def forget(self, served_name: str, error: LmprogError) -> None:
+        """The name is served no more."""
+        self._current.pop(served_name, None)
+        self.give_up_all(served_name, error)
+
+    def _give_up_where(self, is_meant: Callable[[RoutedProgram], bool], error: LmprogError) -> None:
         for program in {id(one): one for one in self._branches.values()}.values():
-            if program.failure is None:
+            if program.failure is None and is_meant(program):
                 self._give_up(program, error)
-        self._homeless.clear()
+        self._homeless = [one for one in self._homeless if one.failure is None]
 
     def tick(self) -> None:
         """Gives up programs that have waited too long for a replica; ends trials."""
@@ -220,7 +227,8 @@ class Router:
             since = program.homeless_since
             if since is not None and now - since > HOMELESS_SECONDS:
                 self._homeless.remove(program)
-                self._give_up(program, RuntimeGone("no replica of the fleet is up"))
+                served = f" that serves {name!r}" if (name := program.served_name) else ""
+                self._give_up(program, RuntimeGone(f"no replica of the fleet{served} is up"))
 
     def _at(self, home: Replica) -> list[RoutedProgram]:
         """The programs that run there."""
@@ -248,7 +256,7 @@ class Router:
             case wire.Open(branch=branch) if branch not in self._branches:
                 cache = f"{op.lora}/{op.salt}" if op.lora else op.salt
                 program = RoutedProgram(
-                    ProgramLog(self._clock), cache, op.session, model=op.model or None
+                    ProgramLog(self._clock), cache, op.session, op.served_name, op.model
                 )
                 self._branches[branch] = program
                 program.branches.add(branch)
@@ -290,7 +298,7 @@ class Router:
             if failure is not None:
                 self._fail_call(op.call, failure)
                 return
-            op = _seeded(op, self._draw)
+            op = seeded(op, self._draw)
         program.log.take(op)
         if program.home is not None:
             sent = program.log.journal.without_unknown(op) if isinstance(op, wire.Append) else op
@@ -332,12 +340,18 @@ class Router:
     def _ask(self, ops: Iterable[EveryReplica | AnyReplica]) -> None:
         """Questions about runtimes."""
         for op in ops:
-            if self._stranded is not None:
-                self._fail_call(op.call, self._stranded)
+            loads = self.loads
+            served_name = self.default
+            if isinstance(op, wire.Encode | wire.Decode):  # tokens are of one model
+                served_name = op.served_name or self.default
+                mine = [one for one in self._replicas.values() if one.kind[0] == served_name]
+                loads = {one.name: one.load for one in mine}
+            if not loads and served_name in self._stranded:
+                self._fail_call(op.call, self._stranded[served_name])
                 continue
             calls = op.texts_of if isinstance(op, wire.Inspect) else ()
             homes = [one.home.name for one in map(self._calls.get, calls) if one and one.home]
-            for name in self._questions.ask(op, self.loads, homes):
+            for name in self._questions.ask(op, loads, homes):
                 self.outgoing.append((name, [op]))
 
     def refuse(self, ops: Iterable[wire.Op], error: LmprogError) -> None:
@@ -415,19 +429,16 @@ class Router:
 
     def _place(self, program: RoutedProgram) -> None:
         """Finds the program a replica, and sends it there with all that it has."""
-        model = self._model if program.model is None else program.model
-        known = [one for one in self._replicas.values() if one.model == model]
+        kind = self._kind_for(program)
+        known = [one for one in self._replicas.values() if one.kind == kind]
         replicas = [
             one for one in known if not one.draining and not one.is_silent and one.trial is None
         ]
         replicas = replicas or [one for one in known if not one.draining] or list(known)
-        if program.log.is_suspect and not self._is_tried(program, replicas):
-            return
-        why = self._stranded
-        if why is None and self._retired and model is not None:
-            why = self._retired.get(model)
-        if why is not None:
+        if (why := self._why_nowhere(kind)) is not None:
             self._give_up(program, why)
+            return
+        if program.log.is_suspect and not self._is_tried(program, replicas):
             return
         if not replicas:
             if program.homeless_since is None:
@@ -445,11 +456,29 @@ class Router:
         program.beginning = keys[0] if keys else 0
         home.load += 1
         home.alike[program.beginning] = home.alike.get(program.beginning, 0) + 1
-        program.home, program.homeless_since, program.model = home, None, model
+        program.home, program.homeless_since = home, None
+        program.served_name, program.model = kind
         ops = program.log.rebuilt() if program.was_sent else list(program.log.journal.ops)
         program.was_sent = True
         told = [wire.SharePrefix(tuple(keys[: wire.MAX_PREFIX_KEYS]))] if keys else []
         self.outgoing.append((home.name, [*told, *ops]))
+
+    def _kind_for(self, program: RoutedProgram) -> Kind:
+        """The model that it has, or that it gets now: of the name that it asks for, or whichever
+        is the one with which it says that it began.
+        """
+        name, model = program.served_name, program.model
+        if model and not name:
+            kinds = (one.kind for one in self._replicas.values() if one.kind[1] == model)
+            return next(kinds, (self.default, model))
+        name = name or self.default
+        return name, model or self._current.get(name, "")
+
+    def _why_nowhere(self, kind: Kind) -> LmprogError | None:
+        """Why no replica of this kind takes a program."""
+        if self._current and kind[0] not in self._current:
+            return UnknownName.of_model(kind[0], self._current)
+        return self._stranded.get(kind[0]) or self._retired.get(kind)
 
     def _is_tried(self, program: RoutedProgram, replicas: list[Replica]) -> bool:
         """Leaves one of `replicas` to a program that may have ended others: one that works on
@@ -518,16 +547,6 @@ class Router:
             self._homeless.remove(program)
 
 
-def _seeded(op: ProgramCall, draw: random.Random) -> ProgramCall:
-    """The call with a seed where it has none, so that it can be done again on another replica."""
-    if isinstance(op, wire.Generate) and op.sampling.seed is None:
-        sampling = msgspec.structs.replace(op.sampling, seed=draw.getrandbits(63))
-        return msgspec.structs.replace(op, sampling=sampling)
-    if isinstance(op, wire.Select) and op.seed is None:
-        return msgspec.structs.replace(op, seed=draw.getrandbits(63))
-    return op
-
-
 @dataclass(eq=False, slots=True)
 class Replica:
     """One runtime as the router sees it. `load` counts its open programs of this client."""
@@ -547,8 +566,7 @@ class Replica:
     meter: SpeedMeter = field(default_factory=SpeedMeter)
     alike: dict[int, int] = field(default_factory=dict)
     """Its open programs by the key of their first block; 0: they have none."""
-    model: str = ""
-    """The digest of its fingerprint."""
+    kind: Kind = ("", "")
     left: set[int] = field(default_factory=set)
     """Calls of programs that went elsewhere, which it has still to answer: that they were closed,
     say. A program may be back before it does, and the answer is not of what it asks then."""
@@ -564,13 +582,15 @@ class RoutedProgram:
     salt: str
     """Names the cache that it uses: its salt, and its adapter."""
     session: str = ""
+    served_name: str = ""
+    """The name of its model; "" before it is placed: it has said none."""
+    model: str = ""
+    """The digest of the model that it has begun with; "": it has not, or there are none."""
     home: Replica | None = None
     beginning: int = 0
     """The key of its first block where it was placed."""
     was_sent: bool = False
     was_hedged: bool = False
-    model: str | None = None
-    """The digest of the model that it has begun with; None: it has not."""
     homeless_since: float | None = None
     failure: LmprogError | None = None
     """Why it cannot go on: all its later calls fail with this."""

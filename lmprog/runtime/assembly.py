@@ -106,6 +106,7 @@ def assemble(
         fingerprint=fingerprint,
         template_variables=variables,
         generation=config.generation,
+        served_name=config.served_model_name,
     )
     model = ServedModel(tokenizer, chat_template, welcome, namespaces, adapters, tags)
     rng, tokenising = random.Random(os.urandom(16)), ThreadPoolExecutor(1, "tokeniser")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from lmprog.wire.constraints import Constraint
 from lmprog.wire.message import (
@@ -109,6 +109,9 @@ class Open(Message, frozen=True):
 
     `model`: the digest of the fingerprint of the model that the program began with (`Welcome`); a
     runtime with another one refuses. Empty: whichever model is there.
+
+    `served_name`: where several models are served, the one that is meant; empty: the first. A
+    runtime that is called otherwise refuses.
     """
 
     branch: Id
@@ -119,6 +122,11 @@ class Open(Message, frozen=True):
     account: ShortText = ""
     turn: ShortText | None = None
     model: ShortText = ""
+    served_name: ShortText = ""
+
+    def named(self, served_name: str) -> Open:
+        """The same on the model of that name."""
+        return structs.replace(self, served_name=served_name)
 
 
 class Append(Message, frozen=True):
@@ -246,19 +254,25 @@ class Read(Message, frozen=True):
 
 
 class Encode(Message, frozen=True):
-    """Tokenises a text; `prefix`: with what the checkpoint puts before every text."""
+    """Tokenises a text; `prefix`: with what the checkpoint puts before every text. `served_name`:
+    as of `Open`.
+    """
 
     call: Id
     text: str
     prefix: bool = True
+    served_name: ShortText = ""
 
 
 class Decode(Message, frozen=True):
-    """Decodes tokens; `special`: special tokens by their names, which otherwise have no text."""
+    """Decodes tokens; `special`: special tokens by their names, which otherwise have no text.
+    `served_name`: as of `Open`.
+    """
 
     call: Id
     tokens: tuple[TokenId, ...]
     special: bool = False
+    served_name: ShortText = ""
 
 
 class Describe(Message, frozen=True):

@@ -77,6 +77,9 @@ class Welcome(Message, frozen=True, dict=True, gc=True):  # `dict` keeps the dig
     generation: int = 0
     """As its operator numbers updates of the model: a fleet goes over to a later one, and refuses
     another model of its own."""
+    served_name: str = ""
+    """What its operator calls the model: a fleet may have several of different names, and each is
+    one model."""
 
     @property
     def parts(self) -> dict[str, str | int]:

@@ -21,6 +21,7 @@ from lmprog.fleet.fleet_channel import FleetChannel
 from lmprog.fleet.members import (
     FORGET_SECONDS,
     FixedMembers,
+    JoinedMembers,
     Member,
     NamedMembers,
     members_at,
@@ -359,6 +360,28 @@ def test_members_of_a_name_come_and_go_with_its_addresses(caplog: pytest.LogCapt
     members.look()
     assert len(members.current()) == 2, "where nobody answers all stay"
     assert caplog.text.count("the name replicas has no addresses") == 1
+
+
+def test_addresses_and_several_names_are_one_fleet_together() -> None:
+    """So one gateway has the models of several services."""
+    named = [
+        NamedMembers(
+            host, 7000, None, lambda host: [{"small": "10.0.0.1", "large": "10.0.0.2"}[host]]
+        )
+        for host in ("small", "large")
+    ]
+    joined = JoinedMembers([FixedMembers(["tcp://127.0.0.1:7001"]), *named])
+    assert joined.close(0.0)
+    for one in named:
+        one.look()
+    addresses = ["tcp://127.0.0.1:7001", "tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000"]
+    assert [one.name for one in joined.current()] == addresses
+    assert joined.size == 3
+    made = members_at(["dns:127.0.0.1:7002", "tcp://127.0.0.1:7001", "dns:127.0.0.1:7003"])
+    until(lambda: made.size == 3)
+    ports = [one.name.rpartition(":")[2] for one in made.current()]
+    assert ports == ["7001", "7002", "7003"]
+    assert made.close(0.0)
 
 
 def test_a_name_of_other_machines_needs_keys_and_a_port() -> None:

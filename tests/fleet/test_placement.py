@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
@@ -14,8 +15,12 @@ from lmprog import wire
 from lmprog.fleet.members import Member
 from lmprog.fleet.placement import (
     APART,
+    ASSUMED_SPEED,
     BLOCK,
+    BLOCK_TOKENS,
+    COPY_USERS,
     FEWEST,
+    USUAL_TOKENS,
     PrefixMemory,
     Speed,
     SpeedMeter,
@@ -305,3 +310,66 @@ def test_a_silent_replica_gets_nothing_new_while_others_are_heard() -> None:
         hot.router.take_figures(name, {}, is_silent=True)
     hot.run(40)
     assert hot.written[first] > 1, "where all are silent they are as good as each other"
+
+
+def plain_costs(candidates: list[Replica], blocks: int, matched: list[int]) -> list[float]:
+    """The twin: each replica by itself, as the words of `costs_of` say."""
+    known = sorted((sum(step_of(one)), one.meter.speed) for one in candidates if one.meter.speed)
+    step, usual = known[(len(known) - 1) // 2] if known else (0.0, ASSUMED_SPEED)
+    assert usual is not None
+    written = sum(one.written for one in candidates) / len(candidates)
+    alike = sum(one.alike.get(7, 0) for one in candidates)
+    is_full = all(one.load >= one.slots for one in candidates)
+    found = []
+    for one, has in zip(candidates, matched, strict=True):
+        is_apart = one.meter.speed and not step / APART < sum(step_of(one)) < step * APART
+        fixed, token = one.meter.speed if one.meter.speed and is_apart else usual
+        tokens = BLOCK_TOKENS * (blocks - max(matched))
+        tokens += BLOCK_TOKENS / (1 + COPY_USERS * alike) * (max(matched) - has)
+        together = written * (fixed + token * (2 * one.load + 1))
+        if one.load >= one.slots:
+            together *= 1 + (one.load - one.slots + 1) / one.slots if is_full else math.inf
+        found.append(tokens * token * (1 + one.load) + together)
+    return found
+
+
+def step_of(one: Replica) -> tuple[float, float]:
+    fixed, token = one.meter.speed or (0.0, 0.0)
+    return fixed, USUAL_TOKENS * token
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_costs_are_those_of_the_twin(seed: int) -> None:
+    draw = random.Random(seed)
+    candidates = replicas([draw.randrange(9) for _ in range(12)], slots=draw.choice([1, 6, 9]))
+    for one in candidates:
+        speed = Speed(SPEED.fixed * draw.uniform(0.2, 4), SPEED.token * draw.uniform(0.2, 4))
+        one.meter.speed = draw.choice([None, SPEED, speed])
+        one.alike = {7: draw.randrange(3)}
+        one.written = draw.uniform(1, 200)
+    matched = [draw.choice([0, 0, 3, 20]) for _ in candidates]
+    assert costs_of(candidates, 20, matched, 7) == pytest.approx(
+        plain_costs(candidates, 20, matched)
+    )
+
+
+def test_a_decision_among_many_replicas_calls_little() -> None:
+    """What it takes is bound by how much it calls, whatever else the machine does."""
+    candidates, memory = replicas([at % 8 for at in range(64)]), PrefixMemory()
+    for one in candidates:
+        memory.add(one.number, 4096)
+    memory.remember(5, PROMPT)
+    memory.remember(40, PROMPT[:7])
+    best(candidates, PROMPT, PROMPT[0], memory)
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        best(candidates, PROMPT, PROMPT[0], memory)
+    finally:
+        sys.setprofile(None)
+    assert calls < 64 * 4.5

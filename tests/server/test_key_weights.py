@@ -22,7 +22,7 @@ class Runtime:
     def __init__(self) -> None:
         self.ops: list[wire.Op] = []
 
-    def send(self, connection: object, ops: Sequence[wire.Op]) -> None:
+    def send(self, connection: object, ops: Sequence[wire.Op], served_name: str = "") -> None:
         self.ops += ops
 
 

@@ -276,7 +276,7 @@ def test_counters_go_on_when_another_runtime_begins_at_0() -> None:
 def test_gaps_between_texts_are_by_token_and_by_result() -> None:
     now = [0.0]
     meters = Meters(lambda: now[0], lambda: "m")
-    meters.asked(wire.Generate(1, 7, stream=True))
+    meters.asked(wire.Generate(1, 7, stream=True), "")
     for at, index, count in ((1.0, 0, 1), (1.5, 1, 1), (2.0, 0, 4), (2.5, 1, 0)):
         now[0] = at
         meters.replied(wire.Delta(7, index, "x", count))
@@ -338,7 +338,7 @@ def test_calls_are_counted_when_somebody_looks(count: int) -> None:
     meters = Meters(lambda: now[0], lambda: model[0])
     value = meters.registry.get_sample_value
     for number in range(count):
-        meters.asked(wire.Generate(1, number))
+        meters.asked(wire.Generate(1, number), "")
         now[0] += 2.0
         meters.replied(done(number, 8, 3, 4, 10))
     model[0] = "other"

@@ -41,6 +41,8 @@ class ProgramsApi:
         self.model = model
         self.fingerprint = ""
         """Of the model that programs begin with from now on, where the server tells it."""
+        self.named: JsonBody = {}
+        """The model that requests name, where the server has several."""
         self.when_replaced: Callable[[], None] = lambda: None
         """The server has another model: called in a thread."""
         self.context_len = context_len
@@ -100,13 +102,14 @@ class ProgramsApi:
 
     async def _post(self, body: JsonBody) -> Mapping[str, Any]:
         async def send() -> Mapping[str, Any]:
-            answer = await self._transport.post(_PATH, body)
+            answer = await self._transport.post(_PATH, body | self.named)
             return _checked(answer["results"]["c"])
 
         return await self._sent(send)
 
     async def _stream(self, body: JsonBody, on_text: TextListener) -> Mapping[str, Any]:
-        stream = await self._sent(lambda: self._transport.open(_PATH, {**body, "stream": True}))
+        asked = self.named | {"stream": True}
+        stream = await self._sent(lambda: self._transport.open(_PATH, body | asked))
         async with contextlib.aclosing(cast("Any", stream)):
             pieces: AsyncIterator[Mapping[str, Any]] = self._retry_policy.pieces(stream)
             async for piece in pieces:

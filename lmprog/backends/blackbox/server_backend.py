@@ -46,6 +46,7 @@ from lmprog.errors import (
     NotSupported,
     ProtocolError,
     RuntimeGone,
+    UnknownName,
 )
 
 if TYPE_CHECKING:
@@ -73,11 +74,18 @@ class RuntimeEndpoint(ApiBackend):
     """
 
     def __init__(
-        self, base_url: str, api_key: str | None = None, **options: Unpack[ApiOptions]
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        model: str | None = None,
+        **options: Unpack[ApiOptions],
     ) -> None:
-        check_options("a server over HTTP", options, ApiOptions, ADDRESS)
+        """`model`: which one, where the server has several; None: its first. Raises UnknownName."""
+        check_options("a server over HTTP", options, ApiOptions, {*ADDRESS, "model"})
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        found = ask_what(self.base_url, api_key)
+        self._asked = model
+        found = ask_what(self.base_url, api_key, model)
         self.kind = found.kind
         self.lost = found.lost
         if self.lost is not None:
@@ -89,6 +97,7 @@ class RuntimeEndpoint(ApiBackend):
         super().__init__(api, retry_policy, options)
         self.identity = (self.base_url, self.kind)
         if isinstance(api, ProgramsApi):
+            api.named = {} if model is None else {"model": model}
             api.when_replaced = lambda: self._ask_again(api)
             self._take(found, api)
 
@@ -104,7 +113,7 @@ class RuntimeEndpoint(ApiBackend):
     def _ask_again(self, api: ProgramsApi) -> None:
         """The server has another model: programs that begin now begin with it. Blocks."""
         with contextlib.suppress(LmprogError):  # the next program finds out
-            self._take(ask_what(self.base_url, self._api_key), api)
+            self._take(ask_what(self.base_url, self._api_key, self._asked), api)
 
     def _take(self, found: Found, api: ProgramsApi) -> None:
         told = found.fingerprint
@@ -132,12 +141,17 @@ class Found:
     """Of the model of a server of lmprog: its parts, and their `digest`."""
 
 
-def ask_what(url: str, api_key: str | None) -> Found:
+def ask_what(url: str, api_key: str | None, asked: str | None = None) -> Found:
     """Detects the kind of a server. Raises `RuntimeGone` if it cannot be reached, `ProtocolError`
-    if it is of no known kind.
+    if it is of no known kind, `UnknownName` if it does not serve the model that is `asked` for.
     """
     models = look(url, "/v1/models", api_key)
     cards = (models or {}).get("data") or []
+    if asked is not None:
+        names = [str(one.get("id")) for one in cards if isinstance(one, Mapping)]
+        cards = [one for one, name in zip(cards, names, strict=True) if name == asked]
+        if not cards:
+            raise UnknownName.of_model(asked, names)
     if cards and isinstance(cards[0], Mapping):
         card: Mapping[str, Any] = cards[0]
         owner = str(card.get("owned_by") or "")

@@ -73,17 +73,20 @@ def connect(
     keys: CurveClient | str | None = None,
     timeout: float = 30.0,
     api_key: str | None = None,
+    model: str | None = None,
 ) -> RuntimeBackend | RuntimeEndpoint:
     """The backend on a runtime that runs at `address` (`ipc://...` or `tcp://...`), or on a server
     (`http://...`).
 
-    `timeout` (seconds) and `keys` (or a folder of them) are for runtimes, `api_key` for servers;
-    see `RuntimeEndpoint` for their options.
+    `timeout` (seconds) and `keys` (or a folder of them) are for runtimes; `api_key` is for servers,
+    and so is `model`: which one, where a server has several. See `RuntimeEndpoint`.
     """
     if address.startswith(("http://", "https://")):
         from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
 
-        return RuntimeEndpoint(address, api_key)
+        return RuntimeEndpoint(address, api_key, model=model)
+    if model is not None:
+        raise InvalidParameter("a runtime has one model; leave model out", name="model")
     return RuntimeBackend(
         launch.connect(address, client="python", keys=client_keys(keys), timeout=timeout)
     )

@@ -23,6 +23,7 @@ from lmprog.errors import (
     InvalidParameter,
     NotSupported,
     RuntimeGone,
+    UnknownName,
     UnsatisfiableConstraint,
 )
 from lmprog.runtime.programs.branch import RuntimeBranch
@@ -194,10 +195,14 @@ class ServedModel:
     is_forcing: bool = True
     """Whether what a constraint leaves no choice about is not sampled."""
 
-    def check(self, digest: str) -> None:
-        """Raises RuntimeGone where a program has begun with another model."""
-        if digest and digest != self.welcome.digest:
+    def check(self, op: wire.Open) -> None:
+        """Raises RuntimeGone where a program has begun with another model, UnknownName where
+        another one is meant.
+        """
+        if op.model and op.model != self.welcome.digest:
             raise RuntimeGone.of_another_model()
+        if op.served_name and op.served_name != self.welcome.served_name:
+            raise UnknownName.of_model(op.served_name, [self.welcome.served_name])
 
     def called_tool(self, text: str) -> str:
         """The name in the last call of an answer; empty: it calls nothing. Only the beginning of a

@@ -440,8 +440,8 @@ class BranchRunner:
         """Opens an empty branch, with the model and the adapter that it asks for."""
         branch.open()
         try:
-            if op.model:
-                self._model.check(op.model)
+            if op.model or op.served_name:
+                self._model.check(op)
             if op.lora:
                 branch.adapter = self._model.adapters.find(op.lora)
         except LmprogError as error:

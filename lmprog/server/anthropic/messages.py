@@ -359,6 +359,8 @@ def router(gateway: Gateway) -> GatewayRouter:
 
     def read_as_chat(body: Countable, request: Request) -> ChatCompletions:
         try:
+            gateway.check_model(body.model)
+            gateway.check_model(body.model)
             known = gateway.info.template_variables
             asked = chat_of(body, known, gateway.info.tools.thought.switch)
             chat = understood(gateway, asked, warnings_of(body, known))

@@ -13,7 +13,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -23,7 +23,13 @@ from lmprog import wire
 from lmprog.errors import Overloaded, RuntimeGone
 from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts, MemoryPool
 from lmprog.server.fairness.dispatch import Dispatcher
-from lmprog.server.http.auth import Keyring, calling_adapter, calling_key, calling_session
+from lmprog.server.http.auth import (
+    CallingModel,
+    Keyring,
+    calling_key,
+    calling_model,
+    calling_session,
+)
 from lmprog.server.http.http_errors import HttpError, Problem, refused
 from lmprog.server.link.exchange import KEPT_CHARS, RecordKeeper, calling_request
 from lmprog.server.link.runtime_link import RuntimeLink
@@ -35,6 +41,7 @@ from lmprog.server.options.server_settings import ServerSettings
 
 log = logging.getLogger("lmprog.server")
 
+NOT_THERE = "The runtime is not there yet; try again in a moment."
 MAX_RETRY_SECONDS = 60.0
 """Longest `Retry-After` of an overloaded server: estimates of more are guesses."""
 REFUSING_SECONDS = 1.0
@@ -99,7 +106,7 @@ class Gateway:
         link.observer = self.meters
         link.account = self._account
         link.session = calling_session.get
-        link.adapter = calling_adapter.get
+        link.model = calling_model.get
         link.origin = calling_request.get
         link.records = RecordKeeper(clock, KEPT_CHARS if settings.ui_show_text else 0)
         self._choose_turns()
@@ -108,6 +115,8 @@ class Gateway:
         self.fleet: FleetView | None = None
         """Where several runtimes serve: what is known of each. None: there is one."""
         self._label = settings.served_model_name or ""
+        self._names: Mapping[str, CallingModel] = {}
+        self._names_of: Mapping[str, wire.Welcome] | None = None
         self._secret = key_of_caches(settings)
 
     @property
@@ -117,10 +126,20 @@ class Gateway:
 
     @property
     def info(self) -> wire.Welcome:
-        """What the runtime is. Raises `RuntimeGone` while there is none."""
-        info = self.link.info
+        """What the runtime is, of the model that the request of this context names (`check_model`).
+        Raises `RuntimeGone` while there is none.
+        """
+        return self._info(calling_model.get())
+
+    def info_of(self, name: str) -> wire.Welcome:
+        """The same of the model that a name of `names` stands for."""
+        return self._info(self.names[name])
+
+    def _info(self, model: CallingModel) -> wire.Welcome:
+        link, name = self.link, model.served_name
+        info = link.models.get(name) if name else link.info
         if info is None:
-            raise RuntimeGone("The runtime is not there yet; try again in a moment.")
+            raise RuntimeGone(NOT_THERE)
         return info
 
     @property
@@ -136,7 +155,29 @@ class Gateway:
 
     @property
     def model_name(self) -> str:
-        return self.settings.served_model_name or self.info.model
+        """Of the model that requests get which name none. Raises like `info`."""
+        return next(iter(self.names))
+
+    @property
+    def model_names(self) -> list[str]:
+        """Of all models, `model_name` first. Raises like `info`."""
+        return [name for name, one in self.names.items() if not one.adapter]
+
+    @property
+    def names(self) -> Mapping[str, CallingModel]:
+        """What requests may name: all models, then their adapters. An adapter whose name is taken
+        is MODEL:ADAPTER. Raises like `info`.
+        """
+        models = self.link.models
+        if models is not self._names_of:
+            self._names, self._names_of = _names_of(models, self.settings.served_model_name), models
+        if not self._names:
+            raise RuntimeGone(NOT_THERE)
+        return self._names
+
+    def name_of(self, info: wire.Welcome) -> str:
+        """What clients call a runtime's model."""
+        return info.served_name or self.settings.served_model_name or info.model
 
     async def see_figures(self, timeout: float) -> None:
         """Gives the metrics the newest figures of the runtime, or of each replica, and what each
@@ -190,17 +231,18 @@ class Gateway:
         """The label of metrics: the last known name while there is no runtime."""
         info = self.link.info
         if info is not None:
-            self._label = self.settings.served_model_name or info.model
+            self._label = self.name_of(info)
         return self._label
 
     def check_model(self, asked: str | None) -> str:
         """The name to answer with, of the model or of an adapter, which computes the request then.
         Any other is a 404.
         """
-        name, adapters = self.model_name, self.info.adapters
-        if asked and asked != name and asked not in adapters:
-            names = [name, *adapters]
-            near = difflib.get_close_matches(asked, names, n=1)
+        names = self.names
+        name = asked or next(iter(names))
+        chosen = names.get(name)
+        if chosen is None:
+            near = difflib.get_close_matches(name, names, n=1)
             guess = f"did you mean {near[0]!r}? This" if near else "this"
             raise refused(
                 f"The model {asked!r} does not exist; {guess} server serves "
@@ -209,9 +251,8 @@ class Gateway:
                 "model_not_found",
                 404,
             )
-        is_adapter = bool(asked) and asked != name
-        calling_adapter.set(asked if asked and is_adapter else "")
-        return asked if asked and is_adapter else name
+        calling_model.set(chosen)
+        return name
 
     def admit(self, results: int = 1) -> _Admitted:
         """A block that counts `results` as open while it runs. Its beginning raises 400, 429 or 503
@@ -352,6 +393,27 @@ class Gateway:
         name = hashlib.blake2b(text, key=self._secret, digest_size=16).hexdigest()
         is_keys_own = self.settings.isolation == "key" and asked is None
         return wire.SHARES_PUBLIC + name if is_keys_own else name
+
+
+def _names_of(
+    models: Mapping[str, wire.Welcome], preferred: str | None
+) -> Mapping[str, CallingModel]:
+    """See `Gateway.names`. The `preferred` model goes first, which else is the runtimes' first; one
+    without a name is called so.
+    """
+    named = {name or preferred or info.model: info for name, info in models.items()}
+    if preferred in named:
+        named = {preferred: named[preferred], **named}
+    first = next(iter(models), "")
+    found = {
+        name: CallingModel("" if info.served_name == first else info.served_name)
+        for name, info in named.items()
+    }
+    for name, info in named.items():
+        for adapter in info.adapters:
+            shown = f"{name}:{adapter}" if adapter in found else adapter
+            found[shown] = CallingModel(found[name].served_name, adapter)
+    return found
 
 
 class _Watched:

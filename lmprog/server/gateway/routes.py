@@ -35,11 +35,12 @@ from lmprog.errors import LmprogError, RuntimeGone
 from lmprog.server.fairness.accounts import HeldBytes
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.http.auth import (
+    NO_MODEL,
     Access,
     ServedSites,
     caller_of,
-    calling_adapter,
     calling_key,
+    calling_model,
     calling_session,
     given_key,
     headers_of,
@@ -262,7 +263,7 @@ class Guard:
             raise HttpError(problem)
         calling_key.set(calling)
         calling_session.set(session_of(headers))
-        calling_adapter.set("")
+        calling_model.set(NO_MODEL)
         state["access"] = access
         state["caller"] = caller = caller_of(key) if key and access else ""
         route = getattr(scope.get("route"), "path", "")  # not the path: clients choose that

@@ -24,7 +24,7 @@ import secrets
 import socket
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import Scope
 
@@ -32,10 +32,21 @@ from lmprog.server.http.http_errors import Problem
 from lmprog.server.options.api_keys import ApiKey, digest, keys_of
 from lmprog.server.options.server_settings import ServerSettings, is_loopback
 
+
+class CallingModel(NamedTuple):
+    """What a request names as its model."""
+
+    served_name: str = ""
+    """As runtimes call it; empty: the first, or the only one."""
+    adapter: str = ""
+    """Which computes the request; empty: the base alone."""
+
+
+NO_MODEL = CallingModel()
+calling_model: ContextVar[CallingModel] = ContextVar("calling_model", default=NO_MODEL)
+"""Of the request of this context."""
 calling_key: ContextVar[ApiKey | None] = ContextVar("calling_key", default=None)
 """The key of the request that this context serves; None: it has none, and needs none."""
-calling_adapter: ContextVar[str] = ContextVar("calling_adapter", default="")
-"""The adapter that the request of this context names as its model; empty: the base alone."""
 calling_session: ContextVar[str] = ContextVar("calling_session", default="")
 """The session of the request that this context serves; empty: none."""
 calling_label: ContextVar[str] = ContextVar("calling_label", default="")

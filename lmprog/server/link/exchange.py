@@ -225,8 +225,10 @@ class ExchangeLink(Protocol):
         """The exchange has ended."""
         ...
 
-    def send(self, connection: Connection, ops: Sequence[wire.Op]) -> None:
-        """Sends them, and what has waited to go with others. Raises what the connection raises."""
+    def send(self, connection: Connection, ops: Sequence[wire.Op], served_name: str = "") -> None:
+        """Sends them to the model of that name, and what has waited to go with others. Raises what
+        the connection raises.
+        """
         ...
 
     def close_branches(
@@ -250,16 +252,16 @@ class Exchange:
         account: Account | None,
         record: RequestRecord,
         session: str = "",
-        adapter: str = "",
+        model: tuple[str, str] = ("", ""),
     ) -> None:
-        """Branches of one `session` run on the same runtime, where there are several; the `adapter`
-        computes them.
+        """Branches of one `session` run on the same runtime, where there are several; the `model`
+        of that name, and its adapter, compute them.
         """
         self.record = record
         """What came of the request so far; others read it."""
         self._link = link
         self._session = session
-        self._adapter = adapter
+        self._served_name, self._adapter = model
         self._connection = connection
         self._account = account
         self._streamed: dict[int, int] = {}  # call -> tokens that its deltas had
@@ -278,11 +280,6 @@ class Exchange:
         self._failure: Exception | None = None
         self._is_closed = False
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def info(self) -> wire.Welcome:
-        """What the runtime of this exchange said about itself."""
-        return self._connection.info
 
     @property
     def queued_bytes(self) -> int:
@@ -321,7 +318,7 @@ class Exchange:
         if self._is_closed:
             raise self._why_ended()
         account, turns = self._account, self._link.turns
-        if self._session or self._adapter or account is not None:
+        if self._session or self._adapter or self._served_name or account is not None:
             ops = tuple(self._as_own(op) for op in ops)
         if account is not None:
             account.check(ops)
@@ -331,21 +328,24 @@ class Exchange:
         self.send_now(ops)
 
     def _as_own(self, op: wire.Op) -> wire.Op:
-        """New branches are of this session and adapter, and of the account of its key."""
+        """New branches are of this session, model and adapter, and of the account of its key."""
+        served = self._served_name
         if not isinstance(op, wire.Open):
+            if served and isinstance(op, wire.Encode | wire.Decode):
+                return msgspec.structs.replace(op, served_name=served)
             return op
         session, lora = self._session or op.session, self._adapter or op.lora
         account, weight = op.account, op.weight
         if self._account is not None:
             account, weight = account or self._account.name, self._account.weight
         return msgspec.structs.replace(
-            op, session=session, weight=weight, lora=lora, account=account
+            op, session=session, weight=weight, lora=lora, account=account, served_name=served
         )
 
     def send_now(self, ops: Sequence[wire.Op]) -> None:
         """The same at once; the dispatcher decides when."""
         try:
-            self._link.send(self._connection, ops)
+            self._link.send(self._connection, ops, self._served_name)
         except RuntimeGone as error:  # its own words name our paths
             log.info("%s", error)
             raise self._link.restarted() from None

@@ -16,7 +16,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -56,7 +56,9 @@ class RuntimeSource(Protocol):
 class Observer(Protocol):
     """Sees every generation and selection; must be quick, and never raises."""
 
-    def asked(self, op: wire.Generate | wire.Select) -> None: ...
+    def asked(self, op: wire.Generate | wire.Select, served_name: str) -> None:
+        """`served_name`: of the model that is asked; empty: the first."""
+        ...
 
     def replied(self, reply: wire.Reply) -> None:
         """To any call, also to those not seen by `asked`."""
@@ -79,8 +81,9 @@ class RuntimeLink:
         self.account: Callable[[], Account | None] = lambda: None
         """Whose requests the exchanges of this context are."""
         self.session: Callable[[], str] = lambda: ""
-        self.adapter: Callable[[], str] = lambda: ""
-        """Of the requests of this context; empty: none."""
+        self.model: Callable[[], tuple[str, str]] = lambda: ("", "")
+        """Of the requests of this context: the served name (empty: the first), and the adapter
+        (empty: none)."""
         self.origin: Callable[[], RequestOrigin] = lambda: NOBODY
         """Of the request of this context."""
         self.records = RecordKeeper(time.monotonic)
@@ -90,6 +93,9 @@ class RuntimeLink:
         """Where exchanges count what waits for their readers."""
         self.info: wire.Welcome | None = None
         """What the runtime said about itself; None while there is none."""
+        self.models: Mapping[str, wire.Welcome] = {}
+        """The same of each model that is served, by its name, `info` first; replaced, never
+        changed."""
         self._connection: Connection | None = None
         self._reader: ReplyReader | _LoopReader | None = None
         self._numbers = itertools.count(1)
@@ -125,16 +131,19 @@ class RuntimeLink:
         self._connection = connection
         if connection is not None:
             self.info = connection.info
+            self.models = {connection.info.served_name: connection.info}
             self._decided.set()
             self.connections += 1
             self._reader = self._reading(connection)
 
-    def renew(self, info: wire.Welcome) -> None:
-        """The runtimes behind the connection have gone over to another model; who has begun goes on
-        with the old one.
+    def renew(self, models: Mapping[str, wire.Welcome]) -> None:
+        """The runtimes behind the connection have these models now; who has begun goes on with the
+        old ones.
         """
-        if self._connection is not None and self._connection.info.digest != info.digest:
-            self.info = self._connection.info = info
+        if self._connection is None or _digests(models) == _digests(self.models):
+            return
+        self.models = models
+        self.info = self._connection.info = next(iter(models.values()))
 
     async def wait_until_up(self, seconds: float) -> None:
         """Returns when there is a runtime, after `seconds`, or when waiting makes no sense."""
@@ -157,8 +166,8 @@ class RuntimeLink:
             raise RuntimeGone(self._why)
         account = None if is_servers_own else self.account()
         record = nobodys() if is_servers_own else self.records.begin(self.origin())
-        adapter = self.adapter()
-        made = Exchange(self, self._connection, account, record, self.session(), adapter)
+        model = self.model()
+        made = Exchange(self, self._connection, account, record, self.session(), model)
         self._exchanges.add(made)
         return made
 
@@ -209,7 +218,7 @@ class RuntimeLink:
 
     # --- for exchanges ----------------------------------------------------------------------------
 
-    def send(self, connection: Connection, ops: Sequence[wire.Op]) -> None:
+    def send(self, connection: Connection, ops: Sequence[wire.Op], served_name: str = "") -> None:
         if self._closing and connection is self._connection:
             closing, self._closing = self._closing, []
             try:
@@ -222,7 +231,7 @@ class RuntimeLink:
         if self.observer is not None:
             for op in ops:
                 if isinstance(op, wire.Generate | wire.Select):
-                    self.observer.asked(op)
+                    self.observer.asked(op, served_name)
 
     def close_branches(
         self, connection: Connection, closing: Sequence[wire.Close], is_urgent: bool
@@ -309,6 +318,7 @@ class RuntimeLink:
         """No connection from here on; the reading thread closes the old one."""
         connection, self._connection = self._connection, None
         self.info = None
+        self.models = {}
         self._closing = []
         if self._reader is not None:
             self._reader.stop()
@@ -326,6 +336,10 @@ class RuntimeLink:
             self.records.end(exchange.record)
         if connection is not None:
             threading.Thread(target=connection.close, name="lmprog-link-close", daemon=True).start()
+
+
+def _digests(models: Mapping[str, wire.Welcome]) -> list[tuple[str, str]]:
+    return [(name, info.digest) for name, info in models.items()]
 
 
 class _LoopReader:

@@ -136,8 +136,7 @@ class Ollama:
     def model(self, asked: str) -> str:
         """The name that is served. Its tag may be said: there is one of each. Raises 404."""
         plain = asked.removesuffix(":latest")
-        served = (self._gateway.model_name, *self._gateway.info.adapters)
-        return self._gateway.check_model(plain if plain in served else asked)
+        return self._gateway.check_model(plain if plain in self._gateway.names else asked)
 
     def chat(self, body: OllamaChat) -> tuple[ChatBody, tuple[str, ...]]:
         """The same as OpenAI has it, and warnings. Raises HttpError."""
@@ -152,6 +151,7 @@ class Ollama:
     def _as_chat(
         self, body: OllamaBody, messages: list[ChatMessage], tools: list[ChatTool] | None
     ) -> tuple[ChatBody, tuple[str, ...]]:
+        model = self.model(body.model)
         known, think = self._gateway.info.template_variables, body.think
         support = self._gateway.info.tools
         variables: Json = {}
@@ -164,7 +164,7 @@ class Ollama:
         warnings = () if says_nothing else ("think has no effect on this model's chat template",)
         chat = ChatBody(
             messages=messages,
-            model=self.model(body.model),
+            model=model,
             tools=tools,
             response_format=_format(body.format),
             chat_template_kwargs=variables or None,
@@ -264,19 +264,19 @@ class Ollama:
 
     def card(self, name: str) -> Json:
         """Sizes are the runtime's own affair, and not known here."""
-        info = self._gateway.info
+        info, adapter = self._gateway.info_of(name), self._gateway.names[name].adapter
         started = datetime.fromtimestamp(self._gateway.started, UTC).isoformat()
         return {
             "name": name,
             "model": name,
             "modified_at": started,
             "size": 0,
-            "digest": info.adapters.get(name) or info.digest,
-            "details": self._details(),
+            "digest": info.adapters[adapter] if adapter else info.digest,
+            "details": self._details(info),
         }
 
-    def _details(self) -> Json:
-        kind = self._gateway.info.fingerprint.weight_type
+    def _details(self, info: wire.Welcome) -> Json:
+        kind = info.fingerprint.weight_type
         family = {"format": "", "family": "lmprog", "families": ["lmprog"]}
         return {"parent_model": "", **family, "parameter_size": "", "quantization_level": kind}
 
@@ -290,7 +290,7 @@ class Ollama:
             "parameters": f"num_ctx {info.context_len}",
             "template": "{{ .Prompt }}{{ .Suffix }}" if info.infill else "{{ .Prompt }}",
             "modified_at": self.card(name)["modified_at"],
-            "details": self._details(),
+            "details": self._details(info),
             "model_info": {
                 "general.architecture": "lmprog",
                 "general.basename": name,
@@ -326,18 +326,22 @@ def router(gateway: Gateway) -> GatewayRouter:
         body = (await given.read(gateway.settings, SILENT)).body
         return JSONResponse(ollama.shown(body.model or body.name))
 
-    def cards() -> list[Json]:
-        return [ollama.card(name) for name in (gateway.model_name, *gateway.info.adapters)]
-
-    @made.get("/api/tags", dependencies=user, summary="The model and its adapters.")
+    @made.get("/api/tags", dependencies=user, summary="The models and their adapters.")
     async def tags() -> Response:
-        return JSONResponse({"models": cards()})
+        return JSONResponse({"models": [ollama.card(name) for name in gateway.names]})
 
     @made.get("/api/ps", dependencies=user, summary="The same: they are always loaded.")
     async def running_models() -> Response:
-        context = gateway.info.context_len
-        loaded = {"expires_at": _FOREVER, "size_vram": 0, "context_length": context}
-        return JSONResponse({"models": [{**card, **loaded} for card in cards()]})
+        loaded = {"expires_at": _FOREVER, "size_vram": 0}
+        return JSONResponse(
+            {
+                "models": [
+                    {**ollama.card(name), **loaded, "context_length": info.context_len}
+                    for name in gateway.names
+                    for info in [gateway.info_of(name)]
+                ]
+            }
+        )
 
     @made.get(
         "/api/version",

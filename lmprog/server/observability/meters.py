@@ -80,6 +80,7 @@ class _CallTimes(msgspec.Struct):
     """A call under way. Times by the clock; `last` of each of its results."""
 
     began: float
+    served_name: str
     first: float | None = None
     last: dict[int, float] = msgspec.field(default_factory=dict)
 
@@ -122,10 +123,10 @@ class Meters:
         self._replicas: ReplicaMetrics | None = None
         self._calls: dict[int, _CallTimes] = {}
         self._num_refused = self._num_failed = 0
-        self._ended: list[_EndedCall] = []
-        """Calls that are not counted yet: many at once take a third of the time."""
+        self._ended: dict[str, list[_EndedCall]] = {}
+        """Calls to be counted, by served name: many at once take a third of the time."""
         self._ended_of = ""
-        """Their model."""
+        """The model of those without a name."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_Before(self._count))
         self.runtime = RuntimeFigures(model, clock)
@@ -192,19 +193,22 @@ class Meters:
         )
         self.up = self._gauge("up", "1 while /ready says 200, else 0.")
 
-    def begin(self) -> None:
+    def begin(self, served: Iterable[str] = ()) -> None:
         """What has a fixed set of labels is there from the beginning, with 0: a rate needs a first
-        value.
+        value. `served` are the names of further models.
         """
-        model = self._model()
+        for reason in _REFUSALS:
+            self._refused.add(self._model(), reason, by=0)
+        self._restarts.add(self._model(), by=0)
+        for model in (self._model(), *served):
+            self._begin_of(model)
+
+    def _begin_of(self, model: str) -> None:
         for finish in _FINISHES:
             self._success.add(model, finish, by=0)
-        for reason in _REFUSALS:
-            self._refused.add(model, reason, by=0)
         for one in (
             self._aborted,
             self._corrupted,
-            self._restarts,
             self._prompt_tokens,
             self._cached_tokens,
             self._cached,
@@ -215,12 +219,12 @@ class Meters:
 
     # --- the link
 
-    def asked(self, op: wire.Generate | wire.Select) -> None:
-        self._calls[op.call] = _CallTimes(self._clock())
+    def asked(self, op: wire.Generate | wire.Select, served_name: str) -> None:
+        self._calls[op.call] = _CallTimes(self._clock(), served_name)
         if isinstance(op, wire.Generate):
-            self._sizes.asked(op.sampling)
+            self._sizes.asked(op.sampling, served_name)
             if op.constraint is not None:
-                self._constrained.add(self._model())
+                self._constrained.add(served_name or self._model())
 
     def replied(self, reply: wire.Reply) -> None:
         match reply:
@@ -233,16 +237,16 @@ class Meters:
             case wire.Chosen(call=call, usage=usage):
                 self._end(call, usage, ("selected",), 0)
             case wire.Failed(call=call, code=code) if (
-                call is not None and self._calls.pop(call, None) is not None
+                call is not None and (under := self._calls.pop(call, None)) is not None
             ):
                 self._num_failed += 1
-                self._failures.add(self._model(), code)
+                self._failures.add(under.served_name or self._model(), code)
                 if code == "model":
-                    self._corrupted.add(self._model())
+                    self._corrupted.add(under.served_name or self._model())
 
     def dropped(self, call: int) -> None:
-        if self._calls.pop(call, None) is not None:
-            self._aborted.add(self._model())
+        if (under := self._calls.pop(call, None)) is not None:
+            self._aborted.add(under.served_name or self._model())
 
     # --- the rest of the server
 
@@ -261,7 +265,11 @@ class Meters:
             self._replicas = ReplicaMetrics(self._model)
             self.registry.register(self._replicas)
         self._replicas.see(fleet)
-        self.runtime.see_replicas({one.name: one.figures for one in fleet.replicas()})
+        replicas = fleet.replicas()
+        self.runtime.see_replicas(
+            {one.name: one.figures for one in replicas},
+            {one.name: one.served_name for one in replicas},
+        )
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """An HTTP request has ended. `route` is the pattern of its path."""
@@ -301,42 +309,51 @@ class Meters:
             return
         if under.first is None:
             under.first = now
-            self._ttft.observe(now - under.began)
+            self._ttft.of(under.served_name).observe(now - under.began)
         last = under.last.get(delta.index)
         under.last[delta.index] = now
         if last is not None and delta.num_tokens:
-            self._gap.observe((now - last) / delta.num_tokens)
+            gap = self._gap.of(under.served_name) if under.served_name else self._gap
+            gap.observe((now - last) / delta.num_tokens)
 
     def _end(self, call: int, usage: wire.Usage, finishes: tuple[str, ...], longest: int) -> None:
         model, under = self._model(), self._calls.pop(call, None)
-        if model != self._ended_of or len(self._ended) >= MOST_UNCOUNTED:
+        name = "" if under is None else under.served_name
+        ended = self._ended.get(name, ())
+        if model != self._ended_of or len(ended) >= MOST_UNCOUNTED:
             self._count()
             self._ended_of = model
         seconds = None if under is None else self._clock() - under.began
         has_streamed = under is not None and under.first is not None
-        self._ended.append(_EndedCall(usage, finishes, longest, seconds, has_streamed))
+        made = _EndedCall(usage, finishes, longest, seconds, has_streamed)
+        self._ended.setdefault(name, []).append(made)
 
     def _count(self) -> None:
-        """Counts the calls that have ended: the runtime's own times, and what a client saw; without
-        a stream the first text is known by the runtime.
+        """Counts the calls that have ended."""
+        found, self._ended = self._ended, {}
+        for name, ended in found.items():
+            self._count_of(name, ended)
+
+    def _count_of(self, name: str, ended: Sequence[_EndedCall]) -> None:
+        """Those of one model: the runtime's own times, and what a client saw; without a stream the
+        first text is known by the runtime.
         """
-        ended, self._ended = self._ended, []
-        usages, model = [one.usage for one in ended], self._ended_of
-        if not ended:
-            return
-        self._whole.observe(*[one.seconds for one in ended if one.seconds is not None])
-        self._ttft.observe(
+        usages, model = [one.usage for one in ended], name or self._ended_of
+        self._whole.of(name).observe(*[one.seconds for one in ended if one.seconds is not None])
+        self._ttft.of(name).observe(
             *[
                 (one.usage.queued_ms + one.usage.prefill_ms) / 1e3
                 for one in ended
                 if one.seconds is not None and not one.has_streamed
             ]
         )
-        self._queue.observe(*[one.queued_ms / 1e3 for one in usages])
-        self._prefill.observe(*[one.prefill_ms / 1e3 for one in usages])
-        self._decode.observe(*[one.decode_ms / 1e3 for one in usages])
-        self._inference.observe(*[(one.prefill_ms + one.decode_ms) / 1e3 for one in usages])
-        self._per_token.observe(
+        self._queue.of(name).observe(*[one.queued_ms / 1e3 for one in usages])
+        self._prefill.of(name).observe(*[one.prefill_ms / 1e3 for one in usages])
+        self._decode.of(name).observe(*[one.decode_ms / 1e3 for one in usages])
+        self._inference.of(name).observe(
+            *[(one.prefill_ms + one.decode_ms) / 1e3 for one in usages]
+        )
+        self._per_token.of(name).observe(
             *[one.usage.decode_ms / 1e3 / (one.longest - 1) for one in ended if one.longest > 1]
         )
         cached = sum([min(one.cached, one.prompt) for one in usages])
@@ -346,8 +363,8 @@ class Meters:
         self._requests.add(model, by=len(ended))
         for finish, count in Counter([name for one in ended for name in one.finishes]).items():
             self._success.add(model, finish, by=count)
-        self._sizes.longest.observe(*[one.longest for one in ended if one.longest])
-        self._sizes.ended(usages)
+        self._sizes.longest.of(name).observe(*[one.longest for one in ended if one.longest])
+        self._sizes.ended(usages, name)
 
     def _histogram(self, name: str, says: str, bounds: tuple[float, ...]) -> RuntimeHistogram:
         made = RuntimeHistogram(PREFIX + name, says, bounds, self._model)
@@ -386,16 +403,16 @@ class CallSizes:
         )
         self._preemptions = histogram("num_retractions", "Preemptions of a call.", _TIMES)
 
-    def asked(self, sampling: wire.SamplingParams) -> None:
-        self._wanted_n.observe(sampling.n)
+    def asked(self, sampling: wire.SamplingParams, name: str) -> None:
+        self._wanted_n.of(name).observe(sampling.n)
         if sampling.max_tokens is not None:
-            self._wanted_tokens.observe(sampling.max_tokens)
+            self._wanted_tokens.of(name).observe(sampling.max_tokens)
 
-    def ended(self, usages: Sequence[wire.Usage]) -> None:
-        self._computed.observe(*[max(0, one.prompt - one.cached) for one in usages])
-        self._prompts.observe(*[one.prompt for one in usages])
-        self._generated.observe(*[one.generated for one in usages])
-        self._preemptions.observe(*[one.preemptions for one in usages])
+    def ended(self, usages: Sequence[wire.Usage], name: str) -> None:
+        self._computed.of(name).observe(*[max(0, one.prompt - one.cached) for one in usages])
+        self._prompts.of(name).observe(*[one.prompt for one in usages])
+        self._generated.of(name).observe(*[one.generated for one in usages])
+        self._preemptions.of(name).observe(*[one.preemptions for one in usages])
 
 
 def part_of(figures: Mapping[str, float], prefix: str) -> dict[str, float]:

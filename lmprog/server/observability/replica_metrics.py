@@ -32,6 +32,11 @@ class ReplicaView(Protocol):
     def generation(self) -> int: ...
 
     @property
+    def served_name(self) -> str:
+        """What it calls its model; empty: nothing."""
+        ...
+
+    @property
     def is_responsive(self) -> bool: ...
 
     @property
@@ -108,7 +113,7 @@ class ReplicaMetrics(Collector):
         for name, what, read in _GAUGES:
             family = GaugeMetricFamily(PREFIX + name, what, labels=["model_name", "replica"])
             for one in self._replicas:
-                family.add_metric([model, one.name], read(one))
+                family.add_metric([one.served_name or model, one.name], read(one))
             yield family
         wanted = GaugeMetricFamily(
             PREFIX + "replicas_wanted", "Replicas that there should be.", labels=["model_name"]

@@ -338,13 +338,18 @@ class RuntimeFigures(Collector):
         self._clock = clock
         self._totals: dict[str, _Totals] = {"": _Totals(clock)}
         self._alive = {""}
+        self._served: dict[str, str] = {}
+        """What each replica serves, where it has a name."""
 
     def see(self, figures: Figures) -> None:
         """New figures of the only runtime, or of its successor."""
         self._totals[""].see(figures)
 
-    def see_replicas(self, figures: Mapping[str, Figures]) -> None:
-        """New figures of all replicas that are there, by name."""
+    def see_replicas(
+        self, figures: Mapping[str, Figures], served: Mapping[str, str] | None = None
+    ) -> None:
+        """New figures of all replicas that are there, by name, and the names that they serve."""
+        self._served.update(served or {})
         self._totals.pop("", None)
         self._alive = set(figures)
         for name, of_one in figures.items():
@@ -354,7 +359,10 @@ class RuntimeFigures(Collector):
         """All families; before the first figures with zeros."""
         names = ["model_name"] if "" in self._totals else ["model_name", "replica"]
         model = self._model()
-        rows = [([model, name][: len(names)], totals) for name, totals in self._totals.items()]
+        rows = [
+            ([self._served.get(name) or model, name][: len(names)], totals)
+            for name, totals in self._totals.items()
+        ]
         alive = [row for row, name in zip(rows, self._totals, strict=True) if name in self._alive]
         for gauge in GAUGES:
             for prefix in (PREFIX, ROUTERS_PREFIX)[: 1 + (gauge.name in ROUTERS_NAMES)]:
@@ -396,7 +404,7 @@ def _cache_config(names: list[str], alive: list[tuple[list[str], _Totals]]) -> M
 
 class RuntimeHistogram(Collector):
     """A histogram that is quick to add to: for what happens at every token. No label but the
-    model's.
+    model's; where several are served, each has its own (`of`).
     """
 
     def __init__(
@@ -408,6 +416,15 @@ class RuntimeHistogram(Collector):
         self._model = model
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        self._others: dict[str, RuntimeHistogram] = {}
+
+    def of(self, served_name: str) -> RuntimeHistogram:
+        """That of the model of this name; empty: of who names none."""
+        found = self._others.get(served_name) if served_name else self
+        if found is None:
+            found = RuntimeHistogram(self._name, self._help, self._bounds, lambda: served_name)
+            self._others[served_name] = found
+        return found
 
     def observe(self, *values: float) -> None:
         for value in values:
@@ -417,11 +434,13 @@ class RuntimeHistogram(Collector):
     @property
     def seen(self) -> tuple[int, float]:
         """How many values there were, and their sum."""
-        return sum(self._counts), self._sum
+        parts = [self, *self._others.values()]
+        return sum([sum(one._counts) for one in parts]), sum([one._sum for one in parts])
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self._name, self._help, labels=["model_name"])
-        self.add_to(family, [self._model()])
+        for one in (self, *self._others.values()):
+            one.add_to(family, [one._model()])
         yield family
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:

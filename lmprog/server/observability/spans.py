@@ -152,10 +152,10 @@ class OtelTraces:
 
             yield ended
 
-    def begin(self, op: wire.Generate | wire.Select) -> Span:
+    def begin(self, op: wire.Generate | wire.Select, served_name: str) -> Span:
         """A span of a call, below the request that is made in this context."""
         name = "select" if isinstance(op, wire.Select) else "gen"
-        model = self._model()
+        model = served_name or self._model()
         span = self._tracer.start_span(f"{name} {model}")
         span.set_attribute("lmprog.model", model)
         if isinstance(op, wire.Generate):
@@ -206,9 +206,9 @@ class _Calls:
         self._traces = traces
         self._spans: dict[int, Span] = {}
 
-    def asked(self, op: wire.Generate | wire.Select) -> None:
-        self._inner.asked(op)
-        self._spans[op.call] = self._traces.begin(op)
+    def asked(self, op: wire.Generate | wire.Select, served_name: str) -> None:
+        self._inner.asked(op, served_name)
+        self._spans[op.call] = self._traces.begin(op, served_name)
 
     def replied(self, reply: wire.Reply) -> None:
         self._inner.replied(reply)

@@ -1,4 +1,4 @@
-"""`/v1/models`: the model that is served, and its adapters."""
+"""`/v1/models`: the models that are served, and their adapters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def router(gateway: Gateway) -> GatewayRouter:
 
     def card(name: str) -> dict[str, object]:
         """An adapter's has its own name as its root, and the model as its parent."""
-        info = gateway.info
-        is_adapter = name != gateway.model_name
+        info, adapter = gateway.info_of(name), gateway.names[name].adapter
         return {
             "id": name,
             "object": "model",
@@ -26,15 +25,17 @@ def router(gateway: Gateway) -> GatewayRouter:
             "created": int(gateway.started),
             "created_at": datetime.fromtimestamp(gateway.started, UTC).isoformat(),
             "owned_by": "lmprog",
-            "root": name if is_adapter else info.model,
-            "parent": gateway.model_name if is_adapter else None,
+            "root": name if adapter else info.model,
+            "parent": gateway.name_of(info) if adapter else None,
             "max_model_len": info.context_len,
             "fingerprint": {**info.parts, "digest": info.digest} if info.digest else {},
         }
 
-    @made.get("/v1/models", dependencies=[made.guards.user], summary="The model and its adapters.")
+    @made.get(
+        "/v1/models", dependencies=[made.guards.user], summary="The models and their adapters."
+    )
     async def listing() -> Response:
-        names = [gateway.model_name, *gateway.info.adapters]
+        names = list(gateway.names)
         pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return JSONResponse({"object": "list", "data": [card(name) for name in names], **pages})
 

@@ -68,12 +68,13 @@ def _add_health(made: GatewayRouter, gateway: Gateway) -> None:
     @made.get(
         "/version",
         dependencies=[guards.local],
-        summary="The version of lmprog, and the fingerprint of its model.",
+        summary="The version of lmprog, and the fingerprints of its models.",
     )
     async def what() -> Response:
-        info = gateway.link.info
-        parts = {} if info is None else info.parts
-        return JSONResponse({"version": version(), "fingerprint": parts})
+        models = gateway.link.models
+        parts = {name: info.parts for name, info in models.items()}
+        told = {"version": version(), "fingerprint": next(iter(parts.values()), {})}
+        return JSONResponse(told if len(parts) < 2 else {**told, "models": parts})
 
 
 def _add_metrics(made: GatewayRouter, gateway: Gateway) -> None:
@@ -88,7 +89,7 @@ def _add_metrics(made: GatewayRouter, gateway: Gateway) -> None:
     async def metrics(request: Request) -> Response:
         meters = gateway.meters
         if gateway.link.is_up:
-            meters.begin()
+            meters.begin(gateway.model_names[1:])
             with contextlib.suppress(LmprogError, TimeoutError):
                 await gateway.see_figures(SCRAPE_SECONDS)
         meters.up.set(gateway.is_ready)
@@ -154,6 +155,7 @@ def fleet_json(fleet: FleetView | None) -> dict[str, Any]:
         "replicas": [
             {
                 "name": one.name,
+                "model": one.served_name,
                 "programs": one.programs,
                 "draining": one.is_draining,
                 "generation": one.generation,

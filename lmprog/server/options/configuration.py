@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from lmprog.errors import InvalidParameter, UnknownName
-from lmprog.server.options.option_table import PREFIX, SECRET, Option, options
+from lmprog.server.options.option_table import FOR_BOTH, PREFIX, SECRET, Option, options
 from lmprog.server.options.server_settings import ServerSettings
 
 FILES = ("lmprog.toml", "lmprog.yaml")
@@ -76,7 +76,8 @@ class Configuration:
         given = [
             o
             for o in options()
-            if o.of is not ServerSettings and self.chosen[o.name].origin != DEFAULT
+            if (o.of is not ServerSettings or o.name == FOR_BOTH)
+            and self.chosen[o.name].origin != DEFAULT
         ]
         return {option.field: self.chosen[option.name].value for option in given}
 

@@ -27,6 +27,8 @@ NAMES: Mapping[str, str] = {
 """What users write for a field, where that is not the field's name."""
 PREFIX = "LMPROG_"
 """Of the environment's variables."""
+FOR_BOTH = "served_model_name"
+"""What gateways and the runtimes that they start have alike."""
 SECRET = ("api_key", "admin_key")
 """Never shown."""
 
@@ -44,7 +46,8 @@ _HELP: Mapping[str, str] = {
     "*: any; repeat it for several",
     "cors_origin": "an origin whose pages may use the server, as in https://example.org; "
     "*: any; repeat it for several",
-    "served_model_name": "what clients call the model",
+    "served_model_name": "what clients call the model; with --join where several are served: the "
+    "one of requests that name none",
     "cache_isolation": "who shares the prefix cache: all, requests of one key, nobody; "
     "default: key where there are several keys, else shared",
     "cache_key_file": "a file with the secret by which keys have caches, made where it is missing; "

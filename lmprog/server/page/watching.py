@@ -104,7 +104,7 @@ class Watcher:
         info = self._gateway.link.info
         return {
             "version": version(),
-            "model": self._gateway.model_name if info else None,
+            "model": ", ".join(self._gateway.model_names) if info else None,
             "context": info.context_len if info else None,
             "pageSize": info.page_size if info else None,
             "numPages": info.num_pages if info else None,

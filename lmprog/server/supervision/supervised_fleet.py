@@ -31,6 +31,8 @@ TICK = 0.2
 """Seconds between two looks at what has been restarted."""
 HISTORY_TICKS = 25
 """Looks between two at the figures of all, for their history."""
+SETTLE_SECONDS = 1.0
+"""For the other replicas to answer, too: the first in order has the model of who names none."""
 LOOK_SECONDS = 1.0
 """While the first replica is waited for: how often it is looked whether the server stops."""
 
@@ -95,13 +97,13 @@ class SupervisedFleet:
             if channel is None:
                 return
             self._channel = channel
-            self._gateway.link.replace(Connection(_GatewaysEnd(channel), channel.info))
+            self._begin(channel)
             self._up.set()
             log.info("the first replica serves after %.1f s", time.monotonic() - began)
             ticks = 0
             while not self._stopped.is_set():
                 self._count_restarts()
-                self._gateway.link.renew(channel.info)
+                self._gateway.link.renew(channel.infos)
                 if channel.is_stranded:
                     await self._begin_anew(channel)
                     continue
@@ -179,16 +181,25 @@ class SupervisedFleet:
     # --- inside -----------------------------------------------------------------------------------
 
     async def _begin_anew(self, channel: FleetChannel) -> None:
-        """All replicas have another model than this server began with: from now on it is the
-        server's, as that of a single runtime that was started again. What was under way fails.
+        """All replicas of a name have another model than this server began with: from now on it is
+        the server's, as that of a single runtime that was started again. What was under way fails;
+        other models go on.
         """
         log.error("the model was replaced: %s", channel.refused)
+        if channel.replicas():
+            channel.begin_anew()
+            await asyncio.sleep(TICK)
+            return
         self._gateway.link.replace(None)
         channel.begin_anew()
         while not await in_thread(lambda: channel.wait_for(1, LOOK_SECONDS)):
             if self._stopped.is_set():
                 return
+        self._begin(channel)
+
+    def _begin(self, channel: FleetChannel) -> None:
         self._gateway.link.replace(Connection(_GatewaysEnd(channel), channel.info))
+        self._gateway.link.renew(channel.infos)
 
     def _open(self) -> FleetChannel | None:
         """In a thread. None where the server stops meanwhile."""
@@ -196,6 +207,7 @@ class SupervisedFleet:
         channel = FleetChannel(self._members, timeout=None, hang=self._hang)
         while not self._stopping.is_set():
             if channel.wait_for(1, LOOK_SECONDS):
+                channel.settle(SETTLE_SECONDS)
                 return channel
         channel.close(0.0)
         return None

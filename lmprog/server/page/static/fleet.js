@@ -26,7 +26,7 @@ const cells = () => ["th", "td", "td", "td", "td", "td", "td"];
 function values(one) {
   const state = one.draining ? "draining" : one.responsive ? "serves" : "does not answer";
   return [
-    one.name,
+    one.model ? `${one.name} · ${one.model}` : one.name,
     count(one.programs),
     count(one.running),
     count(one.waiting),
