@@ -151,7 +151,7 @@ CALL_MUTANTS = [
     ),
     Mutant(
         "what a step brings is told before the ends that wait",
-        "ways",
+        "inbox",
         _PROGRAMS + "clients.py",
         "            self.after(payer, do)\n",
         "            do()\n",

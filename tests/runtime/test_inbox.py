@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -209,6 +210,21 @@ def test_a_cancel_takes_its_place_behind_what_its_account_has_sent() -> None:
     replies = talk.until_idle()
     assert failed(replies)[199].code == "cancelled"
     assert len(done(replies)) >= 190
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_waits_for_a_step_is_cancelled_however_many_turns_come_between(is_slow: bool) -> None:
+    talk, pieces = Talk(), count()
+    if is_slow:
+        talk.interpreter._ready._clock = lambda: 2 * clients.TURN_SECONDS * next(pieces)
+    one = wire.SamplingParams(temperature=0.0, max_tokens=1)
+    talk.say(wire.Open(1), text(1, "ab"), wire.Generate(1, 1, one))
+    for number in range(10, 30):
+        talk.say(wire.Open(number), text(number, "ab"), wire.Read(number, number))
+    talk.say(wire.Open(2), wire.Append(2, (wire.Ref(1),)), wire.Read(2, 2), wire.Cancel(2))
+    replies = talk.until_idle()
+    assert 1 in done(replies)
+    assert failed(replies)[2].code == "cancelled"
 
 
 def test_a_close_takes_its_place_where_others_want_what_the_branch_gives() -> None:
