@@ -149,7 +149,8 @@ def app(
     `replicas` is a number, or the least and the most: between them Serve follows what waits and
     runs, in shares of `slots`; `autoscaling` are more fields of Serve's `AutoscalingConfig`.
     `resources` are those of a replica (`num_cpus`, `num_gpus`, and what else `ray_actor_options`
-    takes); a runtime computes with as many threads as it has processors. With `tensor_parallel`
+    takes); a runtime computes with as many threads as it has processors, and has a GPU where its
+    `device` is one, unless `num_gpus` says otherwise. With `tensor_parallel`
     they are those of a rank: all ranks of a replica are on one machine, in a placement group.
     `keys` is a folder of CURVE keys, at the same place on every machine; a cluster of several
     machines needs them. `options` are those of `lmprog.Runtime`.
@@ -172,6 +173,8 @@ def app(
             allowed=">= 1, and no tp beside it",
         )
     actor = {"num_cpus": max(1, (options.get("threads") or 1) // tensor_parallel)}
+    if str(options.get("device") or "").startswith("cuda"):
+        actor["num_gpus"] = 1  # Ray hides those of a machine from an actor that asks for none
     actor.update(resources or {})
     threads = max(1, int(actor["num_cpus"])) * tensor_parallel
     options = {"threads": threads, "tp": tensor_parallel, **options}

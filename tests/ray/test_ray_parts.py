@@ -118,8 +118,19 @@ def test_ranks_see_all_gpus_of_their_replica() -> None:
         config = made._replica_config
         return config.placement_group_bundles, config.ray_actor_options.get("num_gpus")
 
-    assert of(num_cpus=3) == ([{"CPU": 3.0}, {"CPU": 3.0}], None)
-    assert of(num_cpus=3, num_gpus=1) == ([{"CPU": 6.0, "GPU": 2.0}], 2)
+    assert of(num_cpus=3, num_gpus=0) == ([{"CPU": 3.0}, {"CPU": 3.0}], 0)
+    assert of(num_cpus=3, num_gpus=0.5) == ([{"CPU": 6.0, "GPU": 1.0}], 1)
+    assert of(num_cpus=3) == of(num_cpus=3, num_gpus=1) == ([{"CPU": 6.0, "GPU": 2.0}], 2)
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", 1), ("cuda:0", 1), ("cpu", None)])
+def test_a_replica_on_a_gpu_has_one_without_being_told(device: str, gpus: int | None) -> None:
+    """Ray hides a machine's from an actor that asks for none: so `--ray --device cuda` needs it."""
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    config = lmprog.ray.app("nano", device=device)._bound_deployment._replica_config
+    assert config.ray_actor_options.get("num_gpus") == gpus
 
 
 @pytest.mark.parametrize(
