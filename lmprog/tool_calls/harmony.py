@@ -146,7 +146,9 @@ class HarmonyStream:
             return False
         head, self._began = self._held[: max(at, 0)], self._num_told
         self._cut(at + len(MESSAGE) if at >= 0 else 0)
-        self._head, self._is_begun, self._searched = head, False, 0
+        self._head, self._is_begun = head, False
+        is_text = at < 0 and self._held.startswith(START)  # else it would end what it begins
+        self._searched = len(START) + 1 if is_text else 0
         channel, recipient = _IN.search(head), _RECIPIENT.search(head)
         name = recipient[1] if recipient is not None else None
         is_told = self._tells_wrong and "to=functions." in head
