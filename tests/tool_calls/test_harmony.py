@@ -195,3 +195,15 @@ def test_a_header_that_is_too_long_is_text_and_read_in_time(size: int) -> None:
     parts = [part for at in range(0, len(text), size) for part in stream.feed(text[at : at + size])]
     parts += stream.finish()
     assert "".join(map(str, parts)).replace("\n\n", "") == text
+
+
+@pytest.mark.parametrize("size", [1, 8, 1000])
+def test_the_arguments_of_a_held_call_may_spell_marks(size: int) -> None:
+    said = '{"text": "a <|end|><|start|>assistant b"}'
+    before, between, _ = HARMONY.literals
+    text = before + "say" + between + said
+    stream = HarmonyStream({"say": {}}, is_held=True)
+    parts = [part for at in range(0, len(text), size) for part in stream.feed(text[at : at + size])]
+    (call,) = [*parts, *stream.finish()]
+    assert isinstance(call, ParsedCall)
+    assert call.arguments == said
