@@ -324,16 +324,14 @@ class Toolbox(msgspec.Struct, frozen=True):
         if self.form.harmony:
             calls = self._channels(tags, tools if self.choice != "none" else {})
         elif self.choice != "none":
-            within = self.thinks != "closed" and self.shows_thoughts == "within"
-            tag = self.support.thought.begin if within and self.thinks == "open" else ""
+            begun = self.thinks == "open" and self.shows_thoughts == "within"
             calls = CallStream(
                 self.form,
                 tools,
                 self.opening,
-                tag,
+                self.support.thought.begin if begun else "",
                 special=() if self.is_confined else tags,
                 is_held=self._is_held,
-                has_thoughts=within,
             )
         whole: CallStream | HarmonyStream | ThoughtStream | None = calls
         if self.thinks != "closed" and self.shows_thoughts != "within":
