@@ -7,6 +7,7 @@ in `final`, or in `commentary` without a function. Knows texts; knows no request
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ Stretch: TypeAlias = tuple[int, int]
 ENDLESS = 2**31 - 1
 """Where a stretch ends that goes on to the end of the text."""
 
+_DECODER = json.JSONDecoder()
 _ENDS = (END, START)
 _HEADS = (START, CHANNEL, "to=")
 _LONGEST_HEAD = 512
@@ -72,9 +74,11 @@ class HarmonyStream:
         *,
         tells_wrong: bool = False,
         special: Sequence[str] = (),
+        is_held: bool = False,
     ) -> None:
-        """`tells_wrong` and `special`: see `CallStream`."""
+        """`tells_wrong`, `special` and `is_held`: see `CallStream`."""
         self._tools = tools
+        self._is_held = is_held
         self._are_tokens = MESSAGE in special
         """Marks that are spelled in other tokens are text."""
         self._tags = set(range(len(opening)))
@@ -146,7 +150,9 @@ class HarmonyStream:
             return False
         head, self._began = self._held[: max(at, 0)], self._num_told
         self._cut(at + len(MESSAGE) if at >= 0 else 0)
-        self._head, self._is_begun, self._searched = head, False, 0
+        self._head, self._is_begun = head, False
+        is_text = at < 0 and self._held.startswith(START)  # else it would end what it begins
+        self._searched = len(START) + 1 if is_text else 0
         channel, recipient = _IN.search(head), _RECIPIENT.search(head)
         name = recipient[1] if recipient is not None else None
         is_told = self._tells_wrong and "to=functions." in head
@@ -157,8 +163,11 @@ class HarmonyStream:
 
     def _read_body(self, found: list[str | ParsedCall | ThoughtText], is_end: bool) -> bool:
         """Adds to `found` what is certain of the message; whether the next one can be read."""
-        begin = max(0, self._searched - len(START))
-        places = [at for at in (self._find(end, begin) for end in _ENDS) if at >= 0]
+        begin: int | None = max(0, self._searched - len(START))
+        if self._is_held and self._called is not None:
+            begin = self._end_of_value()
+        found_at = [] if begin is None else [self._find(end, begin) for end in _ENDS]
+        places = [at for at in found_at if at >= 0]
         if not places and not is_end and self._called is not None:
             self._searched = len(self._held)
             return False
@@ -182,6 +191,16 @@ class HarmonyStream:
                 begin, end = self._began - self._num_written, self._num_told - self._num_written
                 self.thoughts.append((begin, end))
         return bool(places)
+
+    def _end_of_value(self) -> int | None:
+        """Where the arguments end, whose strings may spell marks; None: not yet."""
+        if "}" not in self._held[self._searched :]:
+            return None
+        begin = len(self._held) - len(self._held.lstrip())
+        try:
+            return _DECODER.raw_decode(self._held, begin)[1]
+        except (ValueError, RecursionError):
+            return None
 
     def _find(self, mark: str, begin: int, end: int | None = None) -> int:
         at = self._held.find(mark, begin, end)

@@ -31,8 +31,8 @@ class CallStream:
     was begun as a call and cannot be read, with its problem; else both are content. Where the tag
     that begins calls is one of `special`, the token is what begins a call, however it is quoted,
     but in a thought; spelled in other tokens it is text. `is_held`: a constraint lets nothing else
-    than calls of these tools begin so, however it is spelled or quoted, but in a thought, of which
-    there is none in this text unless it `has_thoughts`.
+    than calls of these tools begin so, however it is spelled or quoted, but in a thought where one
+    was open.
     """
 
     def __init__(
@@ -44,11 +44,10 @@ class CallStream:
         tells_wrong: bool = False,
         special: Sequence[str] = (),
         is_held: bool = False,
-        has_thoughts: bool = False,
     ) -> None:
         self._form = form
         self._is_held = is_held
-        self._has_thoughts = has_thoughts or not is_held
+        self._has_thoughts = bool(thought) or not is_held
         self._tools = tools
         self._mark = mark_of(form)
         self._tells_wrong = tells_wrong

@@ -186,3 +186,24 @@ COMMENT = "<|channel|>commentary<|message|>I look.<|end|>" + NEXT
 )
 def test_in_an_answer_that_may_call_calls_are_confined(text: str, is_allowed: bool) -> None:
     assert accepts(free_or_calls(HARMONY, SHAPES, many=False), text) is is_allowed
+
+
+@pytest.mark.parametrize("size", [7, 100_000])
+def test_a_header_that_is_too_long_is_text_and_read_in_time(size: int) -> None:
+    text = "<|start|>" + "a" * 600 + "<|start|>" + "b" * 600
+    stream = HarmonyStream({})
+    parts = [part for at in range(0, len(text), size) for part in stream.feed(text[at : at + size])]
+    parts += stream.finish()
+    assert "".join(map(str, parts)).replace("\n\n", "") == text
+
+
+@pytest.mark.parametrize("size", [1, 8, 1000])
+def test_the_arguments_of_a_held_call_may_spell_marks(size: int) -> None:
+    said = '{"text": "a <|end|><|start|>assistant b"}'
+    before, between, _ = HARMONY.literals
+    text = before + "say" + between + said
+    stream = HarmonyStream({"say": {}}, is_held=True)
+    parts = [part for at in range(0, len(text), size) for part in stream.feed(text[at : at + size])]
+    (call,) = [*parts, *stream.finish()]
+    assert isinstance(call, ParsedCall)
+    assert call.arguments == said

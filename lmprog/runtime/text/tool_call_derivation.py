@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-import msgspec
-
 from lmprog import wire
 from lmprog.errors import LmprogError, NotSupported
 from lmprog.runtime.text.chat_template import ChatTemplate
@@ -331,7 +329,8 @@ class _View:
 
     def _lacks_end(self, form: wire.CallForm, call: WrittenCall) -> bool:
         """Whether one call is written as several are, but for the text behind them all."""
-        return bool(form.end) and self._is_written(msgspec.structs.replace(form, end=""), [call])
+        whole = wire.CallForm(form.literals, form.slots, form.begin, form.between, keyed=form.keyed)
+        return bool(form.end) and self._is_written(whole, [call])
 
     def _is_written(self, form: wire.CallForm, calls: list[WrittenCall]) -> bool:
         text, found = written(form, calls), self.answer(calls) or ""

@@ -319,22 +319,19 @@ class Toolbox(msgspec.Struct, frozen=True):
         if self.choice == "named" and self.thinks == "closed":
             return NamedReader(self.form, self.tools[0].name, tools, self.id)
         # under a constraint, it does not matter in which tokens the tags are spelled
-        is_held = self.choice in ("required", "named") or self.answer is not None
-        tags = () if is_held else self.support.tags
+        tags = () if self._must_call else self.support.tags
         calls: CallStream | HarmonyStream | None = None
         if self.form.harmony:
             calls = self._channels(tags, tools if self.choice != "none" else {})
         elif self.choice != "none":
-            within = self.thinks != "closed" and self.shows_thoughts == "within"
-            tag = self.support.thought.begin if within and self.thinks == "open" else ""
+            begun = self.thinks == "open" and self.shows_thoughts == "within"
             calls = CallStream(
                 self.form,
                 tools,
                 self.opening,
-                tag,
+                self.support.thought.begin if begun else "",
                 special=() if self.is_confined else tags,
-                is_held=is_held or self.is_confined,
-                has_thoughts=within,
+                is_held=self._is_held,
             )
         whole: CallStream | HarmonyStream | ThoughtStream | None = calls
         if self.thinks != "closed" and self.shows_thoughts != "within":
@@ -348,7 +345,17 @@ class Toolbox(msgspec.Struct, frozen=True):
         return self.choice == "none" and self.thinks == "closed" and not self.support.form.harmony
 
     def _channels(self, tags: Sequence[str], tools: Parameters) -> HarmonyStream:
-        return HarmonyStream(tools, self.written + self.opening, special=tags)
+        opening = self.written + self.opening
+        return HarmonyStream(tools, opening, special=tags, is_held=self._is_held)
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether a constraint lets nothing but calls begin as they do."""
+        return self._must_call or self.is_confined
+
+    @property
+    def _must_call(self) -> bool:
+        return self.choice in ("required", "named") or self.answer is not None
 
     @property
     def _marks(self) -> Marks:
