@@ -288,7 +288,7 @@ class ProgramAdmission:
         steps = left + 1 + sequence.remaining // size
         needed = memory.tables.pages_for(sequence, len(sequence.tokens) + left)
         growth = len(running) * (steps // size + 1) + self._programs.later_tokens(sequence) / size
-        spare = memory.num_obtainable - memory.tree.num_pinned
+        spare = memory.num_obtainable - memory.pages.cost(memory.tree.num_pinned)
         if has_slot and steps <= most_steps and needed + growth <= spare:
             self._growth = None
             return True
@@ -419,7 +419,7 @@ class ProgramAdmission:
         size = memory.config.page_size
         needed = memory.tables.pages_for(sequence, len(sequence.tokens))
         growth = self._growth.plus(programs.growth_of(sequence))
-        kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
+        kept = min(programs.kept_tokens / size, memory.pages.cost(memory.tree.num_pinned))
         missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
         no_slots = programs.missing_slots(sequence, memory.tables.states)
         if missing > 0.0 or no_slots > 0:
@@ -560,7 +560,7 @@ class RunningSequences:
                 self.admission.lose_place(program, is_kept=False)
             freed = memory.tree.evict(missing)
             memory.stats.evicted_pages += freed
-            if freed >= missing:
+            if freed >= missing or memory.pages.give_way():
                 continue
             own, planned = preemption_order(sequence), {row.sequence for row in rows}
             later = [v for v in self.sequences if v not in planned and preemption_order(v) > own]

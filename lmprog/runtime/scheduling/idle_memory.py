@@ -42,6 +42,7 @@ class IdleMemory:
         self._scheduler.tables.scored.clear()
         self._scheduler.stats.evicted_pages += tree.evict(tree.num_evictable - tree.num_pinned)
         pages, states = self._scheduler.pages, self._scheduler.tables.states
+        pages.trim()
         free = pages.free_pages()
         if states is not None:
             free += states.free_parts(pages.num_pages)
