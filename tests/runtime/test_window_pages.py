@@ -267,3 +267,23 @@ def test_a_page_of_a_model_whose_layers_all_have_windows_counts_a_little() -> No
     sequence = rig.gen(prompt, 8)
     rig.run()
     assert list(sequence.tokens) == [*prompt, *expected(prompt, 8)]
+
+
+def test_chats_in_half_the_memory_that_all_layers_need_compute_nothing_twice() -> None:
+    """Six chats of four turns that come back in turn: 28 pages of 16 tokens each in the end."""
+
+    def computed(num_pages: int, window: int | None) -> int:
+        config = SchedulerConfig(page_size=16, num_pages=num_pages, speculation="off")
+        pool = None if window is None else WindowPool(window, num_pages, 1, 5)
+        rig = Rig(config, windows=pool)
+        chats = [numbers(300, seed) for seed in range(6)]
+        for turn in range(4):
+            for chat, tokens in enumerate(chats):
+                sequence = rig.gen(tokens, 4)
+                rig.run()
+                chats[chat] = [*sequence.tokens, *numbers(30, 10 * chat + turn)]
+        return rig.scheduler.stats.computed_tokens
+
+    least = computed(1000, None)
+    assert computed(78, 64) == least
+    assert computed(78, None) > 1.5 * least
