@@ -17,6 +17,7 @@ from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.model_report import model_report
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.window_pages import WindowPages
 from lmprog.wire import SamplingParams
 from tests.model.small_checkpoint import write_checkpoint
 from tests.runtime.guesses import knowing
@@ -95,7 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "alone": ({}, 1, 0),
     "all at once": ({}, 19, 0),
     "without a cache": ({"share": False}, 19, 0),
-    "pages of 1": ({"page_size": 1, "num_pages": 4000}, 19, 0),
+    "pages of 1": ({"page_size": 1, "num_pages": 1500}, 19, 0),
     "pages of 4": ({"page_size": 4, "num_pages": 1600}, 7, 0),
     "chunks of 7": ({"max_chunk": 7}, 5, 0),
     "chunks of 100": ({"max_chunk": 100}, 19, 0),
@@ -110,6 +111,8 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 def test_the_answer_is_the_same_to_the_last_bit(model: str, folders: dict[str, Path]) -> None:
     wanted = answers(rig_of(folders[model], is_apart=False), 1)
     for case, (fields, at_once, preempt_every) in CASES.items():
+        if model == "mistral" and case not in ("all at once", "drafts, hardly any memory"):
+            continue  # what the scheduler does is the same
         rig = rig_of(folders[model], is_apart=True, preempt_every=preempt_every, **fields)
         if rig.scheduler.drafting is not None:
             rig.scheduler.drafting.source = knowing([one[0] for one in wanted], 0.8)
@@ -157,3 +160,19 @@ def test_a_doctor_says_how_long_a_text_fits(folders: dict[str, Path]) -> None:
     assert (
         "layers with windows keep 40 positions of each text: up to 4,096 tokens" in found["memory"]
     )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_memory_that_was_given_back_serves_again(model: str, folders: dict[str, Path]) -> None:
+    wanted = answers(rig_of(folders[model], is_apart=False), 19)
+    rig = rig_of(folders[model], is_apart=True)
+    pages = rig.scheduler.pages
+    assert isinstance(pages, WindowPages)
+    pages.give_back = rig.engine.give_back
+    assert answers(rig, 19) == wanted
+    pages.trim()
+    pages.return_memory(pages.free_pages())
+    assert answers(rig, 19) == wanted
+    rig.scheduler.tree.clear()
+    pages.return_memory(pages.free_pages())
+    assert answers(rig, 19) == wanted
