@@ -109,6 +109,8 @@ bool Engine::valid(const lmprog_step &step) const {
             return false;
     for (int i = 0; step.adapters != nullptr && i < step.num_tokens; i++)
         if (step.adapters[i] < 0 || step.adapters[i] > num_adapters_) return false;
+    for (const lmprog_layer &layer : layers_)
+        if (layer.apart && (step.apart == nullptr || (step.num_copies > 0 && step.copies_apart == nullptr))) return false;
     return model_.recurrent.kind == 0 || step.state_sources == nullptr || valid_states(step);
 }
 
@@ -162,7 +164,8 @@ void Engine::copy_slots_of(const lmprog_step &step) {
     workers_.share(model_.num_layers, false, [&](int index, int) {
         const lmprog_layer &layer = layers_[index];
         if (layer.keys != nullptr && !layer.reads)
-            lmprog_attention_copy(&layer.shape, layer.keys, layer.values, step.copies, step.num_copies);
+            lmprog_attention_copy(&layer.shape, layer.keys, layer.values, layer.apart ? step.copies_apart : step.copies,
+                                  step.num_copies);
     });
 }
 
@@ -294,16 +297,17 @@ void Engine::norm_heads(const lmprog_layer &layer, float *q, float *k) const {
 
 void Engine::write_and_attend(const lmprog_layer &layer, const lmprog_step &step) {
     const Layout &l = layout(layer);
+    const lmprog_attention_batch &rows = layer.apart ? *step.apart : step.rows;
     const long heads = static_cast<long>(l.kv_heads) * l.group, dim = l.head_dim;
     const lmprog_attention_array q = {qkv_.data, qkv_.width, LMPROG_F32};
     const lmprog_attention_array k = {qkv_.data + heads * dim, qkv_.width, LMPROG_F32};
     const lmprog_attention_array v = {qkv_.data + (heads + l.kv_heads) * dim, qkv_.width, LMPROG_F32};
     const lmprog_attention_array out = {attended_.data, attended_.width, LMPROG_F32};
-    if (!layer.reads) write_layer(workers_, l, step.rows, layer.keys, layer.values, k, v, alone_);
+    if (!layer.reads) write_layer(workers_, l, rows, layer.keys, layer.values, k, v, alone_);
     if (step.num_logits == 0 && &layer == last_kept_) return;
-    const bool alone = alone_ || attention_products(l, layer.attention, step.rows) < kWorthWaking;
-    const Plan &plan = plan_of(layer, step.rows, alone);
-    attention_.attend(workers_, plan, l, layer.attention, step.rows, layer.keys, layer.values, q, out, alone);
+    const bool alone = alone_ || attention_products(l, layer.attention, rows) < kWorthWaking;
+    const Plan &plan = plan_of(layer, rows, alone);
+    attention_.attend(workers_, plan, l, layer.attention, rows, layer.keys, layer.values, q, out, alone);
     if (model_.gated_attention != 0) gate_attended(layer);
 }
 

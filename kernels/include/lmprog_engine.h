@@ -84,6 +84,7 @@ typedef struct {
     const float *router_norm, *experts_norm, *dense_post_norm, *experts_post_norm; /* [hidden] */
     const float *expert_scales;                                                    /* [experts] */
     int32_t rope; /* which of the model's rotations; -1: none */
+    int32_t apart; /* its keys and values lie where `apart` of the step says */
     void *keys, *values;
     /* A layer with states is recurrent: qkv is then what comes in, out what goes out (lmprog_recurrent), and there are no
      * keys and values. */
@@ -198,6 +199,10 @@ typedef struct {
     const int32_t *state_sources, *state_targets;
     const int32_t *snapshots; /* [num_snapshots][3]: of a row, after so many of its tokens, a slot that the state is left in too */
     int32_t num_snapshots;
+    /* `rows` and `copies` of layers whose keys and values lie apart: the same rows with pages and slots of their own. NULL: no
+     * layer's do. */
+    const lmprog_attention_batch *apart;
+    const int32_t *copies_apart; /* [num_copies][2] */
 } lmprog_step;
 
 LMPROG_API int64_t lmprog_engine_packed_bytes(const lmprog_product *product);
@@ -222,7 +227,7 @@ LMPROG_API int64_t lmprog_engine_state_bytes(const lmprog_recurrent *recurrent);
 
 /* Computes the step's tokens, keeps their keys and values, and writes the wanted logits to logits[i * stride ..];
  * stride >= vocab filled up to a multiple of 32. Returns 0, or 1 where
- * a token, position, wanted logit, adapter or slot of a state is out of range. */
+ * a token, position, wanted logit, adapter or slot of a state is out of range, or pages apart are missing. */
 LMPROG_API int32_t lmprog_engine_step(lmprog_engine *handle, const lmprog_step *step, float *logits, int64_t stride);
 
 /* One product alone, for tests and measurements: out[r * stride + o] = sum of x[r][i] * weight[o][i]; x has rows of

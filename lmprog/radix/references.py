@@ -27,7 +27,7 @@ class PageAllocator:
 
     def __init__(self, num_pages: int) -> None:
         assert num_pages >= 0, f"a pool of {num_pages} pages"
-        self.num_pages = num_pages
+        self.num_pages = self.num_numbers = num_pages
         self._free = list(
             range(num_pages - 1, -1, -1)
         )  # a stack: the page freed last is allocated first
@@ -37,9 +37,33 @@ class PageAllocator:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_taken(self) -> int:
+        return len(self._allocated)
+
     def free_pages(self) -> list[int]:
         """Their numbers, in ascending order."""
         return sorted(self._free)
+
+    @property
+    def longest(self) -> int:
+        """Pages of the longest path: the copy of a partly filled one takes one."""
+        return self.num_pages - 1
+
+    def obtainable(self, num_evictable: int) -> int:
+        """Pages that are free, or could be if so many were evicted."""
+        return len(self._free) + num_evictable
+
+    def cost(self, count: int) -> int:
+        """What `count` pages of one path take, in free pages."""
+        return count
+
+    def give_way(self) -> bool:
+        """Whether more pages are free, since something was given up that the tree can spare."""
+        return False
+
+    def trim(self) -> None:
+        """What only might be of use is free."""
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` pages; None, and nothing is allocated, when fewer are free."""
@@ -88,7 +112,7 @@ class PageAllocator:
         free = set(self._free)
         assert len(free) == len(self._free), "a page is free twice"
         assert not free & self._allocated, "a page is free and taken"
-        assert free | self._allocated == set(range(self.num_pages)), "a page is lost"
+        assert free | self._allocated == set(range(self.num_numbers)), "a page is lost"
 
 
 class TreeWatcher(Protocol):

@@ -438,7 +438,7 @@ class RadixTree:
         """Evict everything that is not locked, even if pinned; returns the number of pages
         freed.
         """
-        return self.evict(self._pages.num_pages + 1)
+        return self.evict(self.num_cached + 1)
 
     def discard(self, node: Node, start: int | None = None) -> None:
         """Mark the contents of `node`, or of its path from position `start` on, as wrong: never

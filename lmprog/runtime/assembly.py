@@ -68,7 +68,7 @@ def assemble(
 
     stage("loads the model")
     identity = ModelIdentity(config.model)
-    selected = select_engine(without_draft_memory(config), ranks)
+    selected = select_engine(without_draft_memory(config), ranks, knows_frames=True)
     engine = selected.engine
     for name, value in selected.facts.items():
         resolved(name, value)
@@ -76,9 +76,8 @@ def assemble(
     scheduling = replace(config.scheduler, num_pages=engine.num_pages)
     fingerprint = identity.fingerprint(engine, tokenizer.eos_ids)
     store = open_store(config, engine, fingerprint)
-    scheduler = Scheduler(
-        scheduling, engine.context_len, clock=clock, store=store, states=_states(engine)
-    )
+    kept = store, _states(engine), getattr(engine, "windows", None)
+    scheduler = Scheduler(scheduling, engine.context_len, None, clock, *kept)
     draft_model = _draft_model(config, selected, tokenizer)
     if scheduler.drafting is not None:
         scheduler.drafting.model = draft_model
@@ -114,8 +113,11 @@ def assemble(
         scheduler, model, constraints, clock, rng, tokenising, channel.counters
     )
     stepping: StepEngine[Any] = engine
-    give_back = page_release(engine) if config.kv_idle_seconds else None
-    if give_back is not None:
+    give_back = page_release(engine)
+    if scheduler.tables.windows is not None and give_back is not None:
+        framed = scheduler.tables.windows.pages
+        framed.give_back, give_back = give_back, framed.return_memory
+    if give_back is not None and config.kv_idle_seconds:
         idle_memory = IdleMemory(scheduler, give_back, config.kv_idle_seconds)
         scheduler.hooks.idle.append(idle_memory.turn)
     return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock), welcome

@@ -79,6 +79,10 @@ def _memory(config: RuntimeConfig, plan: NativePlan, location: Path | None) -> M
     what += f"({a_token / 1e3:.1f} kB each)"
     if plan.states is not None:
         what += f", {_gb(plan.state_bytes)} for {plan.states.num_slots} recurrent states"
+    if (windows := plan.windows) is not None:
+        longer = windows.budget // windows.counted_bytes * plan.page_size
+        what += f", of which layers with windows keep {windows.window:,} positions of each text: "
+        what += f"up to {longer:,} tokens"
     what += f"; {_gb(free)} free"
     if weights + pages + plan.state_bytes <= free:
         return ModelFinding("ok", "memory", what)

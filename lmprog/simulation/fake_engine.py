@@ -4,7 +4,8 @@ tokenizer in which one letter is one token, so that an oracle needs only text or
 
 The contents of the slot of position i are a hash of all tokens up to i, and the logits of a
 position come from a sum over *all* slots that the position may read. So any wrongly shared or
-stale page, any slot written twice and any late copy changes the text. With recurrent states the
+stale page, any slot written twice and any late copy changes the text. With a window the same
+contents are kept in frames, too, and what lies in it is read from both. With recurrent states the
 hash of all tokens before comes from a state's slot instead, so that a wrong state changes it too.
 `reference_logits` computes the same from the token list alone: no pages, no batch, no cache. Each
 adapter hashes tokens in its own way. Integers and numpy only.
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from lmprog.runtime.scheduling.batch import Batch, RowStates
 from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
+from lmprog.runtime.scheduling.window_pages import WindowPool
 from lmprog.runtime.text.tokenizer import ByteStream
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
 from lmprog.simulation.plain_sampler import PlainSampler
@@ -99,6 +101,8 @@ class FakeRow(NamedTuple):
     adapter: int
     is_bad: bool
     states: StateRow | None = None
+    apart: NDArray[np.intp] | None = None
+    """As `slots`, of frames."""
 
 
 class StateRow(NamedTuple):
@@ -136,9 +140,21 @@ class FakeEngine:
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, vocab_size: int, num_states: int = 0
+        self,
+        num_pages: int,
+        page_size: int,
+        vocab_size: int,
+        num_states: int = 0,
+        windows: WindowPool | None = None,
     ) -> None:
-        """`num_states`: slots for recurrent states; 0: it has none."""
+        """`num_states`: slots for recurrent states; 0: it has none. `windows`: its pages and
+        frames; None: it has no frames.
+        """
+        self._window = 0 if windows is None else windows.window
+        num_frames = 0 if windows is None else windows.num_frames
+        num_pages = num_pages if windows is None else windows.num_numbers
+        self._slots_of_frame = np.arange(num_frames * page_size).reshape(num_frames, page_size)
+        self._apart = np.arange(num_frames * page_size, dtype=np.uint64) * _UINT_MIX
         self._states = [12345 * (slot + 1) for slot in range(num_states)]
         self._bad_states: set[int] = set()
         self._page_size = page_size
@@ -197,8 +213,17 @@ class FakeEngine:
         if len(batch.copies):
             self._slots[batch.copies[:, 1]] = self._slots[batch.copies[:, 0]]
             self._bad[batch.copies[:, 1]] = self._bad[batch.copies[:, 0]]
+        apart_slots = self._slots_of_frame[:0].ravel()
+        if (apart := batch.apart) is not None:
+            assert self._window, "it has no frames"
+            self._apart[apart.copies[:, 1]] = self._apart[apart.copies[:, 0]]
+            apart_slots = self._slots_of_frame[apart.pages].ravel()
         tokens, write_slots = batch.tokens.tolist(), batch.write_slots.tolist()
         targets = [[slot] for slot in write_slots[: len(tokens)]]
+        apart_targets: list[list[int]] = [[] for _ in tokens]
+        if apart is not None:
+            for token, slot in zip(batch.write_tokens.tolist(), apart.write_slots, strict=True):
+                apart_targets[token].append(slot)
         mirrors = zip(batch.write_tokens.tolist(), write_slots, strict=True)
         for token, slot in islice(mirrors, len(targets), None):
             targets[token].append(slot)
@@ -215,12 +240,13 @@ class FakeEngine:
                 begin,
                 tokens[begin:end],
                 batch.positions.item(begin),
-                slots[slot_starts[row] : slot_starts[row + 1]],
+                slots[(where := slice(slot_starts[row], slot_starts[row + 1]))],
                 0 if adapters is None else adapters[row],
                 row == self.bad_row and end - 1 in wanted,
                 None if states is None else states[row],
+                None if apart is None else apart_slots[where],
             )
-            self._run_row(written, targets, wanted, totals)
+            self._run_row(written, (targets, apart_targets), wanted, totals)
         self.bad_row = None
         logits = _logits([total or 0 for total in totals], self._vocab_size)
         for index, total in enumerate(totals):
@@ -231,14 +257,15 @@ class FakeEngine:
     def _run_row(
         self,
         row: FakeRow,
-        targets: list[list[int]],
+        all_targets: tuple[list[list[int]], list[list[int]]],
         wanted: set[int],
         totals: list[int | None],
     ) -> None:
-        """Writes the row's slots, and appends to `totals` for each of its tokens whose logits are
-        wanted; None: they are not finite.
+        """Writes the row's slots, in frames too, and appends to `totals` for each of its tokens
+        whose logits are wanted; None: they are not finite.
         """
         slots, position, states = row.slots, row.first, row.states
+        targets, apart_targets = all_targets
         state = _SEED if states is None or states.source < 0 else self._states[states.source]
         is_bad_state = states is not None and states.source in self._bad_states
         not_finite = row.is_bad or (self._is_any_bad and bool(self._bad[slots[:position]].any()))
@@ -255,11 +282,16 @@ class FakeEngine:
             state = contents
             for slot in targets[token]:
                 self._slots[slot], self._bad[slot] = contents, not_finite
+            self._apart[apart_targets[token]] = contents
             position += 1
             if states is not None:
                 self._keep(states, token + 1 - row.begin, len(row.tokens), (state, not_finite))
             if token in wanted:
                 read = self._slots[slots[:position]]
+                if row.apart is not None:
+                    seen = slice(max(0, position - self._window), position)
+                    # twice as much as those of pages count: nothing, where both are the same
+                    read[seen] += (self._apart[row.apart[seen]] - read[seen]) * np.uint64(2)
                 totals.append(None if not_finite else read.dot(_WEIGHTS[:position]).item())
 
     def _keep(self, row: StateRow, done: int, count: int, state: tuple[int, bool]) -> None:

@@ -225,8 +225,8 @@ def check_running(scheduler: Scheduler) -> None:
     loading = scheduler.tier.pages_held() if scheduler.tier is not None else []
     num_private = len(private) + len(loading)
     assert len({*private, *loading}) == num_private, "a page has two owners"
-    num_known = pages.num_free + scheduler.tree.num_cached + num_private
-    assert num_known == pages.num_pages, f"{num_known} of {pages.num_pages} pages have an owner"
+    num_known = scheduler.tree.num_cached + num_private
+    assert num_known == pages.num_taken, f"{num_known} of {pages.num_taken} pages have an owner"
 
 
 def _check_path(scheduler: Scheduler, sequence: Sequence, seen: set[Node]) -> None:

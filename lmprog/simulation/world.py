@@ -26,6 +26,7 @@ from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.rows import RunningSequences
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
+from lmprog.runtime.scheduling.window_pages import WindowPool
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.simulation.fake_engine import (
@@ -71,6 +72,8 @@ class Scenario:
     """Chance that a drafted token is what the model finds likeliest."""
     states: StatePool | None = None
     """Of a model with recurrent layers, without steps ahead."""
+    windows: WindowPool | None = None
+    """Of a model with windows, without steps ahead, states or a second tier."""
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -118,14 +121,29 @@ def with_states(scenario: Scenario, dice: random.Random) -> Scenario:
     return replace(scenario, is_ahead=False, states=StatePool(slots, every, PARTS_OF_STATE))
 
 
+def with_windows(scenario: Scenario, dice: random.Random) -> Scenario:
+    """One in eight of those without states has windows."""
+    has_windows = dice.random() < 0.125 and scenario.states is None
+    return windowed(scenario, dice) if has_windows else scenario
+
+
+def windowed(scenario: Scenario, dice: random.Random) -> Scenario:
+    """With windows of some tokens, whose frames are most of the memory or little of it."""
+    pages, frames = dice.choice([(1, 5), (1, 1), (7, 2), (0, 3)])
+    window = dice.choice([2, 3, 7, 16])
+    windows = WindowPool(window, scenario.scheduler.num_pages, pages, frames)
+    return replace(scenario, is_ahead=False, num_handles=0, states=None, windows=windows)
+
+
 def scenario_of(
     seed: int, rng: random.Random | None = None, guessing: random.Random | None = None
 ) -> Scenario:
     """That of the world of a seed, which goes on with the dice that are given."""
     plain = draw(rng or random.Random(seed))
-    # worlds without drafts and states stay as they were
+    # worlds without drafts, states and windows stay as they were
     drafting = with_drafts(plain, guessing or _guessing(seed))
-    return with_states(drafting, random.Random(f"recurrent states of {seed}"))
+    made = with_states(drafting, random.Random(f"recurrent states of {seed}"))
+    return with_windows(made, random.Random(f"windows of {seed}"))
 
 
 def _guessing(seed: int) -> random.Random:
@@ -181,13 +199,14 @@ class World:
             config.page_size,
             tokenizer.vocab_size,
             0 if states is None else states.num_slots,
+            windows := self.scenario.windows,
         )
         num_handles, dice = self.scenario.num_handles, random.Random(seed)
         self.store = FakeStore(self.engine, num_handles, dice, self.scenario.faults)
         staging = random.Random(f"staging of {seed}")  # likewise
         self.store.most_staged = staging.choice([None, None, 1, 4])
         store = self.store if num_handles else None
-        self.scheduler = Scheduler(config, CONTEXT, clock=self.clock, store=store, states=states)
+        self.scheduler = Scheduler(config, CONTEXT, None, self.clock, store, states, windows)
         if self.scheduler.drafting is not None:
             self.scheduler.drafting.source = GuessingSource(
                 tokenizer.vocab_size, guessing, self.scenario.right_drafts

@@ -19,6 +19,7 @@ from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
+from lmprog.runtime.scheduling.window_pages import WindowPool
 from lmprog.runtime.tier.page_store import PageCosts
 from lmprog.simulation.fake_engine import FakeEngine, FakeStore, reference_logits
 from lmprog.simulation.plain_sampler import PlainSampler
@@ -40,16 +41,20 @@ class Rig:
     states: StatePool | None = None
     num_handles: int = 0
     """Pages of a second tier on the fake model."""
+    windows: WindowPool | None = None
+    """Those of the engine, where it has frames."""
 
     def __post_init__(self) -> None:
         num_states = 0 if self.states is None else self.states.num_slots
         self.engine = self.engine or FakeEngine(
-            self.config.num_pages, self.config.page_size, VOCAB, num_states
+            self.config.num_pages, self.config.page_size, VOCAB, num_states, self.windows
         )
         self.store = FakeStore(self.engine, self.num_handles, random.Random(1), 0.0)
         self.store.costs = PageCosts(0.0, 0.0)
         store = self.store if self.num_handles else None
-        self.scheduler = Scheduler(self.config, self.context_len, store=store, states=self.states)
+        self.scheduler = Scheduler(
+            self.config, self.context_len, store=store, states=self.states, windows=self.windows
+        )
         self.sampler = self.sampler or PlainSampler()
         self.plans: list[Plan] = []
 

@@ -42,7 +42,7 @@ def plan(random_: random.Random, page_size: int, longest: int) -> Plan:
 
 def plain_batch(plan: Plan, page_size: int) -> dict[str, list[int]]:
     """What `Batch` says of its arrays, in Python."""
-    names = {one.name for one in fields(Batch)} - {"page_size", "adapters", "states"}
+    names = {one.name for one in fields(Batch)} - {"page_size", "adapters", "states", "apart"}
     found: dict[str, list[int]] = {name: [] for name in names}
     found["row_starts"], found["page_starts"] = [0], [0]
     for row in plan.rows:

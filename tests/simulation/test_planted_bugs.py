@@ -29,6 +29,7 @@ from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
 from lmprog.runtime.scheduling.waiting_queue import AdmissionOrder
+from lmprog.runtime.scheduling.window_pages import WindowPages, Windows
 from lmprog.runtime.text.stream import TextStream
 from lmprog.runtime.tier.stored_states import StoredStates
 from lmprog.simulation.world_runs import FULL_CHECK_EVERY, Violation, run_world
@@ -315,6 +316,47 @@ def stored_states_outlive_their_paths(patch: Patch) -> None:
     patch.setattr(StoredStates, "__init__", init)
 
 
+def a_prefix_is_used_without_its_window(patch: Patch) -> None:
+    patch.setattr(Windows, "usable", lambda self, match: match)
+
+
+def a_stretch_is_dropped_too_early(patch: Patch) -> None:
+    """Frames go that the first tokens of the next row see."""
+
+    def first_seen(self: WindowPages, position: int) -> int:
+        return max(0, position - 1) // self.page_size
+
+    patch.setattr(WindowPages, "first_seen", first_seen)
+
+
+def frames_that_are_held_go(patch: Patch) -> None:
+    original = WindowPages.hold
+
+    def hold(self: WindowPages, pages: Any) -> None:
+        original(self, pages)
+        self._loose.update(dict.fromkeys(page for page in pages if page not in self._of))
+
+    patch.setattr(WindowPages, "hold", hold)
+
+
+def a_copy_forgets_its_frame(patch: Patch) -> None:
+    patch.setattr(StepCopies, "_copy_frame", lambda self, source, first, target: None)
+
+
+def a_free_page_keeps_its_frame(patch: Patch) -> None:
+    """Whoever gets the page writes to a frame that is another page's, too."""
+
+    def take(self: WindowPages, page: int) -> None:
+        self._free_frames.append(int(self.frames[page]))
+
+    patch.setattr(WindowPages, "_take_frame", take)
+
+
+def frames_leak(patch: Patch) -> None:
+    original = WindowPages.let_go
+    patch.setattr(WindowPages, "let_go", lambda self, pages: original(self, [*pages][1:]))
+
+
 BUGS: list[Callable[[Patch], None]] = [
     a_shared_page_is_written,
     copies_are_forgotten,
@@ -353,6 +395,12 @@ BUGS: list[Callable[[Patch], None]] = [
     a_load_keeps_its_slot,
     a_loaded_state_is_put_where_the_pages_before_it_end,
     stored_states_outlive_their_paths,
+    a_prefix_is_used_without_its_window,
+    a_stretch_is_dropped_too_early,
+    frames_that_are_held_go,
+    a_copy_forgets_its_frame,
+    a_free_page_keeps_its_frame,
+    frames_leak,
 ]
 RARE = {drafts_run_past_a_stop: (147,), a_state_is_stored_before_it_is_computed: (17629, 19292)}
 """Where a bug that few worlds show was found first: these are tried before the others."""

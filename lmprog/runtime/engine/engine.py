@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,10 +36,11 @@ from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
 from lmprog.runtime.engine.native.engine import KvMemory, NativeEngine
 from lmprog.runtime.engine.native.interface import BF16_PATHS, best_path
 from lmprog.runtime.engine.native.packing import packed_checkpoint, packed_random
-from lmprog.runtime.engine.native.page_memory import page_bytes, state_bytes
+from lmprog.runtime.engine.native.page_memory import layers_apart, page_bytes, state_bytes
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
+from lmprog.runtime.scheduling.window_pages import WindowPool
 
 if TYPE_CHECKING:
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
@@ -77,10 +78,13 @@ class SelectedEngine:
         return dict(getattr(self.engine, "adapters", {}))
 
 
-def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> SelectedEngine:
+def select_engine(
+    config: RuntimeConfig, ranks: RankGroup | None = None, *, knows_frames: bool = False
+) -> SelectedEngine:
     """The engine that `config` asks for, loaded. With device "auto" a GPU that cannot run this
     model, or whose results are wrong, is left alone, and the log says why. `ranks` compute it
-    together where `config.tp` asks for more than one; this process leads them.
+    together where `config.tp` asks for more than one; this process leads them. `knows_frames`: see
+    `native_plan`.
     """
     if ranks is not None:
         check_options(config)
@@ -110,7 +114,7 @@ def select_engine(config: RuntimeConfig, ranks: RankGroup | None = None) -> Sele
             if config.device != "auto":
                 raise
             log.warning("%s is not used: %s", device, error)
-    engine: InferenceEngine = load_engine(config)
+    engine: InferenceEngine = load_engine(config, knows_frames=knows_frames)
     return SelectedEngine(engine, _sampler_for(engine), "cpu")
 
 
@@ -144,15 +148,18 @@ class InferenceEngine(Protocol):
     def forward(self, batch: Batch) -> Any: ...
 
 
-def load_engine(config: RuntimeConfig, keep: bool = True) -> NativeEngine | TorchEngine:
+def load_engine(
+    config: RuntimeConfig, keep: bool = True, *, knows_frames: bool = False
+) -> NativeEngine | TorchEngine:
     """The engine that `config` asks for. Raises ModelError where the model cannot be loaded,
     InvalidParameter where it cannot be as asked. `keep` leaves packed weights for the next start.
+    `knows_frames`: see `native_plan`.
     """
     check_options(config, "processor")
     folder = locate(config.model)
     reason = why_not_native(config, folder)
     if reason is None:
-        return _load_native(config, folder, keep)
+        return _load_native(config, folder, keep, knows_frames)
     if config.engine == "native" or config.quantize is not None:
         name = "engine" if config.engine == "native" else "quantize"
         raise InvalidParameter(
@@ -211,6 +218,8 @@ class NativePlan:
     page_size: int
     states: StateSlots | None
     """None: it has no recurrent layers."""
+    windows: WindowPool | None = None
+    """None: all layers keep all positions."""
 
     @property
     def state_bytes(self) -> int:
@@ -218,8 +227,12 @@ class NativePlan:
         return 0 if self.states is None else self.states.num_slots * state_bytes(self.shape)
 
 
-def native_plan(config: RuntimeConfig, folder: Path | None) -> NativePlan:
-    """Raises ModelError, and InvalidParameter where it cannot be as asked."""
+def native_plan(
+    config: RuntimeConfig, folder: Path | None, *, knows_frames: bool = True
+) -> NativePlan:
+    """Raises ModelError, and InvalidParameter where it cannot be as asked. `knows_frames`: whether
+    batches will say where pages of layers with windows lie.
+    """
     shape, dtype = _described(config, folder)
     context_len = context_length(config, shape.context_len)
     kv_dtype, page_size = computable(config.kv_dtype or dtype), config.scheduler.page_size
@@ -229,12 +242,31 @@ def native_plan(config: RuntimeConfig, folder: Path | None) -> NativePlan:
     states = None
     if shape.recurrent is not None:
         states = state_slots(pages * size, pages * page_size, state_bytes(shape))
-    return NativePlan(shape, weight_type, kv_dtype, context_len, pages, size, page_size, states)
+    plan = NativePlan(shape, weight_type, kv_dtype, context_len, pages, size, page_size, states)
+    return replace(plan, windows=_windows(config, plan)) if knows_frames else plan
 
 
-def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> NativeEngine:
+def _windows(config: RuntimeConfig, plan: NativePlan) -> WindowPool | None:
+    """Memory in which layers with windows keep no more than these, as far as nobody goes on from
+    what is behind them. None where all keep everything: no window is shorter than the context, or
+    pages leave this memory or are told of, as pages of all layers.
+    """
+    shape = plan.shape
+    apart = layers_apart(shape)
+    window = max((one for one in shape.windows if one is not None), default=0)
+    tells_pages = config.kv_disk_mb is not None or config.kv_store != "own" or config.kv_events
+    is_short = plan.num_pages * plan.page_size < 2 * window
+    if not apart or plan.states or tells_pages or window >= plan.context_len or is_short:
+        return None
+    frame = page_bytes(shape, plan.kv_dtype, plan.page_size, apart)
+    return WindowPool(window, plan.num_pages, plan.page_bytes - frame, frame)
+
+
+def _load_native(
+    config: RuntimeConfig, folder: Path | None, keep: bool, knows_frames: bool
+) -> NativeEngine:
     threads = config.threads or default_threads()
-    plan = native_plan(config, folder)
+    plan = native_plan(config, folder, knows_frames=knows_frames)
     shape, weight_type = plan.shape, plan.weight_type
     if folder is None:
         packed = packed_random(shape, DUMMY_SEED, weight_type, threads)
@@ -243,7 +275,7 @@ def _load_native(config: RuntimeConfig, folder: Path | None, keep: bool) -> Nati
     made = NativeEngine(
         shape,
         packed,
-        KvMemory(plan.kv_dtype, plan.page_size, plan.num_pages, plan.states),
+        KvMemory(plan.kv_dtype, plan.page_size, plan.num_pages, plan.states, plan.windows),
         location=folder,
         context_len=plan.context_len,
         threads=threads,

@@ -172,12 +172,12 @@ class Memory:
     @property
     def num_obtainable(self) -> int:
         """Pages that are free or can be evicted, pinned ones too."""
-        return self.pages.num_free + self.tree.num_evictable
+        return self.pages.obtainable(self.tree.num_evictable)
 
     @property
     def num_used(self) -> int:
         """Pages that are locked, private or pinned."""
-        return self.pages.num_pages - self.num_obtainable + self.tree.num_pinned
+        return self.pages.num_pages - self.num_obtainable + self.pages.cost(self.tree.num_pinned)
 
 
 class ProgramSizes:

@@ -274,7 +274,7 @@ class ProgramAdmission:
         steps = left + 1 + sequence.remaining // size
         needed = memory.tables.pages_for(sequence, len(sequence.tokens) + left)
         growth = len(running) * (steps // size + 1) + self._programs.later_tokens(sequence) / size
-        spare = memory.num_obtainable - memory.tree.num_pinned
+        spare = memory.num_obtainable - memory.pages.cost(memory.tree.num_pinned)
         if has_slot and steps <= most_steps and needed + growth <= spare:
             self._growth = None
             return True
@@ -405,7 +405,7 @@ class ProgramAdmission:
         size = memory.config.page_size
         needed = memory.tables.pages_for(sequence, len(sequence.tokens))
         growth = self._growth.plus(programs.growth_of(sequence))
-        kept = min(programs.kept_tokens / size, memory.tree.num_pinned)
+        kept = min(programs.kept_tokens / size, memory.pages.cost(memory.tree.num_pinned))
         missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
         no_slots = programs.missing_slots(sequence, memory.tables.states)
         if missing > 0.0 or no_slots > 0:

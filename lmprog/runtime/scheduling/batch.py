@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmprog.runtime.scheduling.plan import Plan, PlanStates
+from lmprog.runtime.scheduling.plan import Plan, PlanStates, PlanWindows
 
 Ints = NDArray[np.int32]
 
@@ -34,6 +34,17 @@ class RowStates:
     sources: Ints  # [R]; -1: the state before the first token
     targets: Ints  # [R]
     snapshots: Ints  # [S, 3]: row, after how many of its tokens, slot
+
+
+@dataclass(frozen=True, slots=True)
+class ApartPages:
+    """What layers with windows read and write in place of the arrays of the same names: frames
+    stand where pages do. Frame 0 stands for what is behind a window. All arrays are int32.
+    """
+
+    pages: Ints
+    write_slots: Ints  # [W]
+    copies: Ints  # [C, 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,7 @@ class Batch:
     page_size: int
     adapters: Ints | None = None  # [R]: each row's adapter, 0 for the base; None: all are the base
     states: RowStates | None = None  # None: the model has no recurrent layers
+    apart: ApartPages | None = None  # None: all layers have the same pages
 
     @property
     def num_tokens(self) -> int:
@@ -81,6 +93,8 @@ def build_batch(plan: Plan, page_size: int, has_adapters: bool = False) -> Batch
     batch = _batch_of_rows(plan, page_size)
     if plan.states is not None:
         batch = replace(batch, states=_row_states(plan.states))
+    if plan.windows is not None:
+        batch = replace(batch, apart=_apart(batch, plan.windows))
     if not has_adapters:
         return batch
     adapters = np.array([row.sequence.namespace.adapter for row in plan.rows], np.int32)
@@ -157,6 +171,18 @@ def _decodes(plan: Plan, page_size: int, joined: tuple[Ints, Ints, Ints, Ints, I
 def _row_states(states: PlanStates) -> RowStates:
     sources, targets = np.array(states.rows, np.int32).T.copy()
     return RowStates(sources, targets, np.array(states.snapshots, np.int32).reshape(-1, 3))
+
+
+def _apart(batch: Batch, windows: PlanWindows) -> ApartPages:
+    pages, offsets = np.divmod(batch.write_slots, np.int32(batch.page_size))
+    frame_of = np.frombuffer(windows.frames, np.int32)
+    frames = frame_of[pages]
+    assert frames.all(), "a page that is written has a frame"
+    return ApartPages(
+        frame_of[batch.pages],
+        frames * np.int32(batch.page_size) + offsets,
+        np.array(windows.copies, np.int32).reshape(-1, 2),
+    )
 
 
 def _offsets(counts: Ints) -> Ints:

@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from lmprog.config import SchedulerConfig
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken
-from lmprog.runtime.scheduling.plan import Copy, Mirror, Row
+from lmprog.runtime.scheduling.plan import Row, StepCopies
 from lmprog.runtime.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.recurrent import RecurrentStates
+    from lmprog.runtime.scheduling.window_pages import Windows
     from lmprog.runtime.tier.second_tier import SecondTier
 
 
@@ -145,18 +146,22 @@ class PageTables:
         pages: PageAllocator,
         tier: SecondTier | None = None,
         states: RecurrentStates | None = None,
+        windows: Windows | None = None,
     ) -> None:
-        """`states`: those of a model with recurrent layers."""
+        """`states`: those of a model with recurrent layers; `windows`: of one with frames."""
         self._page_size = config.page_size
         self._share = config.share
         self._tree = tree
         self._pages = pages
         self._tier = tier
         self.states = states
+        self.windows = windows
         self.scored = ScoredPrompts()
         self.copies = StepCopies(config.page_size)
         if tier is not None:
             tier.storing.source = self.copies.source
+        if windows is not None:
+            self.copies.frames = windows.pages.frames
         self._inserted: set[Sequence] = set()
         """Sequences whose rows of this step have been inserted into the tree."""
         self._followed: dict[Sequence, int] = {}
@@ -177,6 +182,8 @@ class PageTables:
         self._followed.clear()
         if self.states is not None:
             self.states.begin()
+        if self.windows is not None:
+            self.windows.pages.settle()
         self.copies.begin()
         self._inserted.clear()
 
@@ -187,6 +194,8 @@ class PageTables:
         if not self._share:
             return 0
         match = self.match(sequence)
+        if self.windows is not None:
+            return self.windows.usable(match).length
         return match.length if self.states is None else self.states.usable(match, None).length
 
     @staticmethod
@@ -209,7 +218,12 @@ class PageTables:
         match = self.match(sequence)
         if self.states is not None:
             match = self.states.usable(match, self.copies.writer(match))
+        known = match.length
+        if self.windows is not None:
+            match = self.windows.usable(match)
         if match.length <= sequence.computed:
+            if known > sequence.computed and self.windows is not None:
+                self.windows.computes_again(sequence, known)
             return
         node = self._tree.lock(match.node, match.length)
         self._free(sequence)
@@ -221,10 +235,15 @@ class PageTables:
         sequence.computed = match.length
         if self.states is not None:
             self.states.begin_from(sequence, node, match.length)
+        if self.windows is not None:
+            self.windows.begin_from(sequence, match.partial is not None)
+            if known > match.length:
+                self.windows.computes_again(sequence, known)
 
     def pages_for(self, sequence: Sequence, end: int) -> int:
         """Upper bound on the free pages that `extend` up to position `end` takes."""
-        return -(-end // self._page_size) - len(sequence.pages) + self._shares_part(sequence)
+        needed = -(-end // self._page_size) - len(sequence.pages) + self._shares_part(sequence)
+        return self._pages.cost(needed)
 
     def extend(self, sequence: Sequence, count: int, row_index: int) -> Row:
         """The row that computes the sequence's next `count` tokens. `pages_for` pages must be free.
@@ -341,6 +360,9 @@ class PageTables:
             kept = inserted.first_taken
             node = inserted.node
             self._tree.lock(node)
+            if self.windows is not None:
+                path = self._tree.match(keys, sequence.namespace.root)
+                self.windows.release(sequence, kept, path)
             self._pages.free(sequence.pages[sequence.shared : max(kept, sequence.shared)])
             self._pages.free(sequence.pages[max(size, sequence.shared) :])
             if sequence.node is not None:
@@ -386,7 +408,7 @@ class PageTables:
         """The sequence's logits were not finite: removes its whole path from the tree, because the
         first bad position is not known (a chunk gives no logits). Resets the sequence."""
         self._discard(sequence, 0)
-        if self.states is not None:  # also of what was computed again, beside the tree's
+        if self.states or self.windows:  # also of what was computed again, beside the tree's
             keys, root, _ = self.prefix(sequence)
             self._tree.discard(self._tree.match(keys, root).node, 0)
         if self._tier is not None:
@@ -410,6 +432,16 @@ class PageTables:
         self._tier.check()
         return self._tier.pages_held()
 
+    def has_lost_part(self, sequence: Sequence) -> bool:
+        """Whether the page of the tree that its next row copies the first part of has lost its
+        frame while room was made: the tree may have another page there than when it was found.
+        """
+        if self.windows is None or not self._shares_part(sequence):
+            return False
+        assert sequence.node is not None
+        page = self._tree.partial_page(sequence.node, sequence.computed)
+        return page is None or not self.windows.frame_of(page)
+
     def private_pages(self, sequence: Sequence) -> array[int]:
         """The pages that only this sequence uses."""
         return sequence.pages[sequence.shared :]
@@ -425,16 +457,20 @@ class PageTables:
         if self._take_tail(sequence, sequence.computed):
             return
         sequence.shared -= 1
-        sequence.pages.pop()
+        page = sequence.pages.pop()
         assert sequence.node is not None
         # Looked up again: an eviction may have moved these slots to another page since the
         # sequence was attached.
         source = self._tree.partial_page(sequence.node, sequence.computed)
-        taken = self._pages.allocate(1)
         assert source is not None
+        frame = 0
+        if self.windows is not None:
+            frame = self.windows.frame_of(source)  # it may go now
+            self.windows.copies_part(sequence, page)
+        taken = self._pages.allocate(1)
         assert taken is not None, "the scheduler frees pages first"
         sequence.pages.append(taken[0])
-        self.copies.share_slots(source, sequence.computed % self._page_size, taken[0])
+        self.copies.share_slots(source, sequence.computed % self._page_size, taken[0], frame)
 
     def _take_tail(self, sequence: Sequence, end: int) -> bool:
         """Takes the partly filled page in which position `end` is back from the tree, if nobody
@@ -442,8 +478,8 @@ class PageTables:
         """
         assert sequence.shared == len(sequence.pages), "only the last page can be partly filled"
         assert sequence.node is not None
-        if self.states is not None:
-            return False  # a snapshot lies there, and would leave the tree with the tokens
+        if self.states is not None or self.windows is not None:
+            return False  # a snapshot or stretch ends there, and would go with the tokens
         tail = self._tree.take_tail(sequence.node, end)
         if tail is None:
             return False
@@ -459,7 +495,7 @@ class PageTables:
         keys = sequence.keys(end)
         match = self._tree.match(keys, sequence.namespace.root)
         if match.length > start:
-            if self.states is not None:
+            if self.states is not None or self.windows is not None:
                 self._followed[sequence] = sequence.num_resets  # the tree's pages are enough
             return
         self._share_pages(sequence, keys, match)
@@ -487,6 +523,8 @@ class PageTables:
         assert first >= sequence.shared, (
             "what the sequence shares stays in the tree while it is locked"
         )
+        if self.windows is not None:
+            self.windows.replace(sequence, first, match.pages)
         # Private pages whose tokens another sequence has inserted meanwhile: one copy is enough.
         self._pages.free(sequence.pages[sequence.shared : first])
         sequence.pages[sequence.shared : first] = array("i", match.pages[sequence.shared : first])
@@ -504,6 +542,8 @@ class PageTables:
 
     def _free(self, sequence: Sequence) -> None:
         """Frees the sequence's private pages and its lock."""
+        if self.windows is not None:
+            self.windows.leave(sequence)
         self._pages.free(sequence.pages[sequence.shared :])
         if sequence.node is not None:
             self._tree.unlock(sequence.node)
@@ -515,70 +555,3 @@ class PageTables:
         sequence.pages = array("i")
         sequence.shared = sequence.computed = 0
         sequence.num_resets += 1
-
-
-class StepCopies:
-    """Of one step after the other."""
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self._copies: list[Copy] = []
-        self._mirrors: list[Mirror] = []
-        self._writers: dict[int, tuple[int, int, int]] = {}
-        """Page written in this step -> (row, position of the page's first slot, first position that
-        the row computes).
-        """
-        self._origins: dict[int, Copy | Mirror] = {}
-        """Slot copied to in this step -> how it gets its contents."""
-
-    def begin(self) -> None:
-        """Another step is planned."""
-        self._copies, self._mirrors = [], []
-        self._writers.clear()
-        self._origins.clear()
-
-    def finish(self) -> tuple[tuple[Copy, ...], tuple[Mirror, ...]]:
-        """The copies and mirrors of the step."""
-        return tuple(self._copies), tuple(self._mirrors)
-
-    def write(self, page: int, row: int, begin: int, first: int) -> None:
-        """Row `row`, which computes positions from `first` on, writes `page`, whose first slot is
-        that of position `begin`.
-        """
-        self._writers[page] = (row, begin, first)
-
-    def writer(self, match: Match) -> tuple[int, int] | None:
-        """The row of this step that computes the last token of `match`, and how many of its tokens
-        those up to there are; None where no row does.
-        """
-        if not match.length:
-            return None
-        page = match.pages[-1] if match.partial is None else match.partial
-        row, _, first = self._writers.get(page, (0, 0, match.length))
-        return None if match.length <= first else (row, match.length - first)
-
-    def source(self, page: int) -> int:
-        """The page that has now what `page` will have once the step has made its copies."""
-        origin = self._origins.get(page * self._page_size)
-        return origin.source // self._page_size if isinstance(origin, Copy) else page
-
-    def share_slots(self, page: int, count: int, other: int) -> None:
-        """The first slots of page `other`, so many, get the contents that those of `page` have
-        after this step.
-        """
-        row, begin, first = self._writers.get(page, (0, 0, count))
-        for offset in range(count):
-            source, target = page * self._page_size + offset, other * self._page_size + offset
-            known = self._origins.get(source)
-            origin: Copy | Mirror
-            if begin + offset >= first:
-                origin = Mirror(row, begin + offset - first, target)
-            elif isinstance(known, Mirror):
-                origin = Mirror(known.row, known.offset, target)
-            else:
-                origin = Copy(source if known is None else known.source, target)
-            if isinstance(origin, Mirror):
-                self._mirrors.append(origin)
-            else:
-                self._copies.append(origin)
-            self._origins[target] = origin

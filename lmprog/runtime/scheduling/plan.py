@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from lmprog.radix import Match
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import Client, Sequence
 
@@ -104,6 +105,15 @@ class PlanStates(NamedTuple):
     row with drafts the slot that it was read from."""
 
 
+class PlanWindows(NamedTuple):
+    """Where layers with windows find the step's pages."""
+
+    frames: array[int]
+    """As they are now: for the step that is computed next."""
+    copies: tuple[tuple[int, int], ...]
+    """Of the plan's copies, in the same order: slots of frames, from one to the other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     rows: tuple[Row, ...] = ()
@@ -117,6 +127,8 @@ class Plan:
     """By client."""
     states: PlanStates | None = None
     """None: the model has no recurrent layers."""
+    windows: PlanWindows | None = None
+    """None: all layers have the same pages."""
     num_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,3 +142,94 @@ class Plan:
         """Its tokens, if no row is a prefill: one for each row, and what is drafted."""
         num_drafted = sum([len(one.tokens) for one in self.drafts.values()]) if self.drafts else 0
         return len(self.rows) + num_drafted
+
+
+class StepCopies:
+    """The copies and mirrors of one step after the other."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self.frames: array[int] | None = None
+        """Of each page now, where layers with windows have frames of their own."""
+        self._apart: list[tuple[int, int]] = []
+        """The copies' slots in frames, as they are when a copy is planned: a source may lose its
+        page and its frame before the step, but not their contents."""
+        self._apart_sources: dict[int, int] = {}
+        """Slot copied to in this step -> the slot of a frame."""
+        self._copies: list[Copy] = []
+        self._mirrors: list[Mirror] = []
+        self._writers: dict[int, tuple[int, int, int]] = {}
+        """Page written in this step -> (row, position of the page's first slot, first position that
+        the row computes).
+        """
+        self._origins: dict[int, Copy | Mirror] = {}
+        """Slot copied to in this step -> how it gets its contents."""
+
+    def begin(self) -> None:
+        """Another step is planned."""
+        self._copies, self._mirrors, self._apart = [], [], []
+        self._apart_sources.clear()
+        self._writers.clear()
+        self._origins.clear()
+
+    def finish(self) -> tuple[tuple[Copy, ...], tuple[Mirror, ...]]:
+        """The copies and mirrors of the step."""
+        return tuple(self._copies), tuple(self._mirrors)
+
+    def windows(self) -> PlanWindows | None:
+        """What of the step goes to frames; None: the model has none."""
+        return None if self.frames is None else PlanWindows(self.frames, tuple(self._apart))
+
+    def write(self, page: int, row: int, begin: int, first: int) -> None:
+        """Row `row`, which computes positions from `first` on, writes `page`, whose first slot is
+        that of position `begin`.
+        """
+        self._writers[page] = (row, begin, first)
+
+    def writer(self, match: Match) -> tuple[int, int] | None:
+        """The row of this step that computes the last token of `match`, and how many of its tokens
+        those up to there are; None where no row does.
+        """
+        if not match.length:
+            return None
+        page = match.pages[-1] if match.partial is None else match.partial
+        row, _, first = self._writers.get(page, (0, 0, match.length))
+        return None if match.length <= first else (row, match.length - first)
+
+    def source(self, page: int) -> int:
+        """The page that has now what `page` will have once the step has made its copies."""
+        origin = self._origins.get(page * self._page_size)
+        return origin.source // self._page_size if isinstance(origin, Copy) else page
+
+    def share_slots(self, page: int, count: int, other: int, frame: int = 0) -> None:
+        """The first slots of page `other`, so many, get the contents that those of `page`, whose
+        frame this is, have after this step.
+        """
+        row, begin, first = self._writers.get(page, (0, 0, count))
+        for offset in range(count):
+            source, target = page * self._page_size + offset, other * self._page_size + offset
+            known = self._origins.get(source)
+            origin: Copy | Mirror
+            if begin + offset >= first:
+                origin = Mirror(row, begin + offset - first, target)
+            elif isinstance(known, Mirror):
+                origin = Mirror(known.row, known.offset, target)
+            else:
+                origin = Copy(source if known is None else known.source, target)
+            if isinstance(origin, Mirror):
+                self._mirrors.append(origin)
+            else:
+                self._copies.append(origin)
+                if self.frames is not None:
+                    self._copy_frame(source, frame * self._page_size + offset, target)
+            self._origins[target] = origin
+
+    def _copy_frame(self, source: int, first: int, target: int) -> None:
+        """As slot `source`, which is `first` in its frame, is copied to slot `target`, so is that
+        of its frame.
+        """
+        assert self.frames is not None
+        first = self._apart_sources.get(source, first)
+        self._apart_sources[target] = first
+        page, offset = divmod(target, self._page_size)
+        self._apart.append((first, self.frames[page] * self._page_size + offset))

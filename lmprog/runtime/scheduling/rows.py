@@ -155,7 +155,7 @@ class RunningSequences:
                 self.admission.lose_place(program, is_kept=False)
             freed = memory.tree.evict(missing)
             memory.stats.evicted_pages += freed
-            if freed >= missing:
+            if freed >= missing or memory.pages.give_way():
                 continue
             own, planned = preemption_order(sequence), {row.sequence for row in rows}
             later = [v for v in self.sequences if v not in planned and preemption_order(v) > own]
@@ -344,8 +344,13 @@ class StepPlanner:
         count = min(sequence.num_due, budget, self._config.max_chunk or budget)
         if count and tables.states is not None:
             count = tables.states.cut(sequence, count)
+        if tables.windows is not None:
+            count = tables.windows.advance(sequence, count)
         needed = tables.pages_for(sequence, sequence.computed + count)
         if not count or not self._running.make_room(needed, sequence, rows):
+            return 0
+        if tables.has_lost_part(sequence):
+            tables.detach(sequence)  # all it has is in the tree; it finds less there next time
             return 0
         rows.append(tables.extend(sequence, count, len(rows)))
         self._bill.charge(sequence.group.client, 1, count)

@@ -47,6 +47,7 @@ from lmprog.runtime.scheduling.sequence import (
     SequenceGroup,
     SequenceState,
     SessionTurn,
+    check_sequences,
 )
 from lmprog.runtime.scheduling.sessions import Sessions
 from lmprog.runtime.scheduling.stats import Stats
@@ -61,6 +62,7 @@ from lmprog.runtime.scheduling.waiting_queue import (
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.drafting import Drafting
     from lmprog.runtime.scheduling.recurrent import RecurrentStates, StatePool
+    from lmprog.runtime.scheduling.window_pages import WindowPool, Windows
     from lmprog.runtime.tier.page_store import PageStore
     from lmprog.runtime.tier.second_tier import SecondTier
 
@@ -103,16 +105,19 @@ class Scheduler:
         clock: Callable[[], float] | None = None,
         store: PageStore | None = None,
         states: StatePool | None = None,
+        windows: WindowPool | None = None,
     ) -> None:
         """Without a clock, time is counted in work: one second for a step and for each token. With
         a store, evicted pages go to a second tier. `states` has those of a model with recurrent
-        layers.
+        layers, `windows` the memory of one whose layers with windows have frames of their own.
         """
         assert config.num_pages > 0, "the engine says how many pages there are"
         self.config = config
         self.context_len = context_len
         self.stats = stats or Stats()
-        self.pages = PageAllocator(config.num_pages)
+        assert windows is None or (store is None and states is None), "only pages have frames"
+        seen = None if windows is None else self._windows(windows)
+        self.pages = PageAllocator(config.num_pages) if seen is None else seen.pages
         self.tree = RadixTree(config.page_size, self.pages, ExpectedReuse(config.num_pages))
         self.costs = StepCosts()
         self._work = 0.0
@@ -120,7 +125,7 @@ class Scheduler:
         self.hooks = StepHooks()
         recurrent = None if states is None else self._recurrent(states, store)
         self.tier = None if store is None else self._second_tier(store, recurrent)
-        self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent)
+        self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent, seen)
         self.pins = Pins(self.tree)
         capacity = config.num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
@@ -171,6 +176,11 @@ class Scheduler:
         grain = self.config.page_size if store is not None and store.is_shared else 1
         return RecurrentStates(states, self.tree, is_shared=self.config.share, grain=grain)
 
+    def _windows(self, pool: WindowPool) -> Windows:
+        from lmprog.runtime.scheduling.window_pages import Windows
+
+        return Windows(pool, self.config.page_size)
+
     def _drafting(self) -> Drafting | None:
         """None where the installation has been made without it."""
         if find_spec("lmprog.runtime.scheduling.drafting") is None:
@@ -218,7 +228,7 @@ class Scheduler:
         """Most tokens of one sequence: the context, or what fits all pages but one (the copy of a
         partly filled page takes a page more).
         """
-        return min(self.context_len, (self.config.num_pages - 1) * self.config.page_size)
+        return min(self.context_len, self.pages.longest * self.config.page_size)
 
     def submit(self, group: SequenceGroup, num_more: int = 0) -> list[SequenceGroup]:
         """Queues all sequences of `group`; so many more follow by `add`. Raises `Overloaded` when
@@ -328,7 +338,8 @@ class Scheduler:
                 bill.charge(rows[index].sequence.group.client, 0, len(drafted.tokens))
         tables, parts = self.tables, bill.parts()
         states = None if tables.states is None else tables.states.finish(rows)
-        plan = Plan(tuple(rows), *tables.copies.finish(), drafts, is_bounded, parts, states)
+        copied, apart = tables.copies.finish(), tables.copies.windows()
+        plan = Plan(tuple(rows), *copied, drafts, is_bounded, parts, states, apart)
         self._count(plan)
         for planned in self.hooks.planned:
             planned(plan, budget)
@@ -416,6 +427,8 @@ class Scheduler:
         self.pages.check([*held, *self.tables.pages_loading(), *private])
         if self.tables.states is not None:
             self.tables.states.check(self.running, self.tier.slots_held() if self.tier else ())
+        if self.tables.windows is not None:
+            self.tables.windows.check(self.running)
         self.programs.check(self.running, [*self.waiting, *self._running.suspended])
         self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)
@@ -448,6 +461,7 @@ class IdleMemory:
         self._scheduler.tables.scored.clear()
         self._scheduler.stats.evicted_pages += tree.evict(tree.num_evictable - tree.num_pinned)
         pages, states = self._scheduler.pages, self._scheduler.tables.states
+        pages.trim()
         free = pages.free_pages()
         if states is not None:
             free += states.free_parts(pages.num_pages)
@@ -464,22 +478,3 @@ def trim() -> None:
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
-
-
-def check_sequences(
-    running: Iterable[Sequence], waiting: WaitingQueue, held: set[int], page_size: int
-) -> None:
-    """Raises AssertionError where an invariant is broken; `held` are the pages of the tree."""
-    for sequence in running:
-        assert sequence.state is SequenceState.RUNNING, "an admitted sequence runs"
-        assert sequence not in waiting, "an admitted sequence does not wait"
-        whole = min(sequence.shared, sequence.computed // page_size)
-        assert all(page in held for page in sequence.pages[:whole]), "shared pages are in the tree"
-        if sequence.node is not None:
-            assert sequence.node.salt == sequence.namespace.root, "salts never share a page"
-        room = len(sequence.pages) * page_size
-        assert room >= sequence.computed, "computed tokens have pages"
-    for sequence in waiting:
-        assert sequence.state is SequenceState.WAITING, "a queued sequence waits"
-        assert sequence.node is None, "a waiting sequence locks nothing"
-        assert not sequence.pages, "a waiting sequence has no pages"

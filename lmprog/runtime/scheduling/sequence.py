@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -141,6 +141,37 @@ class OwnState:
         """Where the tree's tokens ended that its next row computes again."""
 
 
+class WindowStretch:
+    """The pages with the last window before `position`; the last of them may be partly filled."""
+
+    __slots__ = ("node", "num_uses", "pages", "part", "position")
+
+    def __init__(self, pages: list[int], part: int | None, position: int) -> None:
+        self.pages = pages
+        self.part = part
+        self.position = position
+        self.num_uses = 0
+        self.node: Node | None = None
+
+
+class OwnWindow:
+    """Of one running sequence of a model whose layers with windows have frames of their own."""
+
+    __slots__ = ("entered", "first", "fork", "has_part", "stretch")
+
+    def __init__(self) -> None:
+        self.first = 0
+        """The first page of its table whose frame it holds; all behind it are held, too ..."""
+        self.has_part = False
+        """... but for the last one, where that is the tree's and partly filled."""
+        self.entered = 0
+        """Where the tree's tokens ended that it goes on from, until its first row is planned."""
+        self.fork = 0
+        """Where the tree's whole pages ended, while it computes some of them again; else 0."""
+        self.stretch: WindowStretch | None = None
+        """What it went on from."""
+
+
 class Sequence:
     """One growing token sequence of a group.
 
@@ -177,6 +208,7 @@ class Sequence:
         "task",
         "tokens",
         "waits_since",
+        "window",
     )
 
     def __init__(
@@ -232,6 +264,8 @@ class Sequence:
         """dfs: number of the sweep that it belongs to."""
         self.recurrent: OwnState | None = None
         """Its recurrent state while it runs; None where the model has none."""
+        self.window: OwnWindow | None = None
+        """Which frames it holds; None where it has no pages, or the model no frames."""
         self.drafts: DraftRecord | None = None
         """Kept by whoever drafts for it; None before the first draft."""
         self.error: LmprogError | None = None
@@ -264,3 +298,23 @@ class Sequence:
         task = self.task
         known = len(self.tokens) - self.computed
         return known if task.is_plain or task.is_ready() else known - 1
+
+
+def check_sequences(
+    running: Iterable[Sequence], waiting: Iterable[Sequence], held: set[int], page_size: int
+) -> None:
+    """Raises AssertionError where an invariant is broken; `held` are the pages of the tree."""
+    waits = set(waiting)
+    for sequence in running:
+        assert sequence.state is SequenceState.RUNNING, "an admitted sequence runs"
+        assert sequence not in waits, "an admitted sequence does not wait"
+        whole = min(sequence.shared, sequence.computed // page_size)
+        assert all(page in held for page in sequence.pages[:whole]), "shared pages are in the tree"
+        if sequence.node is not None:
+            assert sequence.node.salt == sequence.namespace.root, "salts never share a page"
+        room = len(sequence.pages) * page_size
+        assert room >= sequence.computed, "computed tokens have pages"
+    for sequence in waits:
+        assert sequence.state is SequenceState.WAITING, "a queued sequence waits"
+        assert sequence.node is None, "a waiting sequence locks nothing"
+        assert not sequence.pages, "a waiting sequence has no pages"

@@ -11,7 +11,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +38,13 @@ from lmprog.runtime.engine.native.page_memory import (
     c_attention,
     c_recurrent,
     kv_sizes,
+    layers_apart,
     page_bytes,
     state_bytes,
     state_parts,
 )
-from lmprog.runtime.scheduling.batch import Batch, Ints
+from lmprog.runtime.scheduling.batch import ApartPages, Batch, Ints
+from lmprog.runtime.scheduling.window_pages import WindowPool
 
 BLOCK_SLOTS = 16
 
@@ -199,6 +201,17 @@ class KvMemory:
     page_size: int
     num_pages: int
     states: StateSlots | None = None
+    windows: WindowPool | None = None
+    """Layers with windows have their pages apart, in frames; None: as all others."""
+
+    @property
+    def num_numbers(self) -> int:
+        """Pages of layers that see all positions."""
+        return self.num_pages if self.windows is None else self.windows.num_numbers
+
+    @property
+    def num_frames(self) -> int:
+        return 0 if self.windows is None else self.windows.num_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,21 +252,27 @@ class NativeEngine:
         self.adapters: dict[str, str] = {}
         """Digests by name; rows' numbers count them from 1 on."""
         self.memory = memory
-        self.states = memory.states
+        self.states, self.windows = memory.states, memory.windows
         self.packed = packed
         self._library = interface.opened()
         self._shape = shape
         self._pid = os.getpid()
         self._held: list[object] = []  # what the C structures point into
         self._kv_parts: list[Bytes] = []  # keys and values, layer by layer
+        self._apart_parts: list[Bytes] = []  # those of layers whose pages lie apart
         self._state_parts: list[Bytes] = []  # states, layer by layer
         self._model = self._described(shape, packed)
         self._handle = self._opened(threads, path or os.environ.get("LMPROG_ENGINE_PATH"))
         self._logits = np.empty((0, up32(shape.vocab_size)), np.float32)
         self._ahead: MemoryAhead | None = None
+        self._frames_ahead: MemoryAhead | None = None
         if self.has_page_memory:
-            populate = self.page_memory().populate
-            self._ahead = MemoryAhead(populate, memory.num_pages, memory.page_size)
+            pages = self.page_memory()
+            self._ahead = MemoryAhead(pages.populate, memory.num_numbers, memory.page_size)
+            if (frames := pages.frames) is not None:
+                self._frames_ahead = MemoryAhead(
+                    frames.populate, memory.num_frames, memory.page_size
+                )
 
     @property
     def dtype(self) -> str:
@@ -295,7 +314,7 @@ class NativeEngine:
             batch.tokens, batch.positions, batch.logit_tokens, batch.copies
         )
         step = interface.CStep(
-            rows=self._rows(batch),
+            rows=self._rows(batch, batch),
             num_tokens=len(batch.tokens),
             num_logits=len(batch.logit_tokens),
             num_copies=len(batch.copies),
@@ -306,6 +325,12 @@ class NativeEngine:
         )
         if self._ahead is not None and len(batch.write_slots):
             self._ahead.reach(int(batch.write_slots.max()) // batch.page_size)
+        if (apart := batch.apart) is not None:
+            rows = self._rows(batch, apart)
+            step.apart = ctypes.pointer(rows)
+            (step.copies_apart,) = _pointers(apart.copies)
+            if self._frames_ahead is not None and len(apart.write_slots):
+                self._frames_ahead.reach(int(apart.write_slots.max()) // batch.page_size)
         adapters = batch.adapters
         if adapters is not None:
             adapters = np.repeat(adapters, np.diff(batch.row_starts))
@@ -326,10 +351,13 @@ class NativeEngine:
             self._library.lmprog_attention_group(
                 byref(step.rows), batch.page_size, step.rows.order, step.rows.common
             )
+            if apart is not None:  # a page has one frame, so rows share frames as they share pages
+                rows.order, rows.common = step.rows.order, step.rows.common
         to, stride = c_void_p(self._logits.ctypes.data), self._logits.shape[1]
         is_refused = self._library.lmprog_engine_step(self._handle, byref(step), to, stride)
-        if self._ahead is not None:
-            self._ahead.step_ended()
+        for ahead in (self._ahead, self._frames_ahead):
+            if ahead is not None:
+                ahead.step_ended()
         if is_refused:
             what = "a token, a position, a logit, an adapter or a state"
             raise ValueError(f"the batch names {what} that is out of range")
@@ -357,7 +385,10 @@ class NativeEngine:
                 f"a second tier needs a page size that is a multiple of {BLOCK_SLOTS}, not "
                 f"{self.memory.page_size}"
             )
-        memory = NativePageMemory(self._pool, self._kv_parts, self.memory.num_pages)
+        memory = NativePageMemory(self._pool, self._kv_parts, self.memory.num_numbers)
+        if self.windows is not None:
+            frames = self.memory.num_frames
+            memory.frames = NativePageMemory(self._pool, self._apart_parts, frames)
         if self.states is not None:
             slots, size = self.states.num_slots, memory.page_bytes
             memory.states = StateMemory(self._state_pool, self._state_parts, slots, size)
@@ -371,8 +402,9 @@ class NativeEngine:
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Returns the memory of these free pages, in ascending order, to the system."""
-        if self._ahead is not None:
-            self._ahead.restart()
+        for ahead in (self._ahead, self._frames_ahead):
+            if ahead is not None:
+                ahead.restart()
         self.page_memory().give_back(pages)
 
     def sample(self, call: object) -> None:
@@ -384,20 +416,22 @@ class NativeEngine:
         if self._handle:
             self._library.lmprog_engine_close(self._handle)
             self._handle = c_void_p()
-        if self._ahead is not None:
-            self._ahead.close()
+        for ahead in (self._ahead, self._frames_ahead):
+            if ahead is not None:
+                ahead.close()
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) and may_await_threads(self._pid):
             self.close()
 
     @staticmethod
-    def _rows(batch: Batch) -> CAttentionBatch:
-        arrays = batch.row_starts, batch.kv_lens, batch.page_starts, batch.pages
+    def _rows(batch: Batch, places: Batch | ApartPages) -> CAttentionBatch:
+        """The batch's rows, with pages and slots of `places`."""
+        arrays = batch.row_starts, batch.kv_lens, batch.page_starts, places.pages
         return CAttentionBatch(
             len(batch.kv_lens),
             len(batch.write_tokens),
-            *_pointers(*arrays, batch.write_tokens, batch.write_slots),
+            *_pointers(*arrays, batch.write_tokens, places.write_slots),
         )
 
     def _opened(self, threads: int, path: str | None) -> c_void_p:
@@ -413,12 +447,9 @@ class NativeEngine:
 
     def _described(self, shape: ModelShape, packed: Packed) -> interface.CModel:
         layers = (interface.CLayer * shape.num_layers)()
-        slots = self.memory.num_pages * self.memory.page_size
         attention = c_attention(shape, self.memory.kv_dtype, self.memory.page_size)
-        sizes = {
-            index: [int(size(byref(attention[index]), slots)) for size in kv_sizes(self._library)]
-            for index in shape.keeping
-        }
+        apart = frozenset[int]() if self.windows is None else frozenset(layers_apart(shape))
+        sizes = self._kv_sizes(attention, apart)
         recurrent = c_recurrent(shape, self.memory.states)
         state_bytes = int(self._library.lmprog_engine_state_bytes(byref(recurrent)))
         state_bytes *= recurrent.num_slots + 1
@@ -438,12 +469,13 @@ class NativeEngine:
                 continue
             source = shape.source_of(index)
             layer.reads = source is not None
+            layer.apart = (index if source is None else source) in apart
             if source is not None:
                 layer.keys, layer.values = layers[source].keys, layers[source].values
             else:
                 taken = [pool.take(size) for size in sizes[index]]
                 layer.keys, layer.values = (part.ctypes.data for part in taken)
-                self._kv_parts += taken
+                (self._apart_parts if layer.apart else self._kv_parts).extend(taken)
             if shape.value_norm:
                 layer.v_norm = ones.ctypes.data
             rope = shape.rope_of(index)
@@ -483,6 +515,17 @@ class NativeEngine:
             for name in ("embedding", "projection", "norm"):
                 setattr(described, f"per_layer_{name}", getattr(own, name).ctypes.data)
         return described
+
+    def _kv_sizes(
+        self, attention: list[interface.CAttentionShape], apart: Container[int]
+    ) -> dict[int, list[int]]:
+        """Bytes of the keys and of the values of each layer that keeps them."""
+        memory, sizes = self.memory, dict[int, list[int]]()
+        for index in self._shape.keeping:
+            pages = memory.num_frames if index in apart else memory.num_numbers
+            layer, slots = byref(attention[index]), pages * memory.page_size
+            sizes[index] = [int(size(layer, slots)) for size in kv_sizes(self._library)]
+        return sizes
 
     def _take_states(
         self, layer: interface.CLayer, index: int, recurrent: interface.CRecurrent, size: int

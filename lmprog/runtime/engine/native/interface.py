@@ -122,7 +122,7 @@ class CLayer(ctypes.Structure):
         *(("inner", c_int32), ("reads", c_int32)),
         *(("carried", c_float), ("mlp_carried", c_float)),
         *((name, c_void_p) for name in ("router", "router_bias", "choice_bias", *DENSE_BESIDE)),
-        ("rope", c_int32),
+        *(("rope", c_int32), ("apart", c_int32)),
         *((name, c_void_p) for name in ("keys", "values", "states", "gates", *STATE_VECTORS)),
         *((name, c_void_p) for name in PER_LAYER),
     )
@@ -200,6 +200,7 @@ class CStep(ctypes.Structure):
         ("copies", c_void_p),
         *((name, c_void_p) for name in ("adapters", "state_sources", "state_targets", "snapshots")),
         ("num_snapshots", c_int32),
+        *(("apart", POINTER(CAttentionBatch)), ("copies_apart", c_void_p)),
     )
 
 

@@ -78,19 +78,21 @@ def state_parts(state_bytes: int, page_bytes: int) -> int:
 class NativePageMemory:
     """`parts` of `region`: all pages, one array for each layer's keys and one for its values.
 
-    The numbers behind those of pages are the parts of recurrent states, slot after slot.
+    The numbers behind those of pages are the parts of recurrent states, slot after slot, or those
+    of frames.
     """
 
     def __init__(self, region: Region, parts: Sequence[NDArray[np.uint8]], num_pages: int) -> None:
         self._region = region
         self._num_pages = num_pages
         self.states: StateMemory | None = None
+        self.frames: NativePageMemory | None = None
         self._parts = [part.reshape(num_pages, -1) for part in parts]
         ends = np.cumsum([part.shape[1] for part in self._parts]).tolist()
         self._places = [
             slice(end - part.shape[1], end) for end, part in zip(ends, self._parts, strict=True)
         ]
-        self.page_bytes = int(ends[-1])
+        self.page_bytes = int(ends[-1]) if ends else 0
 
     def read(self, page: int, into: bytearray) -> None:
         """Copies the page."""
@@ -127,7 +129,9 @@ class NativePageMemory:
         state all or none are among them.
         """
         behind = bisect_left(pages, self._num_pages)
-        if self.states is not None:
+        if self.frames is not None:
+            self.frames.give_back([page - self._num_pages for page in pages[behind:]])
+        elif self.states is not None:
             each = self.states.num_parts
             slots = {(page - self._num_pages) // each for page in pages[behind:]}
             self.states.give_back(sorted(slots))
@@ -147,13 +151,32 @@ def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
 # --- how large they are, known before an engine is made
 
 
-def page_bytes(shape: ModelShape, kv_dtype: str, page_size: int) -> int:
-    """Memory of one page over all layers, known before an engine is made."""
+def layers_apart(shape: ModelShape) -> list[int]:
+    """Layers whose keys and values are of no use behind a window: only layers with windows read
+    them.
+    """
+    readers: dict[int, list[int]] = {layer: [layer] for layer in shape.keeping}
+    for layer in range(shape.num_layers):
+        if (source := shape.source_of(layer)) is not None:
+            readers[source].append(layer)
+    return [
+        layer
+        for layer, all_readers in readers.items()
+        if all(shape.windows[reader] is not None for reader in all_readers)
+    ]
+
+
+def page_bytes(
+    shape: ModelShape, kv_dtype: str, page_size: int, layers: Sequence[int] | None = None
+) -> int:
+    """Memory of one page over these layers, of all where None are said; known before an engine is
+    made.
+    """
     attention = c_attention(shape, kv_dtype, page_size)
     pages = 16  # whole blocks of slots for every page size
     sizes = (
         int(size(byref(attention[layer]), pages * page_size))
-        for layer in shape.keeping
+        for layer in (shape.keeping if layers is None else layers)
         for size in kv_sizes(interface.opened())
     )
     return sum(sizes) // pages
