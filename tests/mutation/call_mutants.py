@@ -158,7 +158,7 @@ CALL_MUTANTS = [
     ),
     Mutant(
         "a branch that a step wakes goes on before the ends that wait",
-        "ways",
+        "inbox",
         _PROGRAMS + "clients.py",
         "            branch.not_before = self._later[payer][-1][1].number\n",
         "            pass\n",

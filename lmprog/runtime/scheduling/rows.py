@@ -232,8 +232,8 @@ class StepPlanner:
         rows: list[Row] = []
         self._bill = StepBill(self._shares, self._costs.price(self._num_rows))
         admission = self._running.admission
-        is_full = len(self._running.sequences) >= self._config.max_rows
-        if is_full or (self._waiting.places and admission.lacks_memory):
+        num_over = len(self._running.sequences) - self._config.max_rows
+        if num_over > 0 or (self._waiting.places and (not num_over or admission.lacks_memory)):
             self._running.take_turns(step, now)
         # Decodes first: somebody waits for each token. Then prefills, each client's as admitted.
         prefills = self._plan_decodes(rows)
