@@ -72,8 +72,9 @@ class LocalMembers:
         """Those that live. Those that died are started again, after the delay of their deaths."""
         with self._lock:
             for replica in self._replicas:
-                if replica.process is not None and not replica.process.alive:
-                    self._bury(replica, replica.process)
+                is_dead = replica.process is not None and not replica.process.alive
+                if is_dead and not replica.is_changing:  # else it is being ended
+                    self._bury(replica)
                 is_missing = not (replica.process or replica.is_changing)
                 if is_missing and not self._closed and replica.due <= time.monotonic():
                     self._in_thread(replica, self._start)
@@ -126,8 +127,10 @@ class LocalMembers:
             thread.join()
         return all(one.exit_code == 0 for one in processes)
 
-    def _bury(self, replica: _Replica, process: RuntimeProcess) -> None:
+    def _bury(self, replica: _Replica) -> None:
         """Its process has ended by itself. The lock is held."""
+        process = replica.process
+        assert process is not None
         code = process.exit_code
         log.error("%s ended with exit code %s.%s", replica.name, code, process.log_tail())
         process.close()

@@ -18,6 +18,7 @@ from lmprog import wire
 from lmprog.errors import InvalidParameter, RuntimeGone
 from lmprog.fleet import fleet_channel
 from lmprog.fleet.fleet_channel import FleetChannel
+from lmprog.fleet.local_members import LocalMembers
 from lmprog.fleet.members import (
     FORGET_SECONDS,
     FixedMembers,
@@ -409,3 +410,46 @@ def test_why_a_member_cannot_be_reached_is_told_once(
         assert tried.acquire(timeout=60.0)
     channel.close()
     assert caplog.text.count("replica far cannot be reached yet: wrong keys") == 1
+
+
+class Ending:
+    """A runtime's process that has ended, while who ends it still waits for it."""
+
+    exit_code, alive = 0, True
+
+    def __init__(self) -> None:
+        self.is_let_go = threading.Event()
+
+    def connect(self, client: str) -> Connection:
+        raise RuntimeGone("nobody connects here")
+
+    def close(self, grace: float) -> None:
+        self.alive = False
+        self.is_let_go.wait(PATIENCE)
+
+    def log_tail(self) -> str:
+        return ""
+
+    def cpu_seconds(self) -> None:
+        return None
+
+
+def test_a_replica_that_is_ended_on_purpose_is_no_death() -> None:
+    """Whoever looks first: an update counts no restart, and its replicas wait for no delay."""
+    made: list[Ending] = []
+
+    def launch(generation: int) -> Any:
+        made.append(Ending())
+        return made[-1]
+
+    members = LocalMembers(launch, 1)
+    members.end("replica-1", "it was drained", 10.0)
+    until(lambda: not made[0].alive)
+    assert members.current() == []
+    assert members.num_restarts == 0
+    made[0].is_let_go.set()
+    until(members.current)
+    assert len(made) == 2
+    assert members.num_restarts == 0
+    made[1].is_let_go.set()
+    members.close(0.0)
