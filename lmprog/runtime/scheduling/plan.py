@@ -176,9 +176,10 @@ class StepCopies:
         """The copies and mirrors of the step."""
         return tuple(self._copies), tuple(self._mirrors)
 
-    def windows(self) -> PlanWindows | None:
-        """What of the step goes to frames; None: the model has none."""
-        return None if self.frames is None else PlanWindows(self.frames, tuple(self._apart))
+    def windows(self) -> PlanWindows:
+        """What of the step goes to frames, where there are any."""
+        assert self.frames is not None
+        return PlanWindows(self.frames, tuple(self._apart))
 
     def write(self, page: int, row: int, begin: int, first: int) -> None:
         """Row `row`, which computes positions from `first` on, writes `page`, whose first slot is

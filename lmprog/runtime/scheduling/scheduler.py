@@ -338,7 +338,8 @@ class Scheduler:
                 bill.charge(rows[index].sequence.group.client, 0, len(drafted.tokens))
         tables, parts = self.tables, bill.parts()
         states = None if tables.states is None else tables.states.finish(rows)
-        copied, apart = tables.copies.finish(), tables.copies.windows()
+        copied = tables.copies.finish()
+        apart = None if tables.windows is None else tables.copies.windows()
         plan = Plan(tuple(rows), *copied, drafts, is_bounded, parts, states, apart)
         self._count(plan)
         for planned in self.hooks.planned:
