@@ -9,7 +9,7 @@ from array import array
 import pytest
 
 from lmprog.config import SchedulerConfig
-from lmprog.runtime.scheduling.idle_memory import IdleMemory
+from lmprog.runtime.scheduling.scheduler import IdleMemory
 from lmprog.runtime.scheduling.window_pages import WindowPages, WindowPool
 from tests.runtime.rig import Rig, expected
 
