@@ -9,7 +9,7 @@ import functools
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -113,14 +113,22 @@ def assemble(
         scheduler, model, constraints, clock, rng, tokenising, channel.counters
     )
     stepping: StepEngine[Any] = engine
-    give_back = page_release(engine)
-    if scheduler.tables.windows is not None and give_back is not None:
-        framed = scheduler.tables.windows.pages
-        framed.give_back, give_back = give_back, framed.return_memory
+    give_back = _give_back(scheduler, page_release(engine))
     if give_back is not None and config.kv_idle_seconds:
         idle_memory = IdleMemory(scheduler, give_back, config.kv_idle_seconds)
         scheduler.hooks.idle.append(idle_memory.turn)
     return Loop(channel, interpreter, scheduler, stepping, selected.sampler, clock), welcome
+
+
+def _give_back(
+    scheduler: Scheduler, release: Callable[[Sequence[int]], None] | None
+) -> Callable[[Sequence[int]], None] | None:
+    """What idle memory goes back through: frames of windows are behind the pages."""
+    windows = scheduler.tables.windows
+    if windows is None or release is None:
+        return release
+    windows.pages.give_back = release
+    return windows.pages.return_memory
 
 
 def _states(engine: Any) -> StatePool | None:

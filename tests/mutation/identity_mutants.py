@@ -11,9 +11,9 @@ IDENTITY_MUTANTS = [
     Mutant(
         "a replica with another model joins",
         "fingerprint",
-        "fleet/fleet_channel.py",
-        "        if is_later or not difference:\n",
-        "        if difference is not None:\n",
+        "fleet/model_lines.py",
+        "            elif not difference:\n",
+        "            elif difference is not None:\n",
     ),
     Mutant(
         "a replica with another adapter of one name joins",
@@ -26,14 +26,14 @@ IDENTITY_MUTANTS = [
         "programs wait for a model that nobody has",
         "fingerprint",
         "fleet/fleet_channel.py",
-        "                self._router.strand(self._no_such_model())\n",
+        "                self._router.strand(name, self._lines.no_such_model(name))\n",
         "                pass\n",
     ),
     Mutant(
         "a program goes on when its fleet has taken another model",
         "fingerprint",
         "fleet/fleet_channel.py",
-        "            self._router.give_up_all(error)\n",
+        "                self._router.give_up_all(name, error)\n",
         "",
     ),
     Mutant(

@@ -217,14 +217,14 @@ MEMORY_MUTANTS = [
     Mutant(
         "copies start one slot late",
         "scheduling",
-        _SCHEDULING + "page_tables.py",
+        _SCHEDULING + "plan.py",
         "        for offset in range(count):",
         "        for offset in range(1, count):",
     ),
     Mutant(
         "a mirror is off by one",
         "scheduling",
-        _SCHEDULING + "page_tables.py",
+        _SCHEDULING + "plan.py",
         "origin = Mirror(row, begin + offset - first, target)",
         "origin = Mirror(row, max(0, begin + offset - first - 1), target)",
     ),

@@ -203,8 +203,8 @@ STATE_MUTANTS = [
         "pages behind the last state are stored",
         "stored states",
         _STORING,
-        "            del tokens[end:], pages[-(-end // size) :]\n        found",
-        "        found",
+        "            del tokens[end:], pages[-(-end // size) :]\n        if pages:",
+        "        if pages:",
     ),
     Mutant(
         "a state is stored by its pages alone",

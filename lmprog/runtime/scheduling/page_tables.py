@@ -243,7 +243,7 @@ class PageTables:
     def pages_for(self, sequence: Sequence, end: int) -> int:
         """Upper bound on the free pages that `extend` up to position `end` takes."""
         needed = -(-end // self._page_size) - len(sequence.pages) + self._shares_part(sequence)
-        return self._pages.cost(needed)
+        return needed if self.windows is None else self._pages.cost(needed)
 
     def extend(self, sequence: Sequence, count: int, row_index: int) -> Row:
         """The row that computes the sequence's next `count` tokens. `pages_for` pages must be free.
@@ -387,7 +387,8 @@ class PageTables:
     def settle(self) -> None:
         """The step's rows are computed: what they inserted into the tree is there."""
         self._inserted.clear()
-        self.copies.begin()
+        if self.copies.origins:
+            self.copies.begin()
         if self.states is not None:
             self.states.settle()
 

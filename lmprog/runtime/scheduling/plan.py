@@ -162,7 +162,7 @@ class StepCopies:
         """Page written in this step -> (row, position of the page's first slot, first position that
         the row computes).
         """
-        self._origins: dict[int, Copy | Mirror] = {}
+        self.origins: dict[int, Copy | Mirror] = {}
         """Slot copied to in this step -> how it gets its contents."""
 
     def begin(self) -> None:
@@ -170,7 +170,7 @@ class StepCopies:
         self._copies, self._mirrors, self._apart = [], [], []
         self._apart_sources.clear()
         self._writers.clear()
-        self._origins.clear()
+        self.origins.clear()
 
     def finish(self) -> tuple[tuple[Copy, ...], tuple[Mirror, ...]]:
         """The copies and mirrors of the step."""
@@ -199,7 +199,7 @@ class StepCopies:
 
     def source(self, page: int) -> int:
         """The page that has now what `page` will have once the step has made its copies."""
-        origin = self._origins.get(page * self._page_size)
+        origin = self.origins.get(page * self._page_size)
         return origin.source // self._page_size if isinstance(origin, Copy) else page
 
     def share_slots(self, page: int, count: int, other: int, frame: int = 0) -> None:
@@ -209,7 +209,7 @@ class StepCopies:
         row, begin, first = self._writers.get(page, (0, 0, count))
         for offset in range(count):
             source, target = page * self._page_size + offset, other * self._page_size + offset
-            known = self._origins.get(source)
+            known = self.origins.get(source)
             origin: Copy | Mirror
             if begin + offset >= first:
                 origin = Mirror(row, begin + offset - first, target)
@@ -223,7 +223,7 @@ class StepCopies:
                 self._copies.append(origin)
                 if self.frames is not None:
                     self._copy_frame(source, frame * self._page_size + offset, target)
-            self._origins[target] = origin
+            self.origins[target] = origin
 
     def _copy_frame(self, source: int, first: int, target: int) -> None:
         """As slot `source`, which is `first` in its frame, is copied to slot `target`, so is that
