@@ -19,6 +19,7 @@ from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.scheduling.window_pages import WindowPages
 from lmprog.wire import SamplingParams
+from tests.model.checkpoints import FOREIGN, LATER, LAYERED, MIXTURES, VOCABULARY
 from tests.model.small_checkpoint import write_checkpoint
 from tests.runtime.guesses import knowing
 from tests.runtime.rig import Rig
@@ -54,7 +55,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: write_checkpoint(folder / name, **config) for name, config in MODELS.items()}
 
 
-def rig_of(folder: Path, *, is_apart: bool, preempt_every: int = 0, **fields: Any) -> Rig:
+def rig_of(
+    folder: Path, *, is_apart: bool, preempt_every: int = 0, context_len: int = 4096, **fields: Any
+) -> Rig:
     config = SchedulerConfig(**({"page_size": 16, "num_pages": 400, "speculation": "off"} | fields))
     asked = RuntimeConfig(
         str(folder), engine="native", dtype="float32", threads=1, scheduler=config
@@ -63,17 +66,19 @@ def rig_of(folder: Path, *, is_apart: bool, preempt_every: int = 0, **fields: An
     assert isinstance(engine, NativeEngine)
     assert (engine.windows is not None) == is_apart
     sampler = NativeSampler(engine)
-    return Rig(config, 4096, preempt_every, engine, sampler, windows=engine.windows)
+    return Rig(config, context_len, preempt_every, engine, sampler, windows=engine.windows)
 
 
 def prompts() -> list[list[int]]:
     """They share beginnings shorter and longer than the window, and longer than a chunk."""
     dice = random.Random(4)
-    base = [dice.randrange(256) for _ in range(900)]
+    base = [dice.randrange(VOCABULARY) for _ in range(900)]
     made = []
     for index in range(18):
         common = [0, 17, 48, 100, 333, 600][index % 6]
-        made.append(base[:common] + [dice.randrange(256) for _ in range(dice.randrange(1, 60))])
+        made.append(
+            base[:common] + [dice.randrange(VOCABULARY) for _ in range(dice.randrange(1, 60))]
+        )
     return [*made, base]
 
 
@@ -118,6 +123,23 @@ def test_the_answer_is_the_same_to_the_last_bit(model: str, folders: dict[str, P
             rig.scheduler.drafting.source = knowing([one[0] for one in wanted], 0.8)
         assert answers(rig, at_once) == wanted, case
         assert bool(rig.scheduler.stats.accepted_tokens) == ("drafts" in case), case
+
+
+OTHERS = {
+    **{name: FOREIGN[name] for name in ("gemma2", "phi3")},
+    **{name: LATER[name] for name in ("olmo3", "exaone4")},
+    **{name: MIXTURES[name] for name in ("gpt-oss", "mixtral", "qwen2-moe")},
+    **{name: LAYERED[name] for name in ("gemma4", "gemma4-shared")},
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_the_answer_is_the_same_in_every_family_with_windows(family: str, tmp_path: Path) -> None:
+    OTHERS[family].make(tmp_path)
+    sizes = {"context_len": 1024, "num_pages": 200}
+    wanted = answers(rig_of(tmp_path, is_apart=False, **sizes), 19)
+    rig = rig_of(tmp_path, is_apart=True, **sizes | {"num_pages": 66})
+    assert answers(rig, 19) == wanted
 
 
 def test_memory_for_a_thousand_tokens_of_all_layers_holds_a_text_of_three_thousand(
