@@ -36,7 +36,7 @@ _NEVER = timedelta(days=3650)
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 TRANSPORTS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """By the kind of device that ranks compute on: what carries tensors, by where they are."""
-_REFUSED = ("adapters", "states")
+_REFUSED = ("adapters", "states", "apart")
 _ARRAYS = [one.name for one in fields(Batch) if one.name not in ("page_size", *_REFUSED)]
 """What ranks are given: all but what several ranks refuse."""
 _HEAD = 2 + len(_ARRAYS)
