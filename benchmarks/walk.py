@@ -33,7 +33,7 @@ from lmprog.runtime.assembly import assemble
 from lmprog.server.http.http_server import HttpServer, bind, run, url_of
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.service import serve
-from lmprog.transport import LocalRuntimeChannel
+from lmprog.transport import ClientId, LocalRuntimeChannel, Received
 
 PACKAGE = Path(lmprog.__file__).parent
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -57,6 +57,10 @@ class Walk:
             is_value = dataclasses.is_dataclass(kind) or isinstance(value, msgspec.Struct)
             if is_value and kind.__module__.startswith("lmprog"):
                 self.values[kind.__name__] = kind.__module__
+
+    def add(self, other: Walk) -> None:
+        self.calls += other.calls
+        self.values |= other.values
 
 
 @lmprog.function
@@ -83,23 +87,41 @@ def confined(s: lmprog.Branch) -> str:
 PROGRAMS = {"gen": plain, "select": chosen, "json": confined}
 
 
+class Heard(LocalRuntimeChannel):
+    """Knows whether something has come."""
+
+    has_heard = False
+
+    def receive(self, wait: float) -> list[tuple[ClientId, Received]]:
+        found = super().receive(wait)
+        self.has_heard |= bool(found)
+        return found
+
+
 @contextmanager
 def a_runtime(
     walk: Walk, model: str = "dummy:tiny"
 ) -> Iterator[tuple[LocalRuntimeChannel, Callable[[], None]]]:
-    """The channel of one in this process, and how it is followed from now on."""
-    channel = LocalRuntimeChannel()
+    """The channel of one in this process, and how it is followed from now on. Turns in which nothing
+    came and nothing was computed are no part of a call's way: how many there are is chance.
+    """
+    channel = Heard()
     config = RuntimeConfig(model=model, dtype="float32", threads=1, kv_memory_mb=32)
     loop, _ = assemble(config, channel)
     following, followed, ended = threading.Event(), threading.Event(), threading.Event()
 
     def serve() -> None:
         while not ended.is_set():
-            if following.is_set():
-                sys.setprofile(walk.profile)
+            turn, num_steps = Walk(), loop.scheduler.stats.steps
+            channel.has_heard = False
+            is_followed = following.is_set()
+            if is_followed:
+                sys.setprofile(turn.profile)
                 followed.set()
             loop.step()
-        sys.setprofile(None)
+            sys.setprofile(None)
+            if is_followed and (channel.has_heard or loop.scheduler.stats.steps > num_steps):
+                walk.add(turn)
         channel.close()
 
     def follow() -> None:
