@@ -182,8 +182,15 @@ LEDGER_MUTANTS = [
         "more run than there are rows",
         "ledger",
         _SCHEDULING + "rows.py",
-        "            if len(self.sequences) > most:\n                self.preempt(last)\n                continue\n",
-        "",
+        "            if len(self.sequences) > most and self._is_owed(last):\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "calls of one client preempt each other for a row",
+        "scheduling",
+        _SCHEDULING + "rows.py",
+        "            if len(self.sequences) > most and self._is_owed(last):\n",
+        "            if len(self.sequences) > most:\n",
     ),
     Mutant(
         "who comes back is owed nothing of its part",

@@ -62,6 +62,14 @@ def test_a_page_is_not_stored_before_the_step_that_copies_to_it() -> None:
     run_world(720_000_055, 100)
 
 
+@pytest.mark.parametrize("seed", [750_001_166, 750_002_686])
+def test_calls_of_one_client_do_not_preempt_each_other_for_ever(seed: int) -> None:
+    """One had been admitted before another that ran, and was preempted for that one in the next
+    step, where nothing is cached and there is one row.
+    """
+    run_world(seed)
+
+
 def test_nobody_idles_for_tokens_that_left_memory_with_their_branches() -> None:
     """A program that had added 571 tokens, with memory for 128, kept the others waiting for as long
     as computing all of them takes.

@@ -26,7 +26,7 @@ from lmprog.runtime.scheduling.active_programs import ActivePrograms, Memory
 from lmprog.runtime.scheduling.admission import ProgramAdmission
 from lmprog.runtime.scheduling.plan import Row
 from lmprog.runtime.scheduling.sequence import Client, Sequence, SequenceState
-from lmprog.runtime.scheduling.step_costs import StepCosts
+from lmprog.runtime.scheduling.step_costs import QUANTUM, StepCosts
 from lmprog.runtime.scheduling.waiting_queue import (
     ClientShares,
     StepBill,
@@ -83,14 +83,14 @@ class RunningSequences:
         return sequence
 
     def take_turns(self, step: int, now: float) -> None:
-        """No more run than there are rows. Where all rows are taken, or memory is, a row of whose
-        client was served most is given to one that waits; or more of them, where a call that is
-        short beside them lacks memory.
+        """Where all rows are taken, or memory is, a row of whose client was served most is given to
+        one that waits, or runs without a row; or more of them, where a call that is short beside
+        them lacks memory.
         """
         served, admission, most = self._served, self.admission, self._memory.config.max_rows
         for _ in range(min(MOST_GIVEN, len(self.sequences))):
             last = max(self.sequences, key=lambda one: (served(one.group.client), _order(one)))
-            if len(self.sequences) > most:
+            if len(self.sequences) > most and self._is_owed(last):
                 self.preempt(last)
                 continue
             if not self._waiting.places or not admission.gives_row(last):
@@ -104,6 +104,13 @@ class RunningSequences:
                 return
             self.preempt(last)
         self._gives_from = step + MOST_GIVEN
+
+    def _is_owed(self, sequence: Sequence) -> bool:
+        """Whether its row is one for a client that was served less by a turn. Those of one client
+        take turns as they run: who is preempted for another of them would come back for it.
+        """
+        least = min(self._served(one.group.client) for one in self.sequences)
+        return least < self._served(sequence.group.client) - QUANTUM
 
     def queue(self, sequence: Sequence, now: float | None = None) -> None:
         """It waits; without a time since the wait clock was read last."""
