@@ -200,6 +200,7 @@ class Delta(Message, frozen=True):
     index: int
     text: str
     num_tokens: int
+    """Of this text, and those before it that had none of their own."""
     logprobs: tuple[TokenLogprob, ...] = ()
     tags: tuple[int, ...] = ()
     """As in `Output`, counted from the beginning of this text."""

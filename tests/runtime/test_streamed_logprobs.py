@@ -7,6 +7,8 @@ from __future__ import annotations
 import pytest
 
 from lmprog import wire
+from lmprog.runtime.text.stream import TextStream
+from lmprog.runtime.text.tokenizer import ByteTokenizer
 
 from .talk import GREEDY, Talk, done, text
 
@@ -59,3 +61,20 @@ def test_text_that_was_held_back_for_a_stop_comes_with_the_last_delta() -> None:
     assert done(replies)[2].outputs[0].text == told
     assert "".join(deltas) == told
     assert deltas[-1] == told[-2:]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_without_a_text_of_their_own_count_with_the_next_one(seed: int) -> None:
+    """Bytes by chance: most of them begin or go on in characters of several."""
+    talk = Talk(ByteTokenizer())
+    sampling = wire.SamplingParams(temperature=1.0, seed=seed, max_tokens=60, ignore_eos=True)
+    replies = talk.ask(wire.Open(1), text(1, "a"), wire.Generate(1, 2, sampling, stream=True))
+    tokens = done(replies)[2].outputs[0].tokens
+    deltas = [reply for reply in replies if isinstance(reply, wire.Delta)]
+    assert any(delta.num_tokens > 1 for delta in deltas)
+    count, given = 0, ""
+    for delta in deltas[:-1]:  # the last one has what was held back, too
+        count, given = count + delta.num_tokens, given + delta.text
+        stream = TextStream(talk.tokenizer)
+        assert "".join([stream.push(token) for token in tokens[:count]]) == given
+    assert count + deltas[-1].num_tokens <= len(tokens)

@@ -425,16 +425,13 @@ class Delivery:
         if not added:
             return False
         stream, tokens = run.streams[index], run.group.sequences[index].tokens
-        num_before = stream.num_tokens
         text = stream.push(tokens[-1]) if added == 1 else stream.push_all(tokens[-added:])
         op = call.op
         if run.selector is None and isinstance(op, wire.Generate) and op.stream:
-            self._send_new(call, run, index, text, stream.num_tokens - num_before)
+            self._send_new(call, run, index, text)
         return stream.is_stopped
 
-    def _send_new(
-        self, call: ActiveCall, run: GenerateRun, index: int, text: str, num_tokens: int
-    ) -> None:
+    def _send_new(self, call: ActiveCall, run: GenerateRun, index: int, text: str) -> None:
         """Streams new text of a result, and the log-probabilities that have not been sent."""
         op = call.op
         assert isinstance(op, wire.Generate)
@@ -442,7 +439,8 @@ class Delivery:
         if text or logprobs:
             stream = run.streams[index]
             tags = stream.tags_of(text) if stream.tags else ()
-            delta = wire.Delta(op.call, index, text, num_tokens, logprobs, tags)
+            new, stream.num_shown = stream.num_tokens - stream.num_shown, stream.num_tokens
+            delta = wire.Delta(op.call, index, text, new, logprobs, tags)
             self._completion.send(call.client, delta)
 
     def _unsent_logprobs(self, run: GenerateRun, index: int) -> tuple[wire.TokenLogprob, ...]:
@@ -480,7 +478,7 @@ class Delivery:
             self.select_result(call, run, run.selector, now)
             return
         if op.stream:
-            self._send_new(call, run, index, ended.delta, 0)
+            self._send_new(call, run, index, ended.delta)
         self._completion.end_sequence(sequence, num_kept, call.branch if index == 0 else None)
         if index == 0:
             call.branch.adopt(sequence.tokens[:num_kept], ended.text, ended.rest)

@@ -47,9 +47,11 @@ FEWEST_DECODES = 16
 FIRST_CHUNK = 8
 """Half of the tokens that a step may have before any larger step has been measured."""
 SHARE_BESIDE = 0.5
-"""The least part of a step's time that prompts get beside decodes ..."""
+"""The least part of a step's time that prompts get beside decodes, however short steps are ..."""
+WANTED_BESIDE = 2 / 3
+"""... what they get where the step takes no longer than two may ..."""
 SHARE_ALONE = 0.75
-"""... and without any: the fixed cost takes the rest, however short steps are to be."""
+"""... and without any decodes: the fixed cost takes the rest."""
 UNKNOWN = 0.001
 """Seconds that a token counts until a step has been measured."""
 EXPLORING = 4.0
@@ -179,12 +181,20 @@ class StepCosts:
         return self.per_token
 
     def tokens_beside(self, num_decodes: int, seconds: float) -> int:
-        """Tokens of prompts in a step with so many decodes that is to last about `seconds`; longer
-        where prompts would have less than their share of its time.
+        """Tokens of prompts in a step with so many decodes that is to last about `seconds`; up to
+        twice as long, or longer, where prompts would have less than their shares of its time.
         """
-        rest = self.fixed + self.per_token * num_decodes
-        share = self._share(rest, SHARE_BESIDE, self.per_token * max(1.0, self._drift))
-        return max(self.tokens_within(seconds) - num_decodes, share)
+        rest, per_token = self._decoding(num_decodes), self.per_token * max(1.0, self._drift)
+        least, wanted = [self._share(rest, one, per_token) for one in (SHARE_BESIDE, WANTED_BESIDE)]
+        within, within_two = [self.tokens_within(n * seconds) - num_decodes for n in (1, 2)]
+        return max(within, min(wanted, within_two), least)
+
+    def _decoding(self, num_decodes: int) -> float:
+        """Seconds of so many decodes alone: as such steps took, or by the fit before any."""
+        mean, tokens = self.fixed, 0.0
+        if (steps := self._decodes).weight:
+            mean, tokens = steps.seconds / steps.weight, steps.tokens / steps.weight
+        return max(0.0, mean + self.per_token * (num_decodes - tokens))
 
     def tokens_alone(self, seconds: float) -> int:
         """Tokens of a step without decodes that is to last about `seconds`, or longer likewise. By

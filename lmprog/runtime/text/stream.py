@@ -284,6 +284,7 @@ class TextStream:
         "_told",
         "_unread",
         "_watches",
+        "num_shown",
         "num_tokens",
         "tags",
     )
@@ -314,7 +315,9 @@ class TextStream:
         self._unread = len(seam.encode())
         """Bytes of the seam that are not generated yet."""
         self.num_tokens = 0
-        """Tokens so far that reach beyond the seam."""
+        """Tokens so far that reach beyond the seam ..."""
+        self.num_shown = 0
+        """... and of these, those that came with or before text that was given to a client."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._watches: list[StopWatch] = [watch_search(search) for search in searches]
         if stop:
@@ -540,6 +543,7 @@ class TextStream:
         other.tags, other._tag_places = self.tags, self._tag_places[:]
         other._told = self._told
         other._unread, other.num_tokens = self._unread, self.num_tokens
+        other.num_shown = self.num_shown
         other._is_simple, other._checked = self._is_simple, self._checked
         other._num_certain = self._num_certain
         other._decoder.setstate(self._decoder.getstate())
