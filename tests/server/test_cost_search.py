@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.cost_search import Attack, Fields, Harm, Search, searched
+from benchmarks.cost_search import TRIED_AGAIN, Attack, Fields, Harm, Search, searched
 from tests.server.fake_runtime import Fake, asking
 
 DOCUMENT: dict[str, Any] = {
@@ -47,6 +47,24 @@ def test_the_search_finds_a_product_of_fields_that_each_are_cheap() -> None:
     assert worst.path == "/two"
     assert harm.seconds > 1.0
     assert any(field.startswith("/two stop") for field in search.reached)
+
+
+class OnceSlow(Planted):
+    """As on a machine that was busy with something else."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def harm(self, attack: Attack) -> Harm:
+        self.calls += 1
+        return Harm(3.0 if self.calls == 5 else 1e-3, 200)
+
+
+def test_what_is_beyond_a_bar_is_tried_again_and_the_least_counts() -> None:
+    target, search = OnceSlow(), Search(DOCUMENT, seed=1, most_bytes=10_000)
+    asyncio.run(searched(target, search, lambda: search.tried < 9))
+    assert target.calls == 9 + TRIED_AGAIN
+    assert (max(search.seconds), max(search.least)) == (3.0, 1e-3)
 
 
 def test_the_same_seed_tries_the_same_bodies() -> None:
