@@ -377,7 +377,7 @@ def router(gateway: Gateway) -> GatewayRouter:
     )
     async def messages(request: Request, given: Given[MessagesBody]) -> Response:
         read = await given.read(gateway.settings, SILENT)
-        chat = read_as_chat(read.body, request)
+        chat = await read.aside(partial(read_as_chat, read.body, request))
         prompt, is_clipped = await until_gone(request, fitted(gateway, chat.prompt))
         chat = replace(chat, prompt=prompt)
         ends = partial(_ending, chat, at_limit=_LIMITS[is_clipped])
@@ -398,7 +398,7 @@ def router(gateway: Gateway) -> GatewayRouter:
     )
     async def count_tokens(request: Request, given: Given[Countable]) -> Response:
         read = await given.read(gateway.settings, SILENT)
-        chat = read_as_chat(read.body, request)
+        chat = await read.aside(partial(read_as_chat, read.body, request))
         found = await until_gone(request, counted(gateway, chat.prompt))
         return Response(msgspec.json.encode({"input_tokens": found}), media_type="application/json")
 

@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -40,6 +40,7 @@ from lmprog.server.options.server_settings import ServerSettings
 log = logging.getLogger("lmprog.server")
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+Made = TypeVar("Made")
 
 SMALL = 64 * 1024
 """Bodies up to this many bytes are parsed on the event loop, larger ones in one thread, one at a
@@ -93,6 +94,13 @@ class RequestBody(msgspec.Struct, Generic[Body], frozen=True):
     body: Body
     warnings: tuple[str, ...] = ()
     label: str = ""
+    is_large: bool = False
+
+    async def aside(self, make: Callable[[], Made]) -> Made:
+        """What is made of it: in the thread that parses, where it is large."""
+        if not self.is_large:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(_parsing_thread, make)
 
 
 async def read_body(
@@ -110,6 +118,7 @@ async def read_body(
         found = await loop.run_in_executor(
             _parsing_thread, parse, raw, kind, settings.strict_api, silent
         )
+        found = msgspec.structs.replace(found, is_large=True)
     calling_label.set(found.label)
     return found
 

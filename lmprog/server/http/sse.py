@@ -48,8 +48,8 @@ def event(
     value: object, name: str | None = None, encode: Callable[[Any], bytes] = _encoder.encode
 ) -> bytes:
     """One event with JSON data."""
-    data = b"data: " + one_line(encode(value)) + b"\n\n"
-    return data if name is None else b"event: " + name.encode() + b"\n" + data
+    begins = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
+    return b"".join((begins, one_line(encode(value)), b"\n\n"))
 
 
 def failure_event(problem: Problem, scope: Scope) -> bytes:
@@ -59,6 +59,8 @@ def failure_event(problem: Problem, scope: Scope) -> bytes:
 
 def one_line(data: bytes) -> bytes:
     """JSON with what some clients take for the end of a line escaped: U+0085, U+2028, U+2029."""
+    if data.isascii():
+        return data
     if b"\xe2\x80" in data or b"\xc2\x85" in data:  # rare: most texts are left as they are
         for character, escaped in _LINE_ENDS:
             data = data.replace(character, escaped)

@@ -142,7 +142,7 @@ def router(gateway: Gateway) -> GatewayRouter:
     async def chat_completions(request: Request, given: Given[ChatBody]) -> Response:
         read = await given.read(gateway.settings, SILENT)
         body = read.body
-        chat = understood(gateway, body, read.warnings)
+        chat = await read.aside(partial(understood, gateway, body, read.warnings))
         request.scope["state"]["names"] = chat.names
         if body.needs_tokens or needs_counting(chat.prompts, gateway.info.context_len):
             known = as_tokens(gateway, chat.prompts, body.truncate_prompt_tokens)

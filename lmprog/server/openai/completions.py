@@ -83,7 +83,7 @@ def router(gateway: Gateway) -> GatewayRouter:
     async def complete(request: Request, given: Given[CompletionBody]) -> Response:
         read = await given.read(gateway.settings, SILENT)
         body = read.body
-        asked = understood(gateway, body, read.warnings)
+        asked = await read.aside(partial(understood, gateway, body, read.warnings))
         request.state.names = asked.names
         if body.needs_tokens or needs_counting(asked.prompts, gateway.info.context_len):
             known = as_tokens(gateway, asked.prompts, body.truncate_prompt_tokens)

@@ -78,9 +78,9 @@ def pieces_of(
             )
         last = final["content"]
     conversation = wire.Conversation(
-        json.dumps(_merged(turns, box.text)),
-        json.dumps(box.shown_tools) if box.shown_tools else "",
-        json.dumps(variables) if variables else "",
+        _json(_merged(turns, box.text)),
+        _json(box.shown_tools) if box.shown_tools else "",
+        _json(variables) if variables else "",
     )
     more = (
         wire.TextPiece(box.written),
@@ -88,6 +88,10 @@ def pieces_of(
         wire.TextPiece(box.opening),
     )
     return (conversation, *(text for text in more if text.text))
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _merged(turns: list[dict[str, Any]], tools_text: str) -> list[dict[str, Any]]:

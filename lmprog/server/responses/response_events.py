@@ -35,6 +35,8 @@ class Writer:
     def __init__(self, body: ResponsesBody, model: str, created: int, tools: ServedTools) -> None:
         self.state = opened(body, model, created)
         self.told: list[bytes] | None = [] if body.background and body.stream else None
+        self.is_silent = False
+        """Nobody reads its events."""
         self._tools = tools
         self._sequence = 0
         self._output: list[Json] = self.state["output"]
@@ -46,9 +48,11 @@ class Writer:
 
     def begin(self) -> bytes:
         self.state["status"] = "in_progress"
-        return self._tell("response.created", response=self.state) + self._tell(
-            "response.in_progress", response=self.state
-        )
+        if self.is_silent:
+            return b""
+        begun = msgspec.Raw(msgspec.json.encode(self.state))
+        kinds = "response.created", "response.in_progress"
+        return b"".join([self._tell(kind, response=begun) for kind in kinds])
 
     def add(self, parts: Sequence[AnswerPart]) -> bytes:
         """More text, more thoughts, or whole calls."""
@@ -194,6 +198,8 @@ class Writer:
 
     def _tell(self, kind: str, **fields: Any) -> bytes:
         """One event, encoded at once: what it shows goes on changing."""
+        if self.is_silent:
+            return b""
         made = event({"type": kind, "sequence_number": self._sequence, **fields}, kind)
         self._sequence += 1
         if self.told is not None:
@@ -203,7 +209,7 @@ class Writer:
 
 def opened(body: ResponsesBody, model: str, created: int) -> Json:
     """A response of which nothing is written yet."""
-    shown = msgspec.to_builtins(body)
+    choice = msgspec.to_builtins(body.tool_choice)
     text = body.text.format if body.text is not None else None
     return {
         "id": f"resp_{secrets.token_hex(16)}",
@@ -224,8 +230,8 @@ def opened(body: ResponsesBody, model: str, created: int) -> Json:
         "store": body.keeps,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": {"type": "text"} if text is None else msgspec.to_builtins(text)},
-        "tool_choice": shown["tool_choice"] or ("auto" if body.tools else "none"),
-        "tools": shown["tools"] or [],
+        "tool_choice": choice or ("auto" if body.tools else "none"),
+        "tools": msgspec.Raw(msgspec.json.encode(body.tools or [])),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": "disabled",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from starlette.requests import Request
@@ -135,6 +136,7 @@ class Responding:
 
     async def _events(self, stream: bool) -> AsyncGenerator[bytes, None]:
         writer, reader = self.writer, self._chat.box.reader()
+        writer.is_silent = not stream
         with running(self._gateway, self._request, [self._chat.prompt], stream, self._salt) as run:
             self._begun = writer.begin()
             async for piece in run.pieces():
@@ -224,7 +226,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         body = read.body
         _check(body)
         history = await _history(store, request.state.caller, body.previous_response_id)
-        made = Responding(gateway, request, body, store, history)
+        made = await read.aside(partial(Responding, gateway, request, body, store, history))
         headers = warned((*read.warnings, *made.warnings))
         if body.background:
             task = asyncio.create_task(made.in_background())

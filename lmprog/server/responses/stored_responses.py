@@ -164,10 +164,15 @@ class Kept:
 
     def _write(self, state: dict[str, Any], messages: list[ChatMessage]) -> None:
         self._status = state["status"]
-        self._json = msgspec.json.encode(state)
-        self._messages = msgspec.msgpack.encode(messages)
+        self._json = _exact(msgspec.json.encode(state))
+        self._messages = _exact(msgspec.msgpack.encode(messages))
         events = sum(len(one) + EVENT_BYTES for one in self.told or ())
         self.size = ENTRY_BYTES + len(self._json) + len(self._messages) + events
+
+
+def _exact(encoded: bytes) -> bytes:
+    """The same without the room that its encoder left behind it, which may be as much again."""
+    return bytes(memoryview(encoded))
 
 
 class ResponseFile:
