@@ -122,7 +122,8 @@ def milliseconds_per_step(num_rows: int, num_steps: int) -> float:
 
 def plan_milliseconds(num_rows: int, prefix: int, own: int, num_steps: int) -> tuple[float, ...]:
     """The medians of planning a GPU's attention anew and patched, and of the requests of its
-    cascade, for decode rows on a common prefix with so many tokens of their own."""
+    cascade, for decode rows on a common prefix with so many tokens of
+    their own. One row has no requests."""
     rules = Tiling(group=4)
     plans = ItemPlans(StepRules(rules, (), 1 << 20), None)
     anew, patched, requests = list[float](), list[float](), list[float]()
@@ -140,9 +141,9 @@ def plan_milliseconds(num_rows: int, prefix: int, own: int, num_steps: int) -> t
 
 def _cascade(batch: Batch, num_rows: int) -> None:
     shared = shared_runs(batch, 1 << 20)
-    if shared is None or len(shared.gather) < num_rows:
+    if num_rows > 1 and (shared is None or len(shared.gather) < num_rows):
         raise RuntimeError("nothing is shared")
-    paged_rows(batch, shared.depths)
+    paged_rows(batch, 0 if shared is None else shared.depths)
 
 
 def _fork(num_rows: int, prefix: int, own: int) -> Batch:

@@ -107,6 +107,7 @@ LIBRARIES: dict[str, tuple[Unit, ...]] = {
         Unit("classes.cpp"),
         Unit("schemas.cpp"),
     ),
+    "runs": (Unit("runs.cpp"),),
     "attention": _ATTENTION,
     "engine": (
         *_ATTENTION,

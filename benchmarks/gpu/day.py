@@ -5,9 +5,9 @@ killed loses nothing, and the next call goes on behind what is in the file.
     python -m benchmarks.gpu.day [--device cuda:0] [--out day.jsonl] [--minutes 9]    # there
 
 For a machine with a driver, Python 3.12, a CUDA build of torch and no network: the folder has the
-sources and the wheels that are not there (msgspec, pyzmq), and is run in. Right comes before fast:
-every kernel beside its plain twin, random trees, one tiny case under compute-sanitizer where that
-is installed; then the kernels' times, the engines beside others, the ablations. FlashInfer is used
+sources and the wheels that are not there (msgspec, pyzmq, pytest), and is run in. Right comes before
+fast: every kernel beside its plain twin, random trees, the tests of kernels and engine, one tiny
+case under compute-sanitizer where that is installed; then the kernels' times, the engines beside others, the ablations. FlashInfer is used
 where it is installed; it is not carried. `--device emulated` runs all of it with tiny shapes, which
 shows that it works and nothing else.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,8 @@ from lmprog.runtime.engine.device.kernels import Kernels
 from lmprog.runtime.engine.device.loading import open_driver
 
 CARRIED = ("lmprog", "kernels", "benchmarks", "tests", "pyproject.toml")
-WHEELS = ("msgspec", "pyzmq")
+_BEHIND_PYTEST = ("pluggy", "iniconfig", "packaging", "pygments", "sortedcontainers")
+WHEELS = ("msgspec", "pyzmq", "pytest", "hypothesis", *_BEHIND_PYTEST)
 MOST_CARRIED = 60 << 20
 _KEYS = (
     ModuleKey("bf16", 128),
@@ -88,6 +90,33 @@ def sanitized(asked: Asked, tool: str) -> str:
     return (done.stdout + done.stderr)[-2000:]
 
 
+def tested(asked: Asked) -> str:
+    """The tests of kernels and engine that ask for results alone, on the device; those of families
+    where transformers is there to make checkpoints.
+    """
+    command = [sys.executable, "-c", _TESTS, *_TEST_OPTIONS]
+    environment = os.environ | {"LMPROG_TEST_DEVICE": asked.device}
+    done = subprocess.run(
+        command, cwd=runner.ROOT, env=environment, capture_output=True, text=True, timeout=540
+    )
+    said = (done.stdout + done.stderr)[-2000:]
+    if done.returncode:
+        raise RuntimeError(said)
+    return said
+
+
+_TESTS = """
+import importlib.util, sys, pytest
+from tests.cuda.conftest import ON_DEVICE
+names = set(ON_DEVICE)
+if importlib.util.find_spec("transformers") is None:
+    names.remove("test_device_families")
+sys.exit(pytest.main([*sys.argv[1:], *(f"tests/cuda/{name}.py" for name in sorted(names))]))
+"""
+_TEST_OPTIONS = ("-q", "-x", "-o", "addopts=", "-o", "filterwarnings=default")
+"""Plugins that the configuration names are not carried."""
+
+
 def timed(work: Callable[[], kernel_times.Timing]) -> dict[str, Any]:
     return asdict(work())
 
@@ -99,6 +128,8 @@ def things(asked: Asked) -> Iterator[Thing]:
         yield f"twins {key.name}", partial(twins, asked, key)
     for key in keys:
         yield f"trees {key.name}", partial(trees, asked, key)
+    if not asked.is_tiny:
+        yield "tests/cuda", partial(tested, asked)
     if shutil.which("compute-sanitizer") and not asked.is_tiny:
         for tool in ("memcheck", "racecheck"):
             yield f"compute-sanitizer {tool}", partial(sanitized, asked, tool)

@@ -81,23 +81,26 @@ class PagedPrefillDouble:
             for which in (0, 1)
         )
         group = plan["num_qo_heads"] // plan["num_kv_heads"]
-        result = torch.empty_like(q, dtype=torch.float64)
-        sums = torch.empty(q.shape[:2], dtype=torch.float64)
+        keys, values = (of.repeat_interleave(group, 1) for of in (keys, values))
         assert plan["window_left"] < 0 or plan["causal"]
-        for index in range(len(q)):
-            # causal: the last query sees the last key
-            own = length - len(q) + index if plan["causal"] else length - 1
-            first = 0 if plan["window_left"] < 0 else max(0, own - plan["window_left"])
-            for head in range(plan["num_qo_heads"]):
-                seen = slice(first, own + 1)
-                scores = keys[seen, head // group] @ q[index, head].double()
-                scores = scores * plan["sm_scale"]
-                if plan.get("logits_soft_cap"):
-                    cap = plan["logits_soft_cap"]
-                    scores = cap * torch.tanh(scores / cap)
-                assert math.isfinite(float(scores.max()))
-                result[index, head] = torch.softmax(scores, 0) @ values[seen, head // group]
-                sums[index, head] = torch.logsumexp(scores, 0) / math.log(2)
+        # causal: the last query sees the last key
+        own = torch.arange(length - len(q), length) if plan["causal"] else torch.tensor(length - 1)
+        own = own.expand(len(q))[:, None]
+        places = torch.arange(length)
+        is_seen = places <= own
+        if plan["window_left"] >= 0:
+            is_seen &= places >= own - plan["window_left"]
+        assert bool(is_seen.any(1).all()), "each query sees a key"
+        scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * plan["sm_scale"]
+        if plan.get("logits_soft_cap"):
+            cap = plan["logits_soft_cap"]
+            scores = cap * torch.tanh(scores / cap)
+        scores = scores.masked_fill(~is_seen, -math.inf)
+        assert bool(scores.amax(-1).isfinite().all())
+        # what is not seen may be anything: its weight of 0 times that is nothing
+        values = torch.where(is_seen.any(0)[:, None, None], values, 0.0)
+        result = torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), values)
+        sums = torch.logsumexp(scores, -1).t() / math.log(2)
         return result.to(q.dtype), sums.float()
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from lmprog.errors import NotSupported
 from lmprog.native import compiler
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.device import evidence, flashinfer_reader, step_arrays
@@ -112,11 +113,13 @@ def test_the_cascade_gives_what_float64_gives_on_random_trees(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With windows and caps, through our own merge; what is planted is found."""
-    monkeypatch.setattr(flashinfer_reader, "_WORTH", 1)
-    requests, plan = flashinfer_reader._requests, flashinfer_reader._Wrappers.plan
+    find, plan = flashinfer_reader.shared_runs, flashinfer_reader._Wrappers.plan
 
-    def wrong(*given: Any) -> SharedRuns:
-        found = requests(*given)
+    def wrong(batch: Batch, most_parts: int) -> SharedRuns | None:
+        # the double refuses a causal request with more queries than keys
+        found = find(batch, most_parts, worth=128 if fault == "is_causal" else 1)
+        if found is None:
+            return None
         if fault == "parts":
             found.parts[:] = found.parts[::-1]
         if fault == "depths":
@@ -128,7 +131,7 @@ def test_the_cascade_gives_what_float64_gives_on_random_trees(
     def causal(self: Any, rows: Any, size: int, is_causal: bool = True) -> None:
         plan(self, rows, size, is_causal or fault == "is_causal")
 
-    monkeypatch.setattr(flashinfer_reader, "_requests", wrong)
+    monkeypatch.setattr(flashinfer_reader, "shared_runs", wrong)
     monkeypatch.setattr(flashinfer_reader._Wrappers, "plan", causal)
     driver = EmulatedDriver(emulated_kernels(KEY))
     found = []
@@ -172,3 +175,11 @@ def test_a_cascade_loads_each_page_once_and_plans_anew_only_where_rows_change(
             reader.begin(reader.plan(batch_of(grown, 4), 1 << 20))
     assert looked == [6, 5]
     assert step_arrays.goes_on(batch_of(before, 4), batch_of(before, 4)) is False
+
+
+def test_a_cascade_is_refused_where_nothing_finds_what_rows_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flashinfer_reader, "_runs_library", lambda: None)
+    with flashinfer_double(), pytest.raises(NotSupported, match="nor a C\\+\\+ compiler"):
+        FlashInferCascadeReader(shape(LayerAttention(0.3)), torch.device("cpu"))

@@ -261,7 +261,13 @@ FAULTS = {
         device_decoder, DeviceDecoder, "_turned", "len(shape.ropes) if rope is None else rope", "rope or 0", partial(family_is_right, "smollm3")
     ),
     "heads are normalized one by one": Planted(
-        device_decoder, DeviceDecoder, "_turned", "not shape.qk_norm_wide", "shape.qk_norm_wide", partial(family_is_right, "olmo2")
+        device_decoder, DeviceDecoder, "_turned", "shape.qk_norm_wide or ", "", partial(family_is_right, "olmo2")
+    ),
+    "heads are normalized before they are turned": Planted(
+        device_decoder, DeviceDecoder, "_turned", " or shape.norms_rotated", "", partial(family_is_right, "hunyuan")
+    ),
+    "queries do not grow": Planted(
+        device_decoder, DeviceDecoder, "_turned", "self._grown is not None", "self._grown is self", partial(family_is_right, "ministral3")
     ),
     "a half without a norm has one": Planted(
         device_decoder, DeviceDecoder, "_begin_half", "if is_normed", "if x is not None", partial(family_is_right, "olmo2")

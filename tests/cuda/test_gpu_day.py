@@ -59,6 +59,19 @@ def test_what_is_carried_runs_by_itself_and_is_small(tmp_path: Path) -> None:
     assert (folder / "lmprog" / "nano").is_dir()
 
 
+def test_tests_of_results_are_run_on_the_device_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = day.Asked("cuda:1", 1, 0.0)
+    assert any(name == "tests/cuda" for name, _ in day.things(asked))
+    told = "import os; print(os.environ['LMPROG_TEST_DEVICE']); import sys; sys.exit({})"
+    monkeypatch.setattr(day, "_TESTS", told.format(0))
+    assert day.tested(asked) == "cuda:1\n"
+    monkeypatch.setattr(day, "_TESTS", told.format(1))
+    with pytest.raises(RuntimeError, match="cuda:1"):
+        day.tested(asked)
+
+
 def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     out = tmp_path / "day.jsonl"
     assert day.run_all(iter([("late", lambda: 1)]), out, lambda: True) == 0

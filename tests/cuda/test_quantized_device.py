@@ -31,7 +31,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "num_hidden_layers": 2,
 }
-TEXT = "What is the capital of France? The capital of France is Paris."
+TEXT = "The capital of France is Paris."
 PROMPT = [(7 * at) % 150 for at in range(20)]
 LAYOUTS = {
     "gptq": "int4",

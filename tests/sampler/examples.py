@@ -44,7 +44,7 @@ def shaping() -> set[str]:
     return {name for name, line in lines if line.option.role in ("draw", "edit")}
 
 
-def ignored(choose: Choose) -> list[str]:
+def ignored(choose: Choose, num_draws: int = NUM_DRAWS) -> list[str]:
     """The options with which a sampler chooses what it chooses without them."""
     logits = np.random.default_rng(5).normal(0, 1.5, (1, SIZE)).astype(np.float32)
     likeliest = np.argsort(-logits[0])[:5].tolist()
@@ -52,7 +52,7 @@ def ignored(choose: Choose) -> list[str]:
     def drawn(sampling: SamplingParams) -> list[int]:
         picks = [
             SampleRequest(0, sampling, 11, step, tuple(likeliest), tuple(likeliest))
-            for step in range(NUM_DRAWS)
+            for step in range(num_draws)
         ]
         return [-1 if one is None else one.token for one in choose(logits, picks)]
 

@@ -33,13 +33,19 @@ from lmprog.runtime.engine.torch_engine.decoder import (
     MixtureWeights,
     activated,
     mixed,
+    mixed_blindly,
     normalized_together,
+    rotated,
 )
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
 MOST_LOGITS = 256
 """More than most steps want: all rows that decode. Beyond, as for scores of prompts, they are
 computed by pieces.
+"""
+MOST_BLIND = 128
+"""Tokens of a step that go through a mixture without anybody knowing where: until then most experts
+are met anyway, and reading their weights takes longer than multiplying with them.
 """
 _Group = tuple[FusedLayers, Tensor]
 """An adapter, and the places of its tokens."""
@@ -112,10 +118,11 @@ def _moved(layers: FusedLayers, device: torch.device) -> FusedLayers:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Where a step's arrays are. `tokens` and `logit_tokens` may be padded with zeros."""
+    """Where a step's arrays are. Those that are tensors may be padded with zeros."""
 
     at: Mapping[str, int]
     tokens: Tensor  # [n] int32
+    positions: Tensor  # [n] int32
     logit_tokens: Tensor  # [l] int32
 
 
@@ -142,6 +149,7 @@ class DeviceDecoder:
         self._rotations = [
             placed(self._driver, turns) for turns in _rotation_tables(shape, context_len)
         ]
+        self._grown = _growth_table(shape, context_len, weights.dtype, self._driver.device)
         self.most_logits = MOST_LOGITS
         """Rows of logits that are in memory at once; a power of two."""
         self._num_logits = 0
@@ -166,6 +174,11 @@ class DeviceDecoder:
     def sinks(self) -> list[Tensor | None]:
         """Of each layer."""
         return [layer.sinks for layer in self._weights.layers]
+
+    @property
+    def most_captured(self) -> int | None:
+        """Tokens of a step that a graph can hold; None: any number."""
+        return None if self.shape.mixture is None else MOST_BLIND
 
     def make_room(self, num_logits: int) -> bool:
         """Room for so many rows of logits, or as many as there are at once; whether buffers have
@@ -211,7 +224,7 @@ class DeviceDecoder:
             qkv = self._qkv[:count]
             self._products.issue(given_x, layer.qkv, layer.qkv_bias, qkv)
             self._adapt(index, "qkv", (given_x.x, qkv), Count.TOKENS)
-            given = self._turned(index, qkv)
+            given = self._turned(inputs, index, qkv)
             attention.append(index, inputs.at, self._qkv, self._q, given)
             is_last = index == len(self._weights.layers) - 1
             if is_last and not wanted:
@@ -261,24 +274,33 @@ class DeviceDecoder:
         self._adapt(index, "down", (given.x, more), count_at)
 
     def _mix(self, weights: MixtureWeights, normed: Tensor, out: Tensor) -> None:
-        """The host reads which experts tokens go to, and waits for that: no graph can hold it."""
+        """Of many tokens the host reads which experts they go to, and waits for that."""
         mixture, shape = self.shape.mixture, self.shape
         assert mixture is not None, "a layer with experts"
+        mix = mixed_blindly if len(normed) <= MOST_BLIND else mixed
         self._driver.compute(
-            lambda: out.copy_(mixed(normed, weights, mixture, partial(activated, shape)))
+            lambda: out.copy_(mix(normed, weights, mixture, partial(activated, shape)))
         )
 
-    def _turned(self, index: int, qkv: Tensor) -> RopeGiven:
-        """What heads are normalized and turned with; those that all heads of a token are normalized
-        with together are so before.
+    def _turned(self, inputs: StepInputs, index: int, qkv: Tensor) -> RopeGiven:
+        """What heads are normalized and turned with. What comes in another order, or concerns all
+        heads of a token together, is done before.
         """
         shape, layer = self.shape, self._weights.layers[index]
         rope, norm = shape.rope_of(index), layer.qk_norm
         turns = self._rotations[len(shape.ropes) if rope is None else rope]
-        if norm is None or not shape.qk_norm_wide:
+        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        if self._grown is not None:
+            grown, queries = self._grown, heads[:, : shape.num_heads]
+            self._driver.compute(lambda: queries.mul_(grown[inputs.positions, None, None]))
+        if norm is None or not (shape.qk_norm_wide or shape.norms_rotated):
             return RopeGiven(turns, norm, shape.norm_eps)
-        heads = qkv.view(len(qkv), -1, shape.head_dim)[:, : len(norm)]
-        self._driver.compute(lambda: heads.copy_(normalized_together(shape, heads) * norm))
+        both = heads[:, : len(norm)]
+        if shape.norms_rotated:
+            whole = torch.view_as_complex(turns)
+            self._driver.compute(lambda: both.copy_(rotated(both, whole[inputs.positions, None])))
+            return RopeGiven(self._rotations[-1], norm, shape.norm_eps)
+        self._driver.compute(lambda: both.copy_(normalized_together(shape, both) * norm))
         return RopeGiven(turns, None, shape.norm_eps)
 
     def _begin_half(
@@ -379,11 +401,24 @@ def _rotation_tables(shape: ModelShape, context_len: int) -> list[Tensor]:
     """
     turned = shape.rotary_dim or shape.head_dim
     tables = [rotations(rope, turned, context_len) for rope in shape.ropes]
-    if shape.unrotated:
+    if shape.unrotated or shape.norms_rotated:
         tables.append(torch.ones_like(tables[0]))
     rest = (shape.head_dim - turned) // 2
     padded = [torch.nn.functional.pad(table, (0, rest), value=1.0) for table in tables]
     return [torch.view_as_real(table.contiguous()).contiguous() for table in padded]
+
+
+def _growth_table(
+    shape: ModelShape, context_len: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """What a query is multiplied by at each position, which is turned by its place and so may come
+    before; None: nothing.
+    """
+    by, every = shape.growth.by, shape.growth.every
+    if not by:
+        return None
+    steps = torch.arange(context_len) // every
+    return (1.0 + by * torch.log1p(steps.float())).to(device, dtype)
 
 
 def _given(inputs: StepInputs, x: Tensor, count_at: Count) -> ProductInputs:

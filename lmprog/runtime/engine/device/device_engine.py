@@ -120,12 +120,18 @@ class DeviceEngine:
             self.attention.begin(batch)
             if self._decoder.adapters is not None:
                 self._decoder.adapters.begin(batch)
-            is_short = batch.num_tokens <= max(_MOST_MIXED, len(batch.logit_tokens))
-            if self._can_capture and batch.adapters is None and is_short:
+            if self._can_capture and batch.adapters is None and self._is_short(batch):
                 at = self._replay(arrays, fed, is_first_worth=batch.num_tokens == batch.num_rows)
             else:
                 at = self._issue(arrays, StagingLayout.exact(arrays), fed)
         return self._decoder.logits(len(batch.logit_tokens), at)
+
+    def _is_short(self, batch: Batch) -> bool:
+        """Whether such a step may be a graph."""
+        most = self._decoder.most_captured
+        if most is not None and batch.num_tokens > most:
+            return False
+        return batch.num_tokens <= max(_MOST_MIXED, len(batch.logit_tokens))
 
     def _back(self, batch: Batch) -> None:
         """Memory for the pages of a batch. Raises PagesFull."""
@@ -199,8 +205,9 @@ class DeviceEngine:
             self._graphs.clear()
 
     def _inputs(self, at: dict[str, int], layout: StagingLayout) -> StepInputs:
-        tokens, wanted = (self._ints(at, layout, name) for name in ("tokens", "logit_tokens"))
-        return StepInputs(at, tokens, wanted)
+        names = ("tokens", "positions", "logit_tokens")
+        tokens, positions, wanted = (self._ints(at, layout, name) for name in names)
+        return StepInputs(at, tokens, positions[: len(tokens)], wanted)
 
     def _ints(self, at: dict[str, int], layout: StagingLayout, name: str) -> torch.Tensor:
         return self._staging.read(at[name], layout.room_of[name] // _WORD, torch.int32)

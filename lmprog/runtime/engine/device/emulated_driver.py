@@ -14,6 +14,7 @@ warps in another order, drawn from a seed. For tests: it is thousands of times s
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -24,8 +25,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmprog.errors import NotSupported
 from lmprog.native import cache_folder, compiler, kernels_folder
@@ -323,6 +326,41 @@ class _EmulatedMark:
             one()
 
 
+class _Unread:
+    """Work of a graph, in which the host reads nothing of what the device computes: looked at when
+    it is done for the first time.
+    """
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work, self._is_seen = work, False
+
+    def __call__(self) -> None:
+        with contextlib.nullcontext() if self._is_seen else _RefusedReads():  # type: ignore[no-untyped-call]
+            self._work()
+        self._is_seen = True
+
+
+class _RefusedReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        is_mask = func is _ATEN.index.Tensor and any(
+            one is not None and one.dtype == torch.bool for one in args[1]
+        )
+        if is_mask or func.overloadpacket in _READ_BY_HOST:
+            raise CaptureRefused(f"{func} reads what is computed while a graph is captured")
+        with self:  # inference does not take apart what is made of others
+            found = func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+
+
+_ATEN = torch.ops.aten
+_READ_BY_HOST = frozenset(
+    [_ATEN.nonzero, _ATEN._local_scalar_dense, _ATEN.masked_select, _ATEN._unique2, _ATEN.equal]
+)
+"""Whose results' sizes, or values, the host must know."""
+
+
 class _EmulatedGraph:
     """A list of launches and products."""
 
@@ -387,7 +425,7 @@ class EmulatedDriver:
         self.enqueue(lambda: self._run(launch))
 
     def compute(self, work: Callable[[], object]) -> None:
-        self.enqueue(work)
+        self.enqueue(_Unread(work) if self._is_graph else work)
 
     def event(self) -> _EmulatedEvent:
         self._refuse_in_graph("an event is recorded")

@@ -12,11 +12,14 @@ index arrays; knows nothing of programs.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
+from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -25,10 +28,12 @@ import torch
 from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
+from lmprog.native import library
 from lmprog.runtime.engine.attention import AttentionShape, LayerAttention
 from lmprog.runtime.engine.device.items import ranges
 from lmprog.runtime.engine.device.page_pool import Parts, ReadPlan
 from lmprog.runtime.engine.device.step_arrays import goes_on
+from lmprog.runtime.engine.native.interface import declare
 from lmprog.runtime.scheduling.batch import Batch, Ints
 
 WORKSPACE_BYTES = 128 << 20
@@ -77,7 +82,7 @@ class PagedRows:
     last_page_lens: NDArray[np.int32]  # paged_kv_last_page_len [rows], 1 .. page_size
 
 
-def paged_rows(batch: Batch, skipped: NDArray[np.int64] | int = 0) -> PagedRows:
+def paged_rows(batch: Batch, skipped: Ints | int = 0) -> PagedRows:
     """The pages that hold a row's tokens so far, behind its first `skipped` ones; a page table may
     go on behind them.
     """
@@ -186,10 +191,10 @@ class SharedRuns:
     """Runs of pages that several rows have behind each other's last common page, as requests."""
 
     requests: PagedRows
-    gather: NDArray[np.int64]  # tokens: the queries of one request after the other
-    parts: NDArray[np.int64]  # which part each of their results is
+    gather: Ints  # tokens: the queries of one request after the other
+    parts: Ints  # which part each of their results is
     part_starts: Ints  # see `ReadPlan`; the first part of a token is its own row's
-    depths: NDArray[np.int64]  # [rows]: pages of a row that are in requests
+    depths: Ints  # [rows]: pages of a row that are in requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,129 +204,64 @@ class CascadePlan(ReadPlan):
     shared: SharedRuns | None = None
 
 
+class _CRows(ctypes.Structure):
+    _fields_ = (
+        ("num_rows", c_int32),
+        ("page_size", c_int32),
+        ("row_starts", c_void_p),
+        ("positions", c_void_p),
+        ("page_starts", c_void_p),
+        ("pages", c_void_p),
+    )
+
+
+class _CRuns(ctypes.Structure):
+    _fields_ = (
+        ("num_requests", c_int32),
+        ("num_queries", c_int32),
+        ("num_pages", c_int32),
+        ("num_numbers", c_int32),
+        ("numbers", c_void_p),
+    )
+
+
+@cache
+def _runs_library() -> ctypes.CDLL | None:
+    """None where it was not brought, and there is no compiler."""
+    found = library("runs")
+    if found is not None:
+        declare(
+            found, "lmprog_shared_runs", None, POINTER(_CRows), c_int64, c_int64, POINTER(_CRuns)
+        )
+    return found
+
+
 def shared_runs(batch: Batch, most_parts: int, worth: int = _WORTH) -> SharedRuns | None:
-    """Of whole pages before new tokens. What saves least is not shared until there are at most
-    `most_parts` partial results.
+    """Of whole pages before new tokens (`kernels/include/lmprog_runs.h`). What saves least is not
+    shared until there are at most `most_parts` partial results.
     """
-    order, common = _sorted_rows(batch)
-    while common.any():
-        runs = _runs(common)
-        saved = (runs.sizes - 1) * (runs.ends - runs.begins) * batch.page_size
-        few = (saved < worth) & (common > 0)
-        if few.any():
-            common = np.where(few, runs.begins, common)
-            continue
-        found = _requests(batch, order, runs)
-        if found.part_starts[-1] <= most_parts:
-            return found
-        worth = int(saved[common > 0].min()) + 1
-    return None
+    found, given = _CRuns(), _CRows(batch.num_rows, batch.page_size)
+    given.row_starts, given.positions = batch.row_starts.ctypes.data, batch.positions.ctypes.data
+    given.page_starts, given.pages = batch.page_starts.ctypes.data, batch.pages.ctypes.data
+    opened = _runs_library()
+    assert opened is not None, "refuse() comes first"
+    opened.lmprog_shared_runs(byref(given), worth, most_parts, byref(found))
+    if not found.num_requests:
+        return None
+    kept = ctypes.string_at(found.numbers, 4 * found.num_numbers)
+    numbers = np.frombuffer(bytearray(kept), np.int32)
+    count, queries = found.num_requests, found.num_queries
+    at = 0
 
+    def take(length: int) -> Ints:
+        nonlocal at
+        at += length
+        return numbers[at - length : at]
 
-def _sorted_rows(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows with those that share pages together, and how many pages each of them has in common
-    with the next one, from the first on. # [rows], [rows - 1]
-    """
-    rows = np.arange(batch.num_rows)
-    settled = batch.positions[batch.row_starts[:-1]] // batch.page_size
-    width = int(settled.max(initial=0))
-    if not width:
-        return rows, np.zeros(max(0, len(rows) - 1), np.int64)
-    least = int(settled.min())
-    skipped = _shared_by_all(batch, least)
-    place = np.arange(skipped, width, dtype=np.int32)
-    table = batch.pages.take(batch.page_starts[:-1, None] + place, mode="clip")
-    if least < width:  # what a row does not have is equal to nothing
-        np.copyto(table, -1 - rows[:, None], "same_kind", place >= settled[:, None])
-    order = np.argsort(table.view(f"V{4 * len(place)}")[:, 0], kind="stable")
-    table = table[order]
-    differs = np.ones((len(rows) - 1, len(place) + 1), np.bool_)
-    np.not_equal(table[1:], table[:-1], out=differs[:, :-1])
-    return order, skipped + differs.argmax(axis=1)
-
-
-_STRIDE = 32
-
-
-def _shared_by_all(batch: Batch, most: int) -> int:
-    """Less than `most` pages, or so many, that all rows begin with: where they have the same page,
-    they have the same ones before it. Only every 32nd is looked at.
-    """
-    place = np.arange(0, most - 1, _STRIDE)
-    table = batch.pages.take(batch.page_starts[:-1, None] + place)
-    is_same = (table == table[0]).all(axis=0)
-    count = len(place) if is_same.all() else int(is_same.argmin())
-    return max(0, (count - 1) * _STRIDE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
-    """For each two neighbours of the sorted rows, what is shared by all that share as much as they
-    do: rows `firsts` and `sizes - 1` more have pages begin to end in common.
-    """
-
-    firsts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    leads: NDArray[np.int64]
-    """Of the neighbours with one run the first: each run once."""
-
-
-def _runs(common: NDArray[np.int64]) -> _Runs:
-    """Of neighbours that have `common` pages in common: each run as far as its rows go together."""
-    # neighbours that follow each other with as many in common are of one run: looked at once
-    is_first = np.ones(len(common), np.bool_)
-    np.not_equal(common[1:], common[:-1], out=is_first[1:])
-    starts = np.flatnonzero(is_first)
-    depths, count = common[starts], len(starts)
-    index = np.arange(count)
-    is_earlier = index < index[:, None]  # [neighbours, others]
-    is_less = depths < depths[:, None]
-    before = np.where(is_less & is_earlier, index, -1).max(axis=1)
-    after = np.where(is_less & is_earlier.T, index, count).min(axis=1)
-    bounded = np.concatenate((depths, np.zeros(1, np.int64)))  # beyond both ends nothing is shared
-    alike = (depths == depths[:, None]) & is_earlier & (index > before[:, None])
-    edges = np.concatenate((starts, np.full(1, len(common))))
-    firsts = edges[before + 1]
-    which = np.cumsum(is_first) - 1
-    return _Runs(
-        firsts=firsts[which],
-        sizes=(edges[after] - firsts + 1)[which],
-        begins=np.maximum(bounded[before], bounded[after])[which],
-        ends=common,
-        leads=starts[(depths > 0) & ~alike.any(axis=1)],
-    )
-
-
-def _requests(batch: Batch, order: NDArray[np.int64], runs: _Runs) -> SharedRuns:
-    firsts, sizes, begins, ends = (
-        of[runs.leads] for of in (runs.firsts, runs.sizes, runs.begins, runs.ends)
-    )
-    rows = order[ranges(firsts, sizes)]
-    tokens_of = np.diff(batch.row_starts)[rows]
-    gather = ranges(batch.row_starts[rows], tokens_of)
-    lengths = ends - begins
-    first_pages = batch.page_starts[order[firsts]] + begins
-    # a token's parts: its own row's, then those of its requests
-    by_token = np.argsort(gather, kind="stable")
-    parts = np.empty(len(gather), np.int64)
-    parts[by_token] = np.arange(len(gather)) + gather[by_token] + 1
-    counts = 1 + np.bincount(gather, minlength=batch.num_tokens)
-    depths = np.zeros(len(order), np.int64)
-    np.maximum.at(depths, rows, ends.repeat(sizes))
-    return SharedRuns(
-        requests=PagedRows(
-            query_starts=_starts(np.add.reduceat(tokens_of, sizes.cumsum() - sizes)),
-            page_starts=_starts(lengths),
-            pages=batch.pages[ranges(first_pages, lengths)].astype(np.int32),
-            last_page_lens=np.full(len(lengths), batch.page_size, np.int32),
-        ),
-        gather=gather,
-        parts=parts,
-        part_starts=_starts(counts),
-        depths=depths,
-    )
+    last = np.full(count, batch.page_size, np.int32)
+    requests = PagedRows(take(count + 1), take(count + 1), take(found.num_pages), last)
+    gather, parts = take(queries), take(queries)
+    return SharedRuns(requests, gather, parts, take(batch.num_tokens + 1), take(batch.num_rows))
 
 
 def _starts(counts: NDArray[Any]) -> Ints:
@@ -336,6 +276,11 @@ class FlashInferCascadeReader:
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         """Raises NotSupported where the package is missing or has no kernels for the type."""
         refuse("cascade", shape)
+        if _runs_library() is None:
+            raise NotSupported(
+                "attention = 'cascade' cannot be used: what rows share is found by a kernel of the "
+                "processor, for which there is neither a wheel nor a C++ compiler"
+            )
         self._shape, self._device = shape, device
         windowed = tuple(layer for layer in shape.layers if layer.window is not None)
         others = [layer for layer in shape.layers if layer.window is None]

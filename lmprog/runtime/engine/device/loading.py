@@ -183,7 +183,7 @@ class OpenedDevice:
             asked.context_len,
             asked.weight_kind or str(asked.dtype).removeprefix("torch."),
             num_pages,
-            is_captured and asked.shape.mixture is None,  # whose routes the host reads
+            is_captured,
         )
         sampler = DeviceSampler(self.kernels, asked.shape.vocab_size)
         return DeviceEngine(self.driver, model, sampler)

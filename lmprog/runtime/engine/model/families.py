@@ -50,13 +50,12 @@ from lmprog.runtime.engine.model.shape import (
 
 def shardable_families() -> tuple[str, ...]:
     """The model types that several ranks compute."""
-    return tuple(name for name in device_families() if name not in _WITH_SINKS)
+    return tuple(name for name in device_families() if name not in _UNSHARED)
 
 
 def device_families() -> tuple[str, ...]:
-    """Those of the torch decoder, and so of a device: layers attend, with heads of one size."""
-    read = (name for name in DECODERS | _MIXTURES if name not in _NATIVE_ALONE)
-    return (*FAMILIES, *read)
+    """Those of a device: layers attend, with heads of one size."""
+    return (*FAMILIES, *DECODERS, *_MIXTURES)
 
 
 def is_native(model_type: str) -> bool:
@@ -593,7 +592,5 @@ _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     ),
 }
 """Whose layers have heads of several sizes."""
-_NATIVE_ALONE = frozenset({"glm4_moe", "minimax_m2"}) | LATER
-"""What no other decoder of ours computes, or no test has compared there."""
-_WITH_SINKS = frozenset({"gpt_oss"})
-"""Whose sinks and biases of experts ranks do not share."""
+_UNSHARED = frozenset({"gpt_oss", "glm4_moe", "minimax_m2"}) | LATER
+"""Whose sinks and biases of experts ranks do not share, or that no test has compared there."""

@@ -126,11 +126,12 @@ def weight_source(folder: Path | None, shape: ModelShape, seed: int = 0) -> Weig
         return RandomSource(expected(shape), seed)
     stored = stored_weights(folder, shape)
     stored.check(expected(shape), shape.tied_head)
-    return SplitWeights(stored, joined_parts(shape)) if shape.joined else stored
+    parts = joined_parts(shape)
+    return SplitWeights(stored, parts) if parts else stored
 
 
 class SplitWeights:
-    """`source`, whose joined weights (Phi 3) are given by themselves: `parts`, by their names."""
+    """`source`, whose joined weights (Phi 3, GLM) are given by themselves: `parts`, by name."""
 
     def __init__(self, source: WeightSource, parts: Mapping[str, Part]) -> None:
         self._source, self._parts = source, parts

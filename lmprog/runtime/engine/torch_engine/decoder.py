@@ -180,7 +180,7 @@ class Decoder:
         elif layer.qk_norm is not None:
             qk = F.rms_norm(qk, (dim,), None, shape.norm_eps) * layer.qk_norm
         if turns is not None:
-            qk = _rotated(qk, turns)
+            qk = rotated(qk, turns)
         return attention.run(index, qk[:, :heads], qk[:, heads:], v).view(-1, heads * dim)
 
     def _feed_forward(self, index: int, x: Tensor) -> None:
@@ -264,7 +264,7 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def _rotated(qk: Tensor, turns: Tensor) -> Tensor:
+def rotated(qk: Tensor, turns: Tensor) -> Tensor:
     """The leading pairs, as many as there are angles, turned by their token's, in float32 at least:
     in place where `qk` has it.
     """
@@ -279,9 +279,10 @@ class MixtureWeights:
     """One layer's. Products are kept transposed, with what comes before them folded in."""
 
     router: Tensor  # [hidden, scores], in float32 at least: a rounding may send a token elsewhere
-    gate_up: tuple[Tensor, ...]  # of each expert: [hidden, 2 * inner]
-    down: tuple[Tensor, ...]  # of each expert: [inner, hidden]
+    gate_up: Tensor  # [experts, hidden, 2 * inner]
+    down: Tensor  # [experts, inner, hidden]
     biases: ExpertBiases | None = None
+    choice: Tensor | None = None  # [experts]: added to what they are chosen by
 
     @property
     def num_met(self) -> int:
@@ -290,9 +291,10 @@ class MixtureWeights:
 
     def kept(self, keep: Callable[[Tensor], Tensor]) -> MixtureWeights:
         """The same weights, each where `keep` puts it."""
-        gates, downs = tuple(map(keep, self.gate_up)), tuple(map(keep, self.down))
         biases = None if self.biases is None else self.biases.kept(keep)
-        return MixtureWeights(keep(self.router), gates, downs, biases)
+        choice = None if self.choice is None else keep(self.choice)
+        gates, downs = keep(self.gate_up), keep(self.down)
+        return MixtureWeights(keep(self.router), gates, downs, biases, choice)
 
 
 Activated = Callable[[Tensor, Tensor], Tensor]
@@ -312,34 +314,84 @@ class ExpertBiases:
 
 
 def mixed(x: Tensor, weights: MixtureWeights, mixture: Mixture, activated: Activated) -> Tensor:
-    """The sum over each token's experts. # [T, hidden]"""
-    biases = weights.biases
-    router = None if biases is None else biases.router
-    scores = _product(x.to(weights.router.dtype), weights.router, router)
-    chosen, shares = _routes(scores[:, : mixture.experts], mixture)
+    """The sum over each token's experts, each of which computes its tokens: whose they are is read
+    here, and waited for. # [T, hidden]
+    """
+    scores, chosen, shares = _routes(x, weights, mixture)
     total = torch.zeros_like(x)
     for expert in range(mixture.experts):
         tokens, places = torch.nonzero(chosen == expert, as_tuple=True)
         if len(tokens):
             given = _expert(x[tokens], weights, expert, activated)
             total.index_add_(0, tokens, given * shares[tokens, places, None].to(x.dtype))
-    if mixture.shared_parts:
-        parts = range(mixture.experts, mixture.computed_experts)
-        shared = torch.stack([_expert(x, weights, part, activated) for part in parts]).sum(0)
-        if mixture.is_shared_gated:
-            shared.mul_(torch.sigmoid(scores[:, mixture.experts :]).to(x.dtype))
-        total.add_(shared)
-    return total
+    return total.add_(_shared(x, weights, mixture, scores, activated))
 
 
-def _routes(scores: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """The experts of each token, the first of equal ones, and their shares. # [T, used] each"""
-    shares = F.softmax(scores, -1)
-    chosen = torch.argsort(shares, dim=-1, descending=True, stable=True)[:, : mixture.used]
+def mixed_blindly(
+    x: Tensor, weights: MixtureWeights, mixture: Mixture, activated: Activated
+) -> Tensor:
+    """The same, and nobody reads who goes where: few tokens take copies of their experts' weights,
+    and of others every expert computes all. # [T, hidden]
+    """
+    scores, chosen, shares = _routes(x, weights, mixture)
+    biases, count = weights.biases, mixture.experts
+    shares = shares.to(x.dtype)
+    is_copied = _COPIED * chosen.numel() <= count
+    if is_copied:
+        taken = chosen.flatten()
+        given = x.repeat_interleave(mixture.used, 0)[:, None]  # [T * used, 1, hidden]
+        opening, ending = weights.gate_up[taken], weights.down[taken]
+    else:
+        taken = torch.arange(count, device=x.device)
+        given = x.expand(count, -1, -1)  # [experts, T, hidden]
+        opening, ending = weights.gate_up[:count], weights.down[:count]
+    both = torch.bmm(given, opening)
+    if biases is not None:
+        both = both + biases.gate_up[taken, None]
+    after = torch.bmm(activated(*both.chunk(2, -1)), ending)
+    if biases is not None:
+        after = after + biases.down[taken, None]
+    if is_copied:
+        total = (after.view(len(x), mixture.used, -1) * shares[..., None]).sum(1)
+    else:
+        each = torch.zeros_like(scores[:, :count], dtype=x.dtype).scatter_(1, chosen, shares)
+        each = each.t()[..., None]  # [experts, T, 1]
+        # a token may be too large for an expert that it does not go to
+        total = torch.where(each == 0, 0.0, after * each).sum(0)
+    return total.add_(_shared(x, weights, mixture, scores, activated))
+
+
+_COPIED = 3
+"""An expert that is copied is read, written and read."""
+
+
+def _shared(
+    x: Tensor, weights: MixtureWeights, mixture: Mixture, scores: Tensor, activated: Activated
+) -> Tensor | float:
+    """What the shared expert adds."""
+    if not mixture.shared_parts:
+        return 0.0
+    parts = range(mixture.experts, mixture.computed_experts)
+    shared = torch.stack([_expert(x, weights, part, activated) for part in parts]).sum(0)
+    if mixture.is_shared_gated:
+        shared.mul_(torch.sigmoid(scores[:, mixture.experts :]).to(x.dtype))
+    return shared
+
+
+def _routes(x: Tensor, weights: MixtureWeights, mixture: Mixture) -> tuple[Tensor, Tensor, Tensor]:
+    """Each token's scores, the experts that it goes to, the first of equal ones, and their shares.
+    # [T, scores], [T, used], [T, used]
+    """
+    bias = None if weights.biases is None else weights.biases.router
+    scores = _product(x.to(weights.router.dtype), weights.router, bias)
+    own = scores[:, : mixture.experts]
+    shares = torch.sigmoid(own) if mixture.sigmoid else F.softmax(own, -1)
+    chosen_by = shares if weights.choice is None else shares + weights.choice
+    chosen = torch.argsort(chosen_by, dim=-1, descending=True, stable=True)[:, : mixture.used]
     taken = torch.gather(shares, 1, chosen)
     if mixture.normalized:
-        taken = taken / taken.sum(1, keepdim=True)
-    return chosen, taken
+        taken = taken / (taken.sum(1, keepdim=True) + mixture.share_floor)
+    return scores, chosen, taken * mixture.share_scale
 
 
 def _expert(x: Tensor, weights: MixtureWeights, expert: int, activated: Activated) -> Tensor:

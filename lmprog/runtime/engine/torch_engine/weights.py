@@ -218,7 +218,9 @@ class _Layer:
         exact = torch.promote_types(self._dtype, torch.float32)
         router = self._product(self._products["router"], dtype=exact)
         biases = self._expert_biases(exact) if mixture.biases else None
-        return MixtureWeights(router, tuple(gates), tuple(downs), biases)
+        chosen_by = self._vectors.get("choice_bias")
+        choice = None if chosen_by is None else self._vector(chosen_by).to(exact)
+        return MixtureWeights(router, torch.stack(gates), torch.stack(downs), biases, choice)
 
     def _expert_biases(self, router_type: torch.dtype) -> ExpertBiases:
         gate, up, down = (
@@ -314,8 +316,10 @@ def _stacked(rows: list[Tensor]) -> Tensor:
 
 def paired(shape: ModelShape, rows: Tensor, heads: int) -> Tensor:
     """Rows of each head, as far as they are rotated, reordered from halves (0, 1, .. | h, h+1, ..)
-    to pairs (0, h, 1, h+1, ..).
+    to pairs (0, h, 1, h+1, ..); as they are where they are so in the checkpoint.
     """
+    if shape.rotates_pairs:
+        return rows
     turned, rest = shape.rotary_dim or shape.head_dim, rows.shape[1:]
     whole = rows.view(heads, shape.head_dim, *rest)
     halves = whole[:, :turned].reshape(heads, 2, turned // 2, *rest)
