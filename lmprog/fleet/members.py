@@ -192,7 +192,8 @@ class JoinedMembers:
             part.end(name, why, grace)
 
     def close(self, grace: float) -> bool:
-        ended_well = [part.close(grace) for part in self._parts]
+        """The first one last: it may have what the others need."""
+        ended_well = [part.close(grace) for part in reversed(self._parts)]
         return all(ended_well)
 
 

@@ -11,15 +11,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from lmprog import wire
 from lmprog.errors import Detail, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel
-from lmprog.fleet.local_members import LocalMembers, next_generation
+from lmprog.fleet.local_members import LocalMembers, launches, next_generation
 from lmprog.fleet.members import Members, members_at
 from lmprog.fleet.questions import summed
 from lmprog.fleet.replica_link import ReplicaState
-from lmprog.launch import Connection, RuntimeProcess
+from lmprog.launch import Connection
 from lmprog.launch.restarts import HangTimeouts
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.supervision.supervised_runtime import in_thread
@@ -227,11 +228,10 @@ def supervised(
 
 
 def several_runtimes(
-    launch: Callable[[int], RuntimeProcess], replicas: int
+    models: Mapping[str, str], replicas: int, options: Mapping[str, Any]
 ) -> Callable[[Gateway, HangTimeouts], SupervisedFleet]:
-    """`launch` starts a runtime of a generation and waits until it serves; it is called in threads,
-    for each replica and every restart.
-    """
+    """`replicas` of each model, which are started here; see `launches`."""
+    launch = launches(models, replicas, options)
     return supervised(lambda: LocalMembers(launch, replicas))
 
 
