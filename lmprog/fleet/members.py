@@ -42,6 +42,9 @@ class Member:
     life: int = 0
     pulse: Callable[[], float | None] | None = None
     """Processor seconds of its process (None: it has ended), where this machine can tell."""
+    wake: Callable[[], None] | None = None
+    """Not None: it sleeps, which is to say that it does not run while nobody needs it. This has it
+    started, as another member; it does not wait, and may be called again."""
 
 
 class Members(Protocol):

@@ -24,11 +24,13 @@ ASK_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEntry:
-    """One replica: its name, its runtime's address, and the machine that it runs on."""
+    """One replica: its name, its runtime's address, the machine that it runs on, and of which
+    deployment it is one."""
 
     name: str
     address: str
     node: str
+    deployment: str = ""
 
 
 class Directory:

@@ -131,7 +131,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise _wrong("port", self.port, "0 to 65535 (0: any free one)")
-        for name in ("replicas", "max_running", "max_waiting", "max_requests", *_SIZES):
+        for name in ("max_running", "max_waiting", "max_requests", *_SIZES):
             if getattr(self, name) < 1:
                 raise _wrong(name, getattr(self, name), "at least 1")
         for name in (
@@ -182,6 +182,11 @@ class ServerSettings:
     def _check_fleet(self) -> None:
         """Whether the options of several runtimes go together."""
         self._check_models()
+        if self.replicas < (least := int(not self.ray)):
+            raise _wrong("replicas", self.replicas, f"at least {least}")
+        if not self.replicas and not self.max_replicas:
+            says = "--replicas 0 lets all of them end while nobody asks; give --max-replicas, too."
+            raise InvalidParameter(says, name="max_replicas")
         if self.keys and not self.join and not self.ray:
             raise InvalidParameter(
                 "--keys is for --join, --ray and --address; runtimes that are started here need "

@@ -83,7 +83,7 @@ class SupervisedFleet:
         self._stopped = asyncio.Event()
         self._stopping = threading.Event()
         gateway.fleet = self
-        gateway.is_responsive = lambda: any(one.is_responsive for one in self.replicas())
+        gateway.is_responsive = self._is_responsive
 
     async def run(self) -> None:
         """Opens the fleet and looks after it until `stop`. Raises why it could not be opened."""
@@ -180,6 +180,11 @@ class SupervisedFleet:
         self._channel.replace_all(next_generation(self._members), seconds)
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _is_responsive(self) -> bool:
+        """Replicas that sleep are ready, too: the first request wakes them."""
+        is_asleep = self._channel is not None and self._channel.is_asleep
+        return is_asleep or any(one.is_responsive for one in self.replicas())
 
     async def _begin_anew(self, channel: FleetChannel) -> None:
         """All replicas of a name have another model than this server began with: from now on it is
