@@ -36,8 +36,6 @@ log = logging.getLogger("lmprog")
 LOOK_SECONDS = 0.2
 STOP_GRACE = 10.0
 """Seconds that a runtime has to end in order; its programs move at the beginning of it."""
-DEPLOYMENT = "RuntimeReplica"
-"""The deployment's name, or its beginning where there is one for each model."""
 HEALTH_SECONDS = 1.0
 """Between two health checks; Serve replaces a replica after three that failed."""
 
@@ -186,7 +184,6 @@ def app(
     keys: str | None = None,
     resources: Mapping[str, Any] | None = None,
     autoscaling: Mapping[str, Any] | None = None,
-    name: str = DEPLOYMENT,
     **options: Any,
 ) -> serve.Application:
     """For `serve.run(app(...), name="...", route_prefix=None)`.
@@ -199,8 +196,8 @@ def app(
     `device` is one, unless `num_gpus` says otherwise. With `tensor_parallel`
     they are those of a rank: all ranks of a replica are on one machine, in a placement group.
     `keys` is a folder of CURVE keys, at the same place on every machine; a cluster of several
-    machines needs them. `name` is the deployment's, where an application has several models, and
-    begins with that of the only one. `options` are those of `lmprog.Runtime`.
+    machines needs them. `options` are those of `lmprog.Runtime`; with a `served_model_name` the
+    deployment has that in its name, since an application may have several.
 
     Raises InvalidParameter and UnknownName for options that are wrong.
     """
@@ -232,7 +229,7 @@ def app(
     together = _together(actor, tensor_parallel)
     deployment = serve.deployment(
         RuntimeReplica,
-        name=name,
+        name=directory.deployment_of(config.served_model_name),
         ray_actor_options=actor,
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=2 * STOP_GRACE,

@@ -14,7 +14,7 @@ from typing import Any
 from ray import serve
 
 from lmprog.errors import InvalidParameter, UnknownName
-from lmprog.ray.application import DEPLOYMENT, app
+from lmprog.ray.application import app
 from lmprog.ray.serve_gateway import with_gateways
 
 Fields = Mapping[str, Any]
@@ -64,10 +64,7 @@ def build_openai_app(llm_serving_args: Any) -> serve.Application:
             says = f"two of llm_configs have the model_id {name!r}; each is one model"
             raise InvalidParameter(says, name="model_id", value=name)
     keys = given.get("keys")
-    applications = [
-        app(**one, keys=keys, name=f"{DEPLOYMENT}:{name.replace('/', '--')}")
-        for one, name in zip(configs, names, strict=True)
-    ]
+    applications = [app(**one, keys=keys) for one in configs]
     ingress = _fields_of(
         given.get("ingress_deployment_config") or {}, _INGRESS, "ingress_deployment_config"
     )

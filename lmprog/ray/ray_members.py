@@ -24,8 +24,7 @@ from lmprog.fleet.members import Member
 from lmprog.fleet.router import WAKING_SECONDS
 from lmprog.launch import Connection, connect
 from lmprog.ray import directory
-from lmprog.ray.application import DEPLOYMENT
-from lmprog.ray.directory import ReplicaEntry
+from lmprog.ray.directory import DEPLOYMENT, ReplicaEntry
 from lmprog.transport import CurveClient
 
 log = logging.getLogger("lmprog")

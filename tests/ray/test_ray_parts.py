@@ -303,6 +303,15 @@ def test_what_an_llm_config_cannot_mean_here_is_refused(
         lmprog.ray.build_openai_app({"llm_configs": [{**LLM, "accelerator_type": None, **changes}]})
 
 
+def test_each_model_of_an_application_is_a_deployment_of_its_own() -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    for name, expected in (("", "RuntimeReplica"), ("a/b", "RuntimeReplica:a--b")):
+        made = lmprog.ray.app("nano", served_model_name=name)._bound_deployment
+        assert made.name == expected
+
+
 def test_two_llm_configs_of_one_name_and_none_at_all_are_refused() -> None:
     pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
     import lmprog.ray
