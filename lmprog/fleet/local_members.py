@@ -138,7 +138,7 @@ class LocalMembers:
                     replica.name,
                     functools.partial(process.connect, "fleet"),
                     replica.life,
-                    process.cpu_seconds,
+                    process.busy_seconds,
                 )
                 for replica in self._replicas
                 if (process := replica.process) is not None and not replica.is_changing

@@ -102,7 +102,7 @@ class RuntimeReplica:
         member = Member(
             self._entry.name,
             lambda: self._runtime.connect("ray"),
-            pulse=self._runtime.cpu_seconds,
+            pulse=self._runtime.busy_seconds,
         )
         return ReplicaLink(member, member.dial(), HangTimeouts(), self._now)
 

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -154,6 +155,34 @@ def test_a_real_limit_of_processors_is_found(group: Path) -> None:
     assert (min(before, 1), after) == (1, 1)
 
 
+@pytest.mark.skipif(not linux.tells_of_waits(), reason="the system does not tell")
+def test_what_waits_for_a_processor_is_busy_and_what_stands_still_is_not() -> None:
+    """Two that share a processor have half of it each, and are busy all the time."""
+    processor = min(os.sched_getaffinity(0))
+    spins = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", spins]) for _ in range(2)]
+    one = spinning[0]
+    try:
+        computed, busy = computed_by(one.pid), linux.busy_seconds(one.pid)
+        while computed_by(one.pid) - computed < 0.3:
+            time.sleep(0.02)
+        assert linux.busy_seconds(one.pid) - busy > 1.3 * 0.3
+        os.kill(one.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, one.pid, os.WSTOPPED)
+        still = linux.busy_seconds(one.pid)
+        time.sleep(0.1)
+        assert linux.busy_seconds(one.pid) == still
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def computed_by(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.fixture
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(linux.PORTABLE_VARIABLE, "1")
@@ -169,7 +198,8 @@ def test_the_twins_tell_what_any_system_tells() -> None:
     physical = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
     assert free_memory() == linux.memory_available() == physical // 2
     assert (linux.boot_name(), linux.processor_flags()) == ("", None)
-    assert linux.cpu_seconds(os.getpid()) == 0.0
+    assert linux.busy_seconds(os.getpid()) == 0.0
+    assert not linux.tells_of_waits()
     assert not linux.SignalWatch(os.getpid(), signal.SIGUSR1).can_tell
 
 
