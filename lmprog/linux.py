@@ -232,6 +232,13 @@ def busy_seconds(pid: int) -> float:
     return computed + sum(int(times[1]) for times in waits if times) / 1e9
 
 
+def is_runnable(thread: int) -> bool:
+    """Whether a thread of this process computes, or waits for a processor; False where the system
+    does not tell.
+    """
+    return _text(Path(f"/proc/self/task/{thread}/stat")).rpartition(")")[2][:2] == " R"
+
+
 def tells_of_waits() -> bool:
     """Whether `busy_seconds` knows what a process waits for a processor: so that a busy machine
     cannot be taken for a process that stands still.

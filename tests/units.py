@@ -64,7 +64,7 @@ UNITS = {
     "constraints": Unit("lmprog.constraints", "errors native linux wire"),
     "documents": Unit("lmprog.runtime.documents", "errors"),
     "text": Unit("lmprog.runtime.text", "errors wire documents tool_calls constraints"),
-    "tier": Unit("lmprog.runtime.tier", "radix"),
+    "tier": Unit("lmprog.runtime.tier", "linux radix"),
     "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
     "programs": Unit(
         "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"

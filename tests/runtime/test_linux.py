@@ -4,12 +4,14 @@ the system is not Linux: the portable twins, forced, also under a whole runtime.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,6 +178,34 @@ def test_what_waits_for_a_processor_is_busy_and_what_stands_still_is_not() -> No
         for process in spinning:
             process.kill()
             process.wait()
+
+
+@pytest.mark.skipif(not linux.is_linux(), reason="the system does not tell")
+def test_a_thread_that_computes_is_runnable_and_one_that_waits_is_not() -> None:
+    """With threads that hold no lock of Python while they do so."""
+    ends = threading.Event()
+
+    def compute() -> None:
+        while not ends.is_set():
+            hashlib.blake2b(bytes(1 << 22)).digest()
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (compute, ends.wait)]
+    for thread in threads:
+        thread.start()
+    computing, waiting = (thread.native_id or 0 for thread in threads)
+    try:
+        found = {linux.is_runnable(computing)}
+        while True not in found:
+            found.add(linux.is_runnable(computing))
+        while linux.is_runnable(waiting):  # it has not come to its wait yet
+            time.sleep(0.01)
+        assert not any(linux.is_runnable(waiting) for _ in range(20))
+    finally:
+        ends.set()
+        for thread in threads:
+            thread.join()
+    while linux.is_runnable(computing):  # its end takes a moment
+        time.sleep(0.01)
 
 
 def computed_by(pid: int) -> float:
