@@ -5,6 +5,7 @@
     python -m benchmarks.fleet hits 12      two replicas beside one with twice the pages, 12 orders
     python -m benchmarks.fleet gateways     the same fleet behind 1, 2 and 4 gateways
     python -m benchmarks.fleet deaths       how soon programs go on after SIGKILL of a replica
+    python -m benchmarks.fleet store        what replicas find in a store that all of them share
 
 `hits` runs 16 families of 20 prompts, shuffled, each family with a prefix of its own, on the
 runtimes themselves: one with all pages, two with half of them each behind a fleet, and two that
@@ -16,13 +17,16 @@ from __future__ import annotations
 import os
 import random
 import signal
+import tempfile
+import threading
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -30,6 +34,7 @@ import lmprog
 from benchmarks import runner
 from benchmarks.fleet_simulation import SimulatedFleet, World
 from lmprog.backends import Backend
+from lmprog.backends.client import RuntimeBackend
 from lmprog.fleet.local_members import LocalMembers
 from lmprog.fleet.placement import BLOCK, PrefixMemory, best, keys_of
 
@@ -187,6 +192,149 @@ def deaths(times: int = 5) -> None:
     )
 
 
+# -- one store behind all
+
+AMPLE_MB = 8
+"""Memory that holds all families."""
+HEAVY = "dummy:768x12"
+"""88 million weights."""
+
+
+def store() -> int:
+    """Each figure beside its bar, in the order of prompts that the seed 7 gives. Ends with exit code 1
+    where one is not met.
+    """
+    runner.head("what", "bar", "figure", "met", texts=4)
+    are_met = []
+    for bar, is_least, measured in (
+        (0.95, True, found_cold),
+        (1.05, False, partial(computed_in_a_quarter, at_random=False)),
+        (1.05, False, partial(computed_in_a_quarter, at_random=True)),
+        (0.05, False, computed_after_death),
+        (0.2, False, cost_of_loading),
+    ):
+        with tempfile.TemporaryDirectory(
+            ignore_cleanup_errors=True
+        ) as folder:  # they may begin anew
+            figure, said = measured(folder)
+        are_met.append(figure >= bar if is_least else figure <= bar)
+        sign = "at least" if is_least else "at most"
+        runner.say(said, f"{sign} {bar:g}", f"{figure:.3f}", runner.verdict(are_met[-1]))
+    return 0 if all(are_met) else 1
+
+
+def stored(folder: str, megabytes: int) -> dict[str, Any]:
+    """The options of a runtime with so much memory before a store of this machine."""
+    shared = {"kv_store": "machine", "kv_disk_mb": 64, "kv_disk_folder": folder}
+    return {**HALF, "kv_memory_mb": megabytes, **shared}
+
+
+def found_cold(folder: str) -> tuple[float, str]:
+    texts = prompts(random.Random(7))[:100]
+    with lmprog.Runtime(MODEL, **stored(folder, AMPLE_MB)) as warm:
+        asked(warm, texts, 4)
+        at_best = sum(one.cached for one in asked(warm, texts, 4))
+        with lmprog.Runtime(MODEL, **stored(folder, AMPLE_MB)) as cold:
+            found = sum(one.cached for one in asked(cold, texts, 4))
+    return (
+        found / at_best,
+        "tokens of 100 prompts that a cold replica finds, of those a warm one finds",
+    )
+
+
+def computed_in_a_quarter(folder: str, *, at_random: bool) -> tuple[float, str]:
+    texts, draw = prompts(random.Random(7)), random.Random(8)
+    with lmprog.Runtime(MODEL, **{**HALF, "kv_memory_mb": AMPLE_MB}) as one:
+        alone = computed(asked(one, texts, 4))
+    with lmprog.Fleet.local(MODEL, replicas=2, **stored(folder, AMPLE_MB // 8)) as fleet:
+        backends: list[Backend] = [fleet]
+        if at_random:
+            assert isinstance(fleet.members, LocalMembers)
+            processes = fleet.members.processes.values()
+            backends = [RuntimeBackend(one.connect("bench")) for one in processes]
+        starts = range(0, len(texts), 4)
+        parts = [asked(draw.choice(backends), texts[at : at + 4], 4) for at in starts]
+    placed = "at random" if at_random else "by the fleet"
+    said = f"computed by two replicas with a quarter of the memory, placed {placed}, of one's"
+    return computed([one for part in parts for one in part]) / alone, said
+
+
+def computed(usages: Sequence[lmprog.Usage]) -> int:
+    return sum(one.prompt - one.cached for one in usages)
+
+
+LONG, WRITTEN = 1600, 32
+"""Tokens of a program before its pause: of its text, and that it writes."""
+
+
+@lmprog.function
+def two_parts(s: lmprog.Branch, text: str, between: Callable[[], object]) -> int:
+    """Tokens of before the pause that are computed again after it."""
+    s += text
+    first = s.gen(max_tokens=WRITTEN, temperature=0, ignore_eos=True)
+    assert str(first)
+    between()
+    s += "b" * OWN
+    second = s.gen(max_tokens=1, temperature=0, ignore_eos=True)
+    assert str(second)
+    usage = second.usage
+    assert usage is not None
+    return max(0, usage.prompt - usage.cached - OWN)
+
+
+def computed_after_death(folder: str) -> tuple[float, str]:
+    """Eight programs pause for a second, and the busier of their two replicas is killed."""
+    draw = random.Random(7)
+    with lmprog.Fleet.local(MODEL, replicas=2, **stored(folder, AMPLE_MB)) as fleet:
+
+        def kill() -> None:
+            time.sleep(1.0)
+            loads = fleet.channel.loads
+            assert isinstance(fleet.members, LocalMembers)
+            busiest = max(loads, key=loads.__getitem__)
+            os.kill(fleet.members.processes[busiest].pid, signal.SIGKILL)
+            while busiest in fleet.channel.loads:
+                time.sleep(0.01)
+
+        middle = threading.Barrier(8, kill)
+        texts = ["".join(draw.choices("abcdefgh ", k=LONG)) for _ in range(8)]
+        calls = [{"text": text, "between": middle.wait} for text in texts]
+        again = [one.value for one in two_parts.run_batch(calls, backend=fleet, num_threads=8)]
+        moved = fleet.channel.num_moved
+    assert moved >= 4
+    said = f"of the tokens of {moved} programs, computed again after SIGKILL of the busier"
+    return sum(again) / (moved * (LONG + WRITTEN)), said
+
+
+def cost_of_loading(folder: str) -> tuple[float, str]:
+    """Twelve prompts of 600 tokens, computed and, by another runtime, loaded."""
+    draw = random.Random(7)
+    texts = ["".join(draw.choices("abcdefgh ", k=600)) for _ in range(12)]
+    options = {**stored(folder, 256), "kv_disk_mb": 1024}
+    seconds, loaded = [], 0
+    for _ in range(2):
+        with lmprog.Runtime(HEAVY, **options) as runtime:
+            one_token.using(backend=runtime).run("warm")
+            before = processor_seconds(runtime.process.pid)
+            calls = [{"text": text} for text in texts]
+            usages = [run.usage for run in one_token.run_batch(calls, backend=runtime)]
+            seconds.append(processor_seconds(runtime.process.pid) - before)
+            loaded = sum(one.cached for one in usages)
+            time.sleep(2.0)  # in which what has been computed is written
+    assert loaded > 0.9 * 600 * len(texts)
+    return seconds[1] / seconds[
+        0
+    ], "processor time of loading by that of computing, 88 million weights"
+
+
+def processor_seconds(pid: int) -> float:
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+# -- by itself
+
+
 def decisions() -> None:
     """Microseconds of processor time for finding a program's replica among 64, and what a block
     that is remembered costs.
@@ -248,4 +396,4 @@ def overhead(calls: int = 400) -> None:
     print(" ".join(f"{name} {ms:.3f} ms;" for name, ms in each.items()), f"{more:.3f} ms more")
 
 
-COMMANDS = runner.commands(decisions, overhead, hits, gateways, deaths)
+COMMANDS = runner.commands(decisions, overhead, hits, gateways, deaths, store)

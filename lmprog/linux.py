@@ -222,10 +222,28 @@ def limit_own(seconds: int, memory: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
-def cpu_seconds(pid: int) -> float:
-    """What a process has computed so far; 0 where the system does not tell."""
+def busy_seconds(pid: int) -> float:
+    """What a process has computed so far, and what its threads have waited for a processor; 0 where
+    the system does not tell.
+    """
     fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if fields else 0.0
+    computed = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if fields else 0.0
+    waits = [_text(path).split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return computed + sum(int(times[1]) for times in waits if times) / 1e9
+
+
+def is_runnable(thread: int) -> bool:
+    """Whether a thread of this process computes, or waits for a processor; False where the system
+    does not tell.
+    """
+    return _text(Path(f"/proc/self/task/{thread}/stat")).rpartition(")")[2][:2] == " R"
+
+
+def tells_of_waits() -> bool:
+    """Whether `busy_seconds` knows what a process waits for a processor: so that a busy machine
+    cannot be taken for a process that stands still.
+    """
+    return bool(_text(Path("/proc/self/schedstat")))
 
 
 def await_end(pid: int, timeout: float) -> None:

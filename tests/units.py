@@ -28,7 +28,7 @@ UNITS = {
     "transport": Unit("lmprog.transport", "errors wire"),
     "launch": Unit("lmprog.launch", "errors config wire linux transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire journal transport launch"),
-    "ray": Unit("lmprog.ray", "errors transport launch fleet options supervision server"),
+    "ray": Unit("lmprog.ray", "errors transport launch fleet options metrics supervision server"),
     "tool_calls": Unit("lmprog.tool_calls", "errors wire"),
     # the client's side: no tokens, no tensors, no sockets
     "backends": Unit(
@@ -64,7 +64,7 @@ UNITS = {
     "constraints": Unit("lmprog.constraints", "errors native linux wire"),
     "documents": Unit("lmprog.runtime.documents", "errors"),
     "text": Unit("lmprog.runtime.text", "errors wire documents tool_calls constraints"),
-    "tier": Unit("lmprog.runtime.tier", "radix"),
+    "tier": Unit("lmprog.runtime.tier", "linux radix"),
     "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
     "programs": Unit(
         "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
@@ -158,7 +158,7 @@ DOORS = {
     "pydantic_core": "lmprog.server.http",
     "outlines": "lmprog.lang.ops.outlines_terms",
     "outlines_core": "lmprog.lang.sglang_engine",
-    "yaml": "lmprog.server.options.configuration",
+    "yaml": "lmprog.server.options.configuration lmprog.ray.llm_names",
     "opentelemetry": "lmprog.server.observability.spans lmprog.lang.runs.trace_file",
     **dict.fromkeys(_API_LIBRARIES, "lmprog.backends"),
     "tqdm": "lmprog.evaluation.evaluating lmprog.lang.runs.run_batch lmprog.runtime.engine.torch_engine lmprog.cli.batch",

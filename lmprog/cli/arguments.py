@@ -28,6 +28,12 @@ _WHAT = {
 _KINDS = {str: "TEXT", int: "N", float: "X"}
 """How help writes what an option takes."""
 
+_WHERE = "a running runtime, or a server's URL (default: a runtime of its own)"
+_WHICH_MODEL = (
+    "name or folder for a runtime of its own (default: nano); with a server's URL: which of its "
+    "models (default: its first)"
+)
+
 
 class _Parser(argparse.ArgumentParser):
     """Reports an error in one sentence, without the whole usage."""
@@ -169,8 +175,8 @@ def _add_run(commands: _Commands) -> None:
         default=[],
         help="an argument; JSON where it is",
     )
-    run.add_argument("--address", help="a running runtime (default: one of its own)")
-    run.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
+    run.add_argument("--address", help=_WHERE)
+    run.add_argument("--model", help=_WHICH_MODEL)
     run.add_argument("--temperature", type=float, help="where the program says none (default: 1)")
     run.add_argument("--seed", type=int, help="makes the run repeat itself")
     run.add_argument(
@@ -209,8 +215,8 @@ def _add_evaluate(commands: _Commands) -> None:
     evaluate.add_argument("--checkpoint", metavar="FILE", help="keep what is done, and go on")
     evaluate.add_argument("--html", metavar="FILE", help="write a page with every row")
     evaluate.add_argument("--save", metavar="FILE", help="write the evaluation as JSON")
-    evaluate.add_argument("--address", help="a running runtime (default: one of its own)")
-    evaluate.add_argument("--model", help="name or folder for a runtime of its own (default: nano)")
+    evaluate.add_argument("--address", help=_WHERE)
+    evaluate.add_argument("--model", help=_WHICH_MODEL)
     evaluate.add_argument("--temperature", type=float, help="where the program says none")
     evaluate.add_argument("--seed", type=int, help="of which every row has its own (default: 0)")
 
@@ -232,9 +238,11 @@ def _add_replay(commands: _Commands) -> None:
         "replay", help="do a saved run again and compare it token for token"
     )
     replay.add_argument("file", metavar="FILE", help="what run.save(...) wrote")
-    replay.add_argument("--address", help="a running runtime (default: one of its own)")
+    replay.add_argument("--address", help=_WHERE)
     replay.add_argument(
-        "--model", help="folder of the run's model, for a runtime of its own (default: its name)"
+        "--model",
+        help="folder of the run's model, for a runtime of its own (default: its name); with a "
+        "server's URL: which of its models",
     )
 
 
@@ -363,6 +371,9 @@ def add_clients(commands: Any, positive: Any) -> None:
         default="nano",
         help="a model, a runtime, or a server",
     )
+    chat.add_argument(
+        "--model", metavar="NAME", help="which of a server's models (default: its first)"
+    )
     chat.add_argument("--system", help="the system prompt")
     chat.add_argument("--temperature", type=float, help="0 is greedy (default: 1)")
     chat.add_argument(
@@ -386,6 +397,9 @@ def add_clients(commands: Any, positive: Any) -> None:
 
     bench = commands.add_parser("bench", help="how long clients of a server wait")
     bench.add_argument("url", metavar="URL", help="http://HOST:PORT")
+    bench.add_argument(
+        "--model", metavar="NAME", help="which of the server's models (default: its first)"
+    )
     bench.add_argument("--clients", type=positive, default=16, help="at once (default: 16)")
     bench.add_argument("--requests", type=positive, default=64, help="altogether (default: 64)")
     bench.add_argument(

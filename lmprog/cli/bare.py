@@ -25,13 +25,14 @@ from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
 from lmprog.launch.restarts import LONGEST_GAP, HangTimeouts, ProgressWatch
 from lmprog.launch.runtime_process import configured
+from lmprog.linux import tells_of_waits
 
 STOP_GRACE = 30.0
 """Seconds that the runtime has for an orderly shutdown."""
-HANGS = HangTimeouts(stall=5.0, frozen=4.0)
-"""A runtime that stands still is gone within 5 s; the rest of 10 is for its next start, which takes
-most of it on a busy machine. A mask that is made in a thread may take longer than that, so one
-that answers has more time.
+HANGS = HangTimeouts(stall=5.0, frozen=2.5 if tells_of_waits() else 4.0)
+"""A runtime that stands still is gone within 3 s; the rest of 10 is for its next start, which takes
+most of it on a busy machine. It needs no more time there, where waiting for a processor is no
+standing still. A mask that is made in a thread may take longer, so one that answers has more time.
 """
 ASK_SECONDS = 0.5
 """Between two questions for figures."""
@@ -85,14 +86,14 @@ class RuntimeWatch:
         self._looked = time.monotonic()
         self._now = self._asked = 0.0
         self._is_asked = False
-        self._progress = ProgressWatch(timeouts, 0.0, runtime.cpu_seconds() or 0.0)
+        self._progress = ProgressWatch(timeouts, 0.0, runtime.busy_seconds() or 0.0)
 
     def goes_on(self) -> bool:
         """Asked a few times a second."""
         read = time.monotonic()
         passed, self._looked = min(read - self._looked, LONGEST_GAP), read
         now = self._now = self._now + passed
-        cpu = self._runtime.cpu_seconds()
+        cpu = self._runtime.busy_seconds()
         if cpu is None:
             return False
         self._progress.take_pulse(cpu, now, passed)

@@ -38,7 +38,7 @@ class StreamTimes:
 
 def run(given: argparse.Namespace) -> int:
     with Endpoint(given.url, given.api_key) as endpoint:
-        model = str(endpoint.get("/v1/models")["data"][0]["id"])
+        model = endpoint.model_named(given.model)
     numbers = itertools.count()
     lock = threading.Lock()
     began = time.perf_counter()

@@ -18,7 +18,7 @@ from lmprog import wire
 from lmprog.backends import Backend
 from lmprog.backends.connecting.embedded import Runtime, connect
 from lmprog.cli.http_endpoint import Endpoint, is_url
-from lmprog.errors import LmprogError
+from lmprog.errors import InvalidParameter, LmprogError
 
 HELP = """/reset         forget the conversation
 /system TEXT   forget it, and begin with this system prompt
@@ -60,8 +60,11 @@ def run(given: argparse.Namespace) -> int:
 def _conversation(given: argparse.Namespace, sampling: dict[str, Any]) -> Iterator[ChatSession]:
     if is_url(given.where):
         with Endpoint(given.where, given.api_key) as endpoint:
-            yield OverHttp(endpoint, sampling)
+            yield OverHttp(endpoint, sampling, given.model)
         return
+    if given.model is not None:
+        says = f"--model chooses one of a server's models; {given.where!r} is no server's URL"
+        raise InvalidParameter(says, name="model", value=given.model)
     is_address = given.where.startswith(("tcp://", "ipc://"))
     with connect(given.where) if is_address else Runtime(given.where) as backend:
         yield OnBranch(backend, sampling)
@@ -123,11 +126,14 @@ def _answer(talk: ChatSession, line: str) -> None:
 class OverHttp:
     """By `/v1/chat/completions`: the whole conversation is sent each time."""
 
-    def __init__(self, endpoint: Endpoint, sampling: dict[str, Any]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, sampling: dict[str, Any], model: str | None = None
+    ) -> None:
+        """With the server's first model where none is named."""
         self._endpoint = endpoint
         self._sampling = sampling
         self._messages: list[dict[str, str]] = []
-        self.name = str(endpoint.get("/v1/models")["data"][0]["id"])
+        self.name = endpoint.model_named(model)
 
     def reset(self, system: str | None) -> None:
         self._messages = [{"role": "system", "content": system}] if system else []

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
+from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone, UnknownName
 
 LONGEST_SECONDS = 3600.0
 """Time limit of an answer."""
@@ -73,6 +73,15 @@ class Endpoint:
     def get(self, path: str) -> Any:
         """The JSON at `path`. Raises `Refused`."""
         return self._good(self._answer(self._ask("GET", path, None)))
+
+    def model_named(self, asked: str | None) -> str:
+        """What requests name to get the model `asked`; None: the server's first. Raises UnknownName
+        for one that it does not list, and `Refused`.
+        """
+        names = [str(one["id"]) for one in self.get("/v1/models")["data"]]
+        if asked is not None and asked not in names:
+            raise UnknownName.of_model(asked, names)
+        return names[0] if asked is None else asked
 
     def post(self, path: str, body: Any) -> HttpAnswer:
         """The server's answer, whatever its status."""

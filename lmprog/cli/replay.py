@@ -8,22 +8,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from lmprog.backends.connecting.embedded import Runtime, connect
-from lmprog.errors import InvalidParameter
+from lmprog.cli.run import backend_for
 from lmprog.lang.runs.run_replay import Recording
 
 
 def run(given: argparse.Namespace) -> int:
-    if given.address and given.model:
-        raise InvalidParameter(
-            "A running runtime has its model: give --address or --model, not both.", name="model"
-        )
     recording = Recording.read(Path(given.file))
-    with (
-        connect(given.address)
-        if given.address
-        else Runtime(recording.origin.model if given.model is None else given.model) as backend
-    ):
+    with backend_for(given, recording.origin.model) as backend:
         replayed = recording.replay(backend)
     print(f"{replayed.num_calls} calls, {replayed.num_tokens} tokens, seed {recording.origin.seed}")
     if replayed.num_contests:

@@ -82,16 +82,15 @@ def _paused(paused: Paused, given: argparse.Namespace) -> int:
     return PAUSED
 
 
-def backend_for(given: argparse.Namespace) -> RuntimeBackend | RuntimeEndpoint:
-    if given.address and given.model:
-        raise InvalidParameter(
-            "A running runtime has its model: give --address or --model, not both.", name="model"
-        )
-    return (
-        connect(given.address)
-        if given.address
-        else Runtime("nano" if given.model is None else given.model)
-    )
+def backend_for(
+    given: argparse.Namespace, default: str = "nano"
+) -> RuntimeBackend | RuntimeEndpoint:
+    """What runs already at `--address`, of a server the model that is named, or a runtime of its
+    own.
+    """
+    if given.address:
+        return connect(given.address, model=given.model)
+    return Runtime(default if given.model is None else given.model)
 
 
 def find(where: str) -> Program[Any, Any]:

@@ -22,7 +22,7 @@ from lmprog.cli.arguments import given_options
 from lmprog.errors import Detail, InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.child_process import become_other_rank
-from lmprog.launch.runtime_process import configured, replica_options
+from lmprog.launch.runtime_process import configured
 from lmprog.linux import processors
 from lmprog.server.options.option_table import FOR_BOTH, options
 from lmprog.server.options.server_settings import ServerSettings
@@ -39,7 +39,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 RAY_PREFIX = "ray:"
 """Of `--join`: the name of an application of Ray Serve follows."""
 RAY_APPLICATION = "lmprog"
-"""The name of the application that `--ray` starts."""
+"""The name of the application that `--ray` starts; of several models it is followed by theirs."""
 _LAST_SECONDS = 1.5
 """After a second signal: time for the final events of streams and for the runtime to stop."""
 
@@ -95,34 +95,45 @@ def _supervise(settings: ServerSettings, chosen: Configuration, cluster: str | N
     if settings.join:
         return _join(settings, chosen, options)
     if settings.ray:
-        return _on_ray(settings, chosen.model, options, cluster)
-    if settings.replicas == 1:
+        return _on_ray(settings, chosen, options, cluster)
+    if not settings.starts_several and not settings.models:
         from lmprog.server.service import one_runtime
 
         return one_runtime(lambda: RuntimeProcess(chosen.model, log_to_stderr=True, **options))
     from lmprog.server.supervision.supervised_fleet import several_runtimes
 
-    share = max(1, processors() // settings.replicas)
-    options = {"threads": share, **replica_options(options)}
+    models = models_of(settings, chosen)
+    share = max(1, processors() // (settings.replicas * len(models)))
+    options = {"threads": share, "log_to_stderr": True, **options}
+    return several_runtimes(models, settings.replicas, options)
 
-    def launch(generation: int) -> RuntimeProcess:
-        given = {**options, "generation": generation}
-        return RuntimeProcess(chosen.model, log_to_stderr=True, **given)
 
-    return several_runtimes(launch, settings.replicas)
+def models_of(settings: ServerSettings, chosen: Configuration) -> dict[str, str]:
+    """What is to be started: by the names of `--models`, else the only one, without a name."""
+    if settings.models and chosen.is_model_chosen:
+        raise InvalidParameter(
+            f"MODEL and --models both say what to serve; write --models NAME={chosen.model} too, "
+            "or leave out MODEL.",
+            name="models",
+        )
+    return settings.named_models or {"": chosen.model}
 
 
 def _check_one_runtime(settings: ServerSettings, chosen: Configuration) -> None:
     """Refuses several runtimes where options are for one. Does not return where torchrun started
     this process as another rank than 0.
     """
-    config = configured(chosen.model, chosen.runtime_options())
-    if config.tp_ranks == "torchrun" and (settings.replicas > 1 or settings.join or settings.ray):
+    options = chosen.runtime_options()
+    for model in models_of(settings, chosen).values():
+        config = configured(model, options)
+    is_alone = not (settings.starts_several or settings.ray)
+    if config.tp_ranks == "torchrun" and (settings.join or not is_alone):
         raise InvalidParameter(
-            "--tp-ranks torchrun is for one runtime, without --replicas, --join and --ray.",
+            "--tp-ranks torchrun is for one runtime, without --replicas, --models, --join and "
+            "--ray.",
             name="tp_ranks",
         )
-    if config.kv_events is not None and (settings.replicas > 1 or settings.ray):
+    if config.kv_events is not None and not is_alone:
         raise InvalidParameter(
             "--kv-events is for one runtime: several cannot share its address.", name="kv_events"
         )
@@ -140,19 +151,20 @@ def _join(settings: ServerSettings, chosen: Configuration, options: Mapping[str,
             name=said[0],
         )
     addresses = [one for text in settings.join for one in text.split(",")]
-    if addresses[0].startswith(RAY_PREFIX) and len(addresses) == 1:
+    names = [one.removeprefix(RAY_PREFIX) for one in addresses if one.startswith(RAY_PREFIX)]
+    if names:
         from lmprog.ray.ray_cluster import joined_members
 
-        name = addresses[0].removeprefix(RAY_PREFIX)
-        members = joined_members(name, "auto", client_keys(settings.keys))
+        others = [one for one in addresses if not one.startswith(RAY_PREFIX)]
+        members = joined_members(names, "auto", client_keys(settings.keys), others)
         return supervised(lambda: members)
     return joined_runtimes(addresses, settings.keys)
 
 
 def _on_ray(
-    settings: ServerSettings, model: str, options: Mapping[str, Any], cluster: str | None
+    settings: ServerSettings, chosen: Configuration, options: Mapping[str, Any], cluster: str | None
 ) -> Supervise:
-    """The runtimes as replicas of an application that this server starts, and ends."""
+    """The runtimes as replicas of applications that this server starts, and ends."""
     from lmprog.ray.ray_cluster import enter, started_members
     from lmprog.server.supervision.supervised_fleet import supervised
 
@@ -161,8 +173,16 @@ def _on_ray(
     arguments = {name: value for name, value in options.items() if name != "tp"}
     arguments |= {"replicas": (settings.replicas, most), "keys": settings.keys}
     arguments["tensor_parallel"] = ranks
+    applications = {
+        f"{RAY_APPLICATION}-{name}" if name else RAY_APPLICATION: {
+            **arguments,
+            **({FOR_BOTH: name} if name else {}),
+            "model": model,
+        }
+        for name, model in models_of(settings, chosen).items()
+    }
     leave = enter(cluster)
-    return supervised(lambda: started_members(RAY_APPLICATION, model, arguments, leave))
+    return supervised(lambda: started_members(applications, leave))
 
 
 def _serve(
@@ -191,7 +211,8 @@ def _serve(
     if settings.api_key_file is not None:  # else SIGHUP ends the server with its terminal
         reload = signal.signal(signal.SIGHUP, lambda *_: service.ask_to_reload())
         before[signal.SIGHUP] = reload
-    doing = f"joining {', '.join(settings.join)}" if settings.join else f"starting {model}"
+    starting = ", ".join(settings.models) or model
+    doing = f"joining {', '.join(settings.join)}" if settings.join else f"starting {starting}"
     print(
         f"{doing}; {http.url_of(bound)} answers already",
         file=sys.stderr,

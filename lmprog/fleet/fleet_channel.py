@@ -31,7 +31,7 @@ from lmprog.fleet.replica_link import (
     ReplicaLink,
     ReplicaState,
 )
-from lmprog.fleet.router import Router
+from lmprog.fleet.router import WAKING_SECONDS, Router
 from lmprog.launch import Connection
 from lmprog.launch.restarts import LONGEST_GAP, HangTimeouts
 from lmprog.transport import ReplyReader
@@ -68,7 +68,8 @@ class FleetChannel:
         hang: HangTimeouts | None = None,
     ) -> None:
         """Waits for the first replica. Raises RuntimeGone where none answers within `timeout`
-        seconds. None: does not wait; then `wait_for` must, before anything else is asked.
+        seconds, or the time to wake one. None: does not wait; then `wait_for` must, before anything
+        else is asked.
         """
         self._members = members
         self._slots = slots
@@ -102,6 +103,8 @@ class FleetChannel:
         """Since when the update waits for replicas that are missing."""
         self._troubles: dict[str, str] = {}
         """Of members that could not be reached: why, as it was told."""
+        self._asleep: Mapping[str, Member] = {}
+        """Members that sleep."""
         self._why_not = ""
         """Why a replica could not be reached last."""
         self._readers: list[ReplyReader] = []
@@ -109,7 +112,8 @@ class FleetChannel:
         """What `close` found: whether everything that the members had started ended well."""
         self._looker = threading.Thread(target=self._look, name="lmprog-fleet", daemon=True)
         self._looker.start()
-        if timeout is not None and not self.wait_for(1, timeout):
+        has_one = timeout is None or self.wait_for(1, timeout)
+        if not has_one and not (self._asleep and self.wait_for(1, WAKING_SECONDS)):
             self.close()
             raise RuntimeGone(
                 f"no replica of the fleet answered within {timeout:g} seconds. {self._why_not}"
@@ -162,6 +166,11 @@ class FleetChannel:
             return self._lines.refused
 
     @property
+    def is_asleep(self) -> bool:
+        """Whether replicas sleep that are woken by who needs them."""
+        return bool(self._asleep)
+
+    @property
     def is_stranded(self) -> bool:
         """Whether all members that there should be have another model than one of the fleet's: none
         is left that could go on with its programs.
@@ -174,7 +183,7 @@ class FleetChannel:
         that name no model get that of the first member in order which has answered.
         """
         deadline = time.monotonic() + timeout
-        names = [one.name for one in self._members.current()]
+        names = [one.name for one in self._members.current() if one.wake is None]
         while time.monotonic() < deadline:
             if self._lines.tried | self._troubles.keys() >= set(names):
                 break
@@ -316,8 +325,10 @@ class FleetChannel:
         for link, why in self._check(members):
             self._lose(link, why)
             self._members.end(link.member.name, why, 0.0)
+        self._asleep = {name: one for name, one in members.items() if one.wake is not None}
         for name, member in members.items():
-            if name not in self._links and name not in self._dialing:
+            is_known = name in self._links or name in self._dialing
+            if not is_known and member.wake is None:
                 self._dialing.add(name)
                 threading.Thread(
                     target=self._connect, args=(member,), name=f"lmprog-{name}", daemon=True
@@ -330,8 +341,13 @@ class FleetChannel:
             for name in self._lines.forget(members.keys(), self._now):
                 log.warning("nobody serves %r any more", name)
                 self._router.forget(name, RuntimeGone(f"nobody serves {name!r} any more"))
-            self._router.tick()
+            asleep = {name: self._lines.served_by(name) for name in self._asleep}
+            self._router.tick([one for one in asleep.values() if one is not None])
+            waited_for = self._router.waited_for
             self._pass_on()
+        for name, member in self._asleep.items():
+            if member.wake is not None and asleep[name] in waited_for:
+                member.wake()
         for link in overdue:
             self._lose(link, "its programs did not end in time for the update", died=False)
         for name in (*drained, *(one.member.name for one in overdue)):

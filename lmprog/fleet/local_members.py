@@ -1,4 +1,4 @@
-"""Replicas that are started here, on the same model; one that dies or hangs is started again.
+"""Replicas that are started here; one that dies or hangs is started again.
 
 Starts and ends processes in threads of their own, so that whoever asks who is there never waits.
 Knows processes and how soon to start one again; knows no programs.
@@ -12,13 +12,41 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
+from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, LmprogError
 from lmprog.fleet.members import Member
 from lmprog.launch import RuntimeProcess
 from lmprog.launch.restarts import DelayLimits, RestartDelays
+from lmprog.launch.runtime_process import replica_options
 
 log = logging.getLogger("lmprog")
+
+Launch: TypeAlias = Callable[[int], RuntimeProcess]
+"""Starts a runtime of a generation, and returns when it serves: replicas of one generation have the
+same model. Called in threads, for each replica and every restart."""
+
+
+def launches(
+    models: Mapping[str, str | RuntimeConfig], replicas: int, options: Mapping[str, Any]
+) -> dict[str, Launch]:
+    """One for each model, by the name that it is served under ("": it has none), for so many
+    replicas of each with `options`. Raises InvalidParameter.
+    """
+    if len(models) > 1:
+        for name in models:
+            if not name.strip():
+                says = "each of several models needs a name under which it is served"
+                raise InvalidParameter(says, name="models", value=repr(name))
+    if replicas * len(models) > 1:
+        options = replica_options(options)
+    return {name: _launch(model, name, dict(options)) for name, model in models.items()}
+
+
+def _launch(model: str | RuntimeConfig, name: str, options: dict[str, Any]) -> Launch:
+    given = {**options, **({"served_model_name": name} if name else {})}
+    return lambda generation: RuntimeProcess(model, **{**given, "generation": generation})
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +54,7 @@ class _Replica:
     """One place of the fleet, over the lives of its process."""
 
     name: str
+    launch: Launch
     delays: RestartDelays
     process: RuntimeProcess | None = None
     life: int = 0
@@ -39,30 +68,56 @@ class _Replica:
 
 
 class LocalMembers:
-    """`replicas` runtimes that `launch` starts, each by a call that returns when it serves."""
+    """`replicas` runtimes, or so many of each model."""
 
     def __init__(
         self,
-        launch: Callable[[int], RuntimeProcess],
+        launch: Launch | Mapping[str, Launch],
         replicas: int,
         *,
         delays: DelayLimits | None = None,
     ) -> None:
-        """Starts the first one and raises why it cannot be started; the others follow. `launch`
-        gets the number of the generation: replicas of one have the same model.
+        """Starts the first one of each model and raises why it cannot be started; the others
+        follow. Of several models there is a `launch` for each served name.
         """
-        self._launch = launch
         self.generation = 0
         """Of those that are started from now on."""
         self._lock = threading.Lock()
         self._closed = False
         self.num_restarts = 0
+        by_name = launch if isinstance(launch, Mapping) else {"": launch}
         self._replicas = [
-            _Replica(f"replica-{number + 1}", RestartDelays(delays)) for number in range(replicas)
+            _Replica(f"{name or 'replica'}-{number + 1}", one, RestartDelays(delays))
+            for name, one in by_name.items()
+            for number in range(replicas)
         ]
-        first = self._replicas[0]
-        first.process, first.since, first.life = launch(0), time.monotonic(), 1
+        self._start_firsts(self._replicas[::replicas])
         self.current()
+
+    def _start_firsts(self, firsts: Sequence[_Replica]) -> None:
+        """All at once. Raises the error of the first one that fails, and then leaves none."""
+        failures: dict[str, Exception] = {}
+
+        def start(replica: _Replica) -> None:
+            try:
+                replica.process = replica.launch(0)
+            except (LmprogError, OSError) as error:
+                failures[replica.name] = error
+            replica.since, replica.life = time.monotonic(), 1
+
+        threads = [
+            threading.Thread(target=start, args=(one,), name="lmprog-replica", daemon=True)
+            for one in firsts[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        start(firsts[0])
+        for thread in threads:
+            thread.join()
+        if failures:
+            for process in self.processes.values():
+                process.close(0.0)
+            raise next(failures[one.name] for one in firsts if one.name in failures)
 
     @property
     def size(self) -> int:
@@ -83,7 +138,7 @@ class LocalMembers:
                     replica.name,
                     functools.partial(process.connect, "fleet"),
                     replica.life,
-                    process.cpu_seconds,
+                    process.busy_seconds,
                 )
                 for replica in self._replicas
                 if (process := replica.process) is not None and not replica.is_changing
@@ -151,7 +206,7 @@ class LocalMembers:
     def _start(self, replica: _Replica) -> None:
         process = None
         try:
-            process = self._launch(self.generation)
+            process = replica.launch(self.generation)
         except (LmprogError, OSError) as error:
             log.error("%s could not be started: %s", replica.name, error)
         with self._lock:

@@ -42,6 +42,9 @@ class Member:
     life: int = 0
     pulse: Callable[[], float | None] | None = None
     """Processor seconds of its process (None: it has ended), where this machine can tell."""
+    wake: Callable[[], None] | None = None
+    """Not None: it sleeps, which is to say that it does not run while nobody needs it. This has it
+    started, as another member; it does not wait, and may be called again."""
 
 
 class Members(Protocol):
@@ -192,7 +195,8 @@ class JoinedMembers:
             part.end(name, why, grace)
 
     def close(self, grace: float) -> bool:
-        ended_well = [part.close(grace) for part in self._parts]
+        """The first one last: it may have what the others need."""
+        ended_well = [part.close(grace) for part in reversed(self._parts)]
         return all(ended_well)
 
 

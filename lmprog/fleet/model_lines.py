@@ -68,6 +68,10 @@ class ModelLines:
         """Members that have answered, if only to be refused."""
         return self._names.keys()
 
+    def served_by(self, member: str) -> str | None:
+        """What a member served when it answered last; None: it never has."""
+        return self._names.get(member)
+
     def admits(self, member: str, info: wire.Welcome) -> bool:
         """Whether a replica has the model of its name, or a later one, which its name has then."""
         name = info.served_name

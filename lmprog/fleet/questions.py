@@ -69,6 +69,12 @@ class Questions:
         self._open[op.call] = _Question(op, set(names))
         return names
 
+    @property
+    def waited_for(self) -> set[str]:
+        """The models of which a runtime is waited for, to say what tokens are."""
+        kept = self._postponed
+        return {one.served_name for one in kept if isinstance(one, wire.Encode | wire.Decode)}
+
     def postponed(self) -> list[EveryReplica | AnyReplica]:
         """Those to ask again, now that somebody may answer; they are no longer kept."""
         found, self._postponed = self._postponed, []

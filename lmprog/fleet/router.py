@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmprog import wire
@@ -39,6 +39,8 @@ TRIAL_SECONDS = 30.0
 """A program waits so long for a replica for itself; then it goes where others are."""
 HOMELESS_SECONDS = 60.0
 """A program waits so long for a replica."""
+WAKING_SECONDS = 900.0
+"""The same where that sleeps: perhaps a machine is started for it first."""
 
 Frames = dict[str, list[wire.Op]]
 
@@ -106,10 +108,7 @@ class Router:
         characters = welcome.num_pages * welcome.page_size * CHARACTERS_PER_TOKEN
         self._memory.add(number, characters // BLOCK)
         self.outgoing.append((name, [wire.AwaitPrefixes(PREFIX_CALL)]))
-        homeless, self._homeless = self._homeless, []
-        for program in homeless:
-            self._place(program)
-        self._ask(self._questions.postponed())
+        self._try_again()
 
     def lose(self, name: str, *, died: bool = True) -> None:
         """A replica is gone, or hangs: its programs are built again on others. One that was told
@@ -150,26 +149,21 @@ class Router:
         """What still runs there is moved to other replicas, if there are any to take it; nothing
         goes there any more. It is no death: programs are moved as often as replicas are drained.
         """
-        source = self._replicas[name]
-        source.draining = True
-        if self._has_another(source):
+        self.drain(name)
+        if self._has_another(source := self._replicas[name]):
             self._empty(source)
 
     def hedge(self, name: str) -> None:
         """A replica has not been heard for a while: programs that have got nothing of what they
         asked there are asked elsewhere, each of them once.
         """
-        source = self._replicas[name]
-        if self._has_another(source):
+        if self._has_another(source := self._replicas[name]):
             self._empty(source, lambda one: not one.was_hedged and one.log.waits_for_all)
 
     def _has_another(self, source: Replica) -> bool:
         """Whether another replica could take its programs."""
-        return any(
-            one.kind == source.kind and not one.draining and not one.is_silent
-            for one in self._replicas.values()
-            if one is not source
-        )
+        alike = (one for one in self._replicas.values() if one.kind == source.kind)
+        return any(not (one.draining or one.is_silent or one is source) for one in alike)
 
     def _empty(self, source: Replica, which: Callable[[RoutedProgram], bool] | None = None) -> None:
         """Its programs, or those of them, go on elsewhere, as far as they can be moved."""
@@ -179,17 +173,23 @@ class Router:
                     continue
                 program.was_hedged = True
             if program.failure is None and program.log.movable:
-                close: list[wire.Op] = [wire.Close(one) for one in sorted(program.branches)]
-                self.outgoing.append((source.name, close))
+                self._close(program, source)
                 source.left |= program.log.unanswered
                 self._leave_home(program)
                 self._move(program)
+
+    def _close(self, program: RoutedProgram, at: Replica) -> None:
+        self.outgoing.append((at.name, [wire.Close(one) for one in sorted(program.branches)]))
 
     def strand(self, served_name: str, error: LmprogError) -> None:
         """No replica is left that could go on with a program of this name, and none is to be waited
         for: who asks gets `error`, until one joins all the same.
         """
         self._stranded[served_name] = error
+        self._try_again()
+
+    def _try_again(self) -> None:
+        """What waits for a replica may have one now, or none any more."""
         homeless, self._homeless = self._homeless, []
         for program in homeless:
             self._place(program)
@@ -210,8 +210,16 @@ class Router:
                 self._give_up(program, error)
         self._homeless = [one for one in self._homeless if one.failure is None]
 
-    def tick(self) -> None:
-        """Gives up programs that have waited too long for a replica; ends trials."""
+    @property
+    def waited_for(self) -> set[str]:
+        """The names of models of which somebody waits for a replica."""
+        names = {one.served_name for one in self._homeless} | self._questions.waited_for
+        return {name or self.default for name in names}
+
+    def tick(self, waking: Collection[str] = ()) -> None:
+        """Gives up programs that have waited too long for a replica; ends trials. Replicas of the
+        models that are `waking` may take long.
+        """
         now = self._clock()
         for replica in self._replicas.values():
             tried = replica.trial
@@ -224,17 +232,17 @@ class Router:
             if program.failure is None and program.log.pending:
                 self._place(program)
         for program in list(self._homeless):
-            since = program.homeless_since
-            if since is not None and now - since > HOMELESS_SECONDS:
+            since, name = program.homeless_since, program.served_name
+            most = WAKING_SECONDS if (name or self.default) in waking else HOMELESS_SECONDS
+            if since is not None and now - since > most:
                 self._homeless.remove(program)
-                served = f" that serves {name!r}" if (name := program.served_name) else ""
+                served = f" that serves {name!r}" if name else ""
                 self._give_up(program, RuntimeGone(f"no replica of the fleet{served} is up"))
 
     def _at(self, home: Replica) -> list[RoutedProgram]:
         """The programs that run there."""
-        found = {id(one): one for one in self._branches.values() if one.home is home}
-        found |= {id(one): one for one in self._calls.values() if one.home is home}
-        return list(found.values())
+        known = (*self._branches.values(), *self._calls.values())
+        return list({id(one): one for one in known if one.home is home}.values())
 
     # --- ops ------------------------------------------------------------------------------------
 
@@ -328,8 +336,7 @@ class Router:
 
     def _resolved(self, program: RoutedProgram, op: wire.Append) -> wire.Append:
         """The op with the texts of other programs' results in place of references to them."""
-        others = [self._elsewhere(program, piece) for piece in op.pieces]
-        if not any(others):
+        if not any(others := [self._elsewhere(program, piece) for piece in op.pieces]):
             return op
         pieces = tuple(
             other.log.journal.text_of(piece) if other and isinstance(piece, wire.Ref) else piece
@@ -356,9 +363,8 @@ class Router:
 
     def refuse(self, ops: Iterable[wire.Op], error: LmprogError) -> None:
         """A frame could not be sent, for what is in it: its programs cannot go on."""
-        programs = {id(one): one for op in ops if (one := self._program_of(op)) is not None}
-        for program in programs.values():
-            self._give_up(program, error)
+        for one in {id(p): p for op in ops if (p := self._program_of(op)) is not None}.values():
+            self._give_up(one, error)
 
     # --- replies --------------------------------------------------------------------------------
 
@@ -399,11 +405,9 @@ class Router:
                 return
         except Diverged:
             assert program.home is not None
-            frame: list[wire.Op] = [wire.Close(one) for one in sorted(program.branches)]
-            self.outgoing.append((program.home.name, frame))
-            self._give_up(
-                program, RuntimeGone("a replica died, and its program went another way again")
-            )
+            self._close(program, program.home)
+            says = "a replica died, and its program went another way again"
+            self._give_up(program, RuntimeGone(says))
             return
         if new is not None:
             self.replies.append(new)
@@ -417,8 +421,7 @@ class Router:
         for program in list(self._holding.values()):
             frames: Frames = {}
             while program.held:
-                op = program.held[0]
-                if isinstance(op, wire.Append) and self._is_early(program, op):
+                if isinstance(op := program.held[0], wire.Append) and self._is_early(program, op):
                     break
                 self._accept(program, program.held.popleft(), frames)
             if not program.held:
@@ -431,9 +434,7 @@ class Router:
         """Finds the program a replica, and sends it there with all that it has."""
         kind = self._kind_for(program)
         known = [one for one in self._replicas.values() if one.kind == kind]
-        replicas = [
-            one for one in known if not one.draining and not one.is_silent and one.trial is None
-        ]
+        replicas = [one for one in known if not (one.draining or one.is_silent or one.trial)]
         replicas = replicas or [one for one in known if not one.draining] or list(known)
         if (why := self._why_nowhere(kind)) is not None:
             self._give_up(program, why)
@@ -507,10 +508,9 @@ class Router:
         if program.failure is not None:
             return
         if not program.log.movable:
-            why = f"its replica died, after it had been moved {program.log.moves} times"
-            if program.log.is_large:
-                why = "its replica died, and it is too large to be moved"
-            self._give_up(program, RuntimeGone(why))
+            why = f"after it had been moved {program.log.moves} times"
+            why = "and it is too large to be moved" if program.log.is_large else why
+            self._give_up(program, RuntimeGone(f"its replica died, {why}"))
             return
         self.num_moved += 1
         if program.log.pending:

@@ -24,7 +24,7 @@ from pathlib import Path
 from lmprog.config import RuntimeConfig
 from lmprog.errors import Detail, LmprogError, RuntimeGone, from_wire
 from lmprog.launch.parent_pipe import FOLDER_VARIABLE, config_to_json
-from lmprog.linux import SignalWatch, await_end, cpu_seconds
+from lmprog.linux import SignalWatch, await_end, busy_seconds
 
 _WAIT_VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
 """Environment variables that set how OpenMP threads wait for each other."""
@@ -117,13 +117,11 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def cpu_seconds(self) -> float | None:
-        """What the process has computed so far, None once it has ended; 0 where the system does not
-        tell.
-        """
+    def busy_seconds(self) -> float | None:
+        """See `linux.busy_seconds`; None once it has ended."""
         if self.exit_code is not None:
             return None
-        return cpu_seconds(self.pid)
+        return busy_seconds(self.pid)
 
     def write_stacks(self) -> None:
         """Has the child write the stacks of its threads to its log, and waits until it has, for a

@@ -1,5 +1,5 @@
-"""Whether a runtime makes progress, by its answers, its figures, and its processor time; and when
-one that does not is started again.
+"""Whether a runtime makes progress, by its answers, its figures, and its processor time, or what it
+waits for a processor; and when one that does not is started again.
 
 Judges progress, not life: a runtime that has work and brings no token and admits nobody for
 `stall` seconds is hung, whatever its process does, and so is one whose loop does not answer for
@@ -59,7 +59,9 @@ class ProgressWatch:
         self._progress = progress
 
     def take_pulse(self, cpu: float, now: float, passed: float) -> None:
-        """The processor seconds that its process has used, `passed` since the last pulse."""
+        """The processor seconds that its process has used or waited for, `passed` since the last
+        pulse.
+        """
         if self._cpu is not None and cpu - self._cpu > COMPUTING * passed:
             self._worked = now
         self._cpu = cpu

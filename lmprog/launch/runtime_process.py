@@ -117,9 +117,11 @@ class RuntimeProcess:
         """Waits for the end: the exit code, or None after `timeout` seconds."""
         return self._child.wait(timeout)
 
-    def cpu_seconds(self) -> float | None:
-        """What its process has computed so far, None once it has ended."""
-        return self._child.cpu_seconds()
+    def busy_seconds(self) -> float | None:
+        """What its process has computed so far, or waited for a processor to compute; None once it
+        has ended.
+        """
+        return self._child.busy_seconds()
 
     def write_stacks(self) -> None:
         """Makes the runtime write the stacks of its threads to its log, to show where it hangs."""

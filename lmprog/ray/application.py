@@ -2,8 +2,8 @@
 
 `app` knows Serve's options and starts nothing. A `RuntimeReplica` is an actor of Serve that has one
 runtime, as a process of its own: it starts the runtime, watches whether it makes progress, keeps
-its entry in the directory, and tells Serve how busy it is. Programs reach the runtime directly;
-nothing of them passes through here.
+its entry in the directory, tells Serve how busy it is, and Ray its figures. Programs reach the
+runtime directly; nothing of them passes through here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve import metrics
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
@@ -28,6 +29,7 @@ from lmprog.launch.restarts import LONGEST_GAP, HangTimeouts
 from lmprog.launch.runtime_process import configured
 from lmprog.ray import directory
 from lmprog.ray.autoscaling import BUSY, by_slots
+from lmprog.server.observability.runtime_metrics import COUNTERS, GAUGES, PREFIX
 
 log = logging.getLogger("lmprog")
 
@@ -55,12 +57,17 @@ class RuntimeReplica:
             model, address=address, keys=keys, log_to_stderr=True, **options
         )
         self._entry = directory.ReplicaEntry(
-            context.replica_tag, self._runtime.address, ray.get_runtime_context().get_node_id()
+            context.replica_tag,
+            self._runtime.address,
+            ray.get_runtime_context().get_node_id(),
+            context.deployment,
         )
         self._trouble: str | None = None
         self._stopping = threading.Event()
         self._now = 0.0
         self._link = self._linked()
+        info = self._link.connection.info
+        self._metrics = RayMetrics(info.served_name or info.model)
         self._watcher = threading.Thread(target=self._watch, name="lmprog-watch", daemon=True)
         self._watcher.start()
 
@@ -73,6 +80,9 @@ class RuntimeReplica:
         """Serve asks this, too; see `autoscaling`."""
         figures = self._link.figures
         return {BUSY: (figures.get("waiting", 0.0) + figures.get("running", 0.0)) / self._slots}
+
+    def wake(self) -> None:
+        """Does nothing: Serve starts a replica for a request that finds none."""
 
     def __del__(self) -> None:
         """Serve calls this when the replica is to end: its programs move, and nothing is lost."""
@@ -92,7 +102,7 @@ class RuntimeReplica:
         member = Member(
             self._entry.name,
             lambda: self._runtime.connect("ray"),
-            pulse=self._runtime.cpu_seconds,
+            pulse=self._runtime.busy_seconds,
         )
         return ReplicaLink(member, member.dial(), HangTimeouts(), self._now)
 
@@ -115,6 +125,7 @@ class RuntimeReplica:
             if now - renewed >= directory.RENEW_SECONDS:
                 renewed = now
                 self._renew()
+                self._metrics.see(self._link.figures)
         self._link.connection.close()
 
     def _read_figures(self) -> str | None:
@@ -133,6 +144,37 @@ class RuntimeReplica:
             log.warning("the directory of %s does not answer: %s", self._application, error)
 
 
+class RayMetrics:
+    """A runtime's figures as metrics of Ray, which exports them at the port of its node: by the
+    names of `/metrics`, which Ray puts `ray_` before.
+    """
+
+    def __init__(self, model: str) -> None:
+        """`model` is their label, beside those that Serve gives them."""
+        more: dict[str, Any] = {"tag_keys": ("model_name",)}
+        self._tags = {"model_name": model}
+        self._gauges = [
+            (one.read, metrics.Gauge(PREFIX + one.name, description=one.help, **more))
+            for one in GAUGES
+        ]
+        self._counters = [
+            (one, metrics.Counter(PREFIX + one.name, description=one.help, **more))
+            for one in COUNTERS
+        ]
+        self._told: dict[str, float] = {}
+
+    def see(self, figures: Mapping[str, float]) -> None:
+        """The newest ones of the only runtime that this process has."""
+        for read, gauge in self._gauges:
+            gauge.set(read(figures), self._tags)
+        for one, counter in self._counters:
+            times = 1.0 if one.times is None else figures.get(one.times, 0.0)
+            count = figures.get(one.figure, 0.0) * times
+            if (more := count - self._told.get(one.name, 0.0)) > 0:
+                counter.inc(more, self._tags)
+                self._told[one.name] = count
+
+
 def app(
     model: str = "nano",
     *,
@@ -147,23 +189,25 @@ def app(
     """For `serve.run(app(...), name="...", route_prefix=None)`.
 
     `replicas` is a number, or the least and the most: between them Serve follows what waits and
-    runs, in shares of `slots`; `autoscaling` are more fields of Serve's `AutoscalingConfig`.
+    runs, in shares of `slots`; `autoscaling` are more fields of Serve's `AutoscalingConfig`. Where
+    the least is 0 the last one ends too when nobody needs it, and who does is waited for.
     `resources` are those of a replica (`num_cpus`, `num_gpus`, and what else `ray_actor_options`
     takes); a runtime computes with as many threads as it has processors, and has a GPU where its
     `device` is one, unless `num_gpus` says otherwise. With `tensor_parallel`
     they are those of a rank: all ranks of a replica are on one machine, in a placement group.
     `keys` is a folder of CURVE keys, at the same place on every machine; a cluster of several
-    machines needs them. `options` are those of `lmprog.Runtime`.
+    machines needs them. `options` are those of `lmprog.Runtime`; with a `served_model_name` the
+    deployment has that in its name, since an application may have several.
 
     Raises InvalidParameter and UnknownName for options that are wrong.
     """
     bounds = (replicas, replicas) if isinstance(replicas, int) else tuple(replicas)
-    if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] or not bounds[1]:
         raise InvalidParameter(
             "replicas must be a number, or the least and the most",
             name="replicas",
             value=str(replicas),
-            allowed="1 <= least <= most",
+            allowed="0 <= least <= most, and at least one at most",
         )
     if tensor_parallel < 1 or "tp" in options:
         raise InvalidParameter(
@@ -185,6 +229,7 @@ def app(
     together = _together(actor, tensor_parallel)
     deployment = serve.deployment(
         RuntimeReplica,
+        name=directory.deployment_of(config.served_model_name),
         ray_actor_options=actor,
         health_check_period_s=HEALTH_SECONDS,
         graceful_shutdown_timeout_s=2 * STOP_GRACE,
@@ -217,6 +262,8 @@ def _together(actor: dict[str, Any], ranks: int) -> dict[str, Any]:
         return {}
     bundle = {"CPU": actor["num_cpus"], "GPU": actor.get("num_gpus", 0)}
     bundle.update(actor.get("resources", {}))
+    if kind := actor.get("accelerator_type"):
+        bundle[f"accelerator_type:{kind}"] = 0.001  # as Ray has it of an actor by itself
     bundle = {name: n for name, n in bundle.items() if n}
     bundles = [bundle] * ranks
     if "GPU" in bundle:
@@ -234,6 +281,9 @@ def _number(least: int, most: int, autoscaling: Mapping[str, Any] | None) -> dic
                 name="autoscaling",
             )
         return {"num_replicas": least}
+    if "target_ongoing_requests" in (autoscaling or {}):
+        says = "target_ongoing_requests counts Serve's requests, and there are none; say slots"
+        raise InvalidParameter(says, name="target_ongoing_requests")
     policy = AutoscalingPolicy(policy_function=by_slots)
     config = {"min_replicas": least, "max_replicas": most, "policy": policy, **(autoscaling or {})}
     return {"autoscaling_config": AutoscalingConfig(**config)}

@@ -15,6 +15,8 @@ from typing import Any
 import ray
 
 NAMESPACE = "lmprog"
+DEPLOYMENT = "RuntimeReplica"
+"""The name of a deployment of runtimes, or its beginning."""
 RENEW_SECONDS = 1.0
 LEASE_SECONDS = 30.0
 """Long, since a replica on a busy machine may be late; programs notice a dead one by themselves."""
@@ -24,11 +26,13 @@ ASK_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEntry:
-    """One replica: its name, its runtime's address, and the machine that it runs on."""
+    """One replica: its name, its runtime's address, the machine that it runs on, and of which
+    deployment it is one."""
 
     name: str
     address: str
     node: str
+    deployment: str = ""
 
 
 class Directory:
@@ -54,6 +58,11 @@ class Directory:
         now = self._clock()
         self._entries = {name: pair for name, pair in self._entries.items() if pair[1] > now}
         return [entry for _, (entry, _) in sorted(self._entries.items())]
+
+
+def deployment_of(served_name: str) -> str:
+    """The name of the deployment of what is served so; "": it has no name."""
+    return f"{DEPLOYMENT}:{served_name.replace('/', '--')}" if served_name else DEPLOYMENT
 
 
 def opened(application: str) -> Any:

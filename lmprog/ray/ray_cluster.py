@@ -1,17 +1,18 @@
-"""This process in a Ray cluster: it enters one, or starts one of its own; it runs an application
+"""This process in a Ray cluster: it enters one, or starts one of its own; it runs applications
 there, and ends what it began.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import ray
 from ray import serve
 
 from lmprog.errors import RuntimeGone
+from lmprog.fleet.members import JoinedMembers, Members, members_at
 from lmprog.ray.application import app
 from lmprog.ray.ray_members import RayMembers
 from lmprog.transport import CurveClient, client_keys
@@ -43,29 +44,52 @@ def enter(address: str | None) -> Leave:
     return lambda: ray.shutdown()
 
 
-def joined_members(application: str, address: str, keys: CurveClient | None) -> RayMembers:
-    """The replicas of an application that runs already, in the cluster at `address`."""
-    return RayMembers(application, keys, enter(address))
-
-
-def started_members(
-    application: str, model: str, arguments: dict[str, Any], leave: Leave
-) -> RayMembers:
-    """Runs `app(model, **arguments)` in the cluster that this process is in, and waits until it
-    serves; closing the members ends it, and leaves. Raises RuntimeGone where it cannot run.
+def joined_members(
+    applications: str | Sequence[str],
+    address: str,
+    keys: CurveClient | None,
+    beside: Sequence[str] = (),
+) -> Members:
+    """The replicas of an application, or of several, that run already, in the cluster at
+    `address`; `beside` them runtimes at addresses.
     """
-    bound = app(model, **arguments)
+    names = [applications] if isinstance(applications, str) else applications
+    others = [members_at(beside, keys)] if beside else []
+    leave = enter(address)
+    parts: list[Members] = [
+        RayMembers(name, keys, leave if at == 0 else _stay) for at, name in enumerate(names)
+    ]
+    parts += others
+    return parts[0] if len(parts) == 1 else JoinedMembers(parts)
+
+
+def started_members(applications: Mapping[str, Mapping[str, Any]], leave: Leave) -> Members:
+    """Runs each application, of `app(**arguments)`, in the cluster that this process is in, and
+    waits until it serves; closing the members ends them, and leaves. Raises RuntimeGone where one
+    cannot run.
+    """
+    bound = {name: app(**arguments) for name, arguments in applications.items()}
     serve.start(proxy_location="Disabled")  # our gateway stands beside it
     try:
-        serve.run(bound, name=application, route_prefix=None)
+        for name, one in bound.items():
+            serve.run(one, name=name, route_prefix=None)
     except RuntimeError as error:
         leave()
         raise RuntimeGone(f"The replicas could not be started on Ray: {error}") from None
 
     def end() -> None:
         try:
-            serve.delete(application)
+            for name in applications:
+                serve.delete(name)
         finally:
             leave()
 
-    return RayMembers(application, client_keys(arguments.get("keys")), end)
+    parts: list[Members] = [
+        RayMembers(name, client_keys(arguments.get("keys")), end if at == 0 else _stay)
+        for at, (name, arguments) in enumerate(applications.items())
+    ]
+    return parts[0] if len(parts) == 1 else JoinedMembers(parts)
+
+
+def _stay() -> None:
+    """The first of several members leaves for all: it is closed last."""

@@ -6,7 +6,7 @@ the application's runtimes, reached directly. Knows Serve's ingress; routes are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -29,14 +29,15 @@ _OF_THE_APPLICATION = {"replicas", "ray", "max_replicas", "join", "keys", "drain
 
 
 def with_gateways(
-    application: serve.Application,
+    application: serve.Application | Sequence[serve.Application],
     count: int = 1,
     *,
     keys: str | None = None,
     resources: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> serve.Application:
-    """`application`, made by `app`, with `count` gateways for Serve's own HTTP proxy::
+    """`application`, made by `app`, or one for each model, with `count` gateways for Serve's own
+    HTTP proxy::
 
         serve.run(with_gateways(app("MODEL", replicas=2)), name="stories", route_prefix="/")
 
@@ -57,15 +58,16 @@ def with_gateways(
         max_ongoing_requests=MOST_REQUESTS,
         ray_actor_options=dict(resources or {"num_cpus": 1}),
     )
-    return deployment.bind(settings, keys, application)
+    several = isinstance(application, Sequence)
+    return deployment.bind(settings, keys, *(application if several else [application]))
 
 
 class HttpGateway:
     """What Serve makes in each gateway's process."""
 
-    def __init__(self, settings: Mapping[str, Any], keys: str | None, _runtimes: object) -> None:
-        """`_runtimes` is what Serve makes of the bound application: it runs because it is named
-        here. Programs reach it by the application's directory.
+    def __init__(self, settings: Mapping[str, Any], keys: str | None, *_runtimes: object) -> None:
+        """`_runtimes` are what Serve makes of the bound applications: they run because they are
+        named here. Programs reach them by the application's directory.
         """
         self._settings = _checked(settings)
         self._keys = client_keys(keys)

@@ -480,6 +480,10 @@ class FakeStore:
                 self._engine.write_page(page, contents)
         return [LoadEnd(one.ticket, len(one.contents)) for one in ended]
 
+    @property
+    def is_held_up(self) -> bool:
+        return False
+
     def abandon(self, ticket: int) -> None:
         for one in self._pending:
             if one.ticket == ticket:

@@ -143,7 +143,7 @@ def test_what_is_unknown_or_wrong_is_refused_with_code_2_and_one_sentence(
         (["--arg", "name=x", "--arg", "times=often"], "--arg times=often: expected int, got str."),
         (["--arg", "name=x", "--arg", "times=[1]"], "--arg times=[1]: expected int, got array."),
         ([], "needs --arg name="),
-        (["--arg", "name=x", "--address", "ipc://x", "--model", "nano"], "not both"),
+        (["--arg", "name=x", "--address", "ipc://x", "--model", "nano"], "has one model"),
         (["--arg", "name=x", "--temperature", "-1"], "temperature=-1.0 is not allowed"),
     ],
 )

@@ -110,9 +110,10 @@ def test_manifests_are_valid_for_kubernetes(name: str, version: str) -> None:
         validator.validate(broken, version, strict=True)
 
 
-def test_pods_of_the_ray_service_are_valid_for_kubernetes() -> None:
+@pytest.mark.parametrize("name", ["rayservice", "rayservice-gpu"])
+def test_pods_of_the_ray_services_are_valid_for_kubernetes(name: str) -> None:
     validator = pytest.importorskip("kubernetes_validate")
-    cluster = of_kind("kubernetes/rayservice.yaml", "RayService")["spec"]["rayClusterConfig"]
+    cluster = of_kind(f"kubernetes/{name}.yaml", "RayService")["spec"]["rayClusterConfig"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     for group in groups:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]}
@@ -238,6 +239,32 @@ def test_the_workers_of_ray_come_and_go_between_the_bounds_of_the_application() 
     (group,) = spec["rayClusterConfig"]["workerGroupSpecs"]
     assert spec["rayClusterConfig"]["enableInTreeAutoscaling"] is True
     assert [group["minReplicas"], group["maxReplicas"]] == application["args"]["replicas"]
+
+
+def test_models_on_gpus_end_while_nobody_asks_and_have_room_where_they_run() -> None:
+    spec = of_kind("kubernetes/rayservice-gpu.yaml", "RayService")["spec"]
+    cluster = spec["rayClusterConfig"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    assert application["import_path"] == "lmprog.ray:build_openai_app"
+    assert cluster["enableInTreeAutoscaling"] is True
+    groups = {one["groupName"]: one for one in cluster["workerGroupSpecs"]}
+    limits = {
+        name: one["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for name, one in groups.items()
+    }
+    scaled = [
+        one["deployment_config"]["autoscaling_config"] for one in application["args"]["llm_configs"]
+    ]
+    assert [one["min_replicas"] for one in scaled] == [0, 0]
+    assert groups["gpus"]["minReplicas"] == 0
+    assert groups["gpus"]["maxReplicas"] == sum(one["max_replicas"] for one in scaled)
+    for config in application["args"]["llm_configs"]:
+        needed = config["deployment_config"]["ray_actor_options"]["num_cpus"]
+        assert int(limits["gpus"]["cpu"]) >= needed
+    assert limits["gpus"]["nvidia.com/gpu"] == "1"
+    ingress = application["args"]["ingress_deployment_config"]
+    assert groups["gateways"]["minReplicas"] >= ingress["num_replicas"]
+    assert int(limits["gateways"]["cpu"]) >= ingress["ray_actor_options"]["num_cpus"]
 
 
 def unit_of_systemd() -> dict[str, str]:

@@ -430,7 +430,7 @@ class Ending:
     def log_tail(self) -> str:
         return ""
 
-    def cpu_seconds(self) -> None:
+    def busy_seconds(self) -> None:
         return None
 
 

@@ -16,11 +16,11 @@ import pytest
 
 import lmprog
 from lmprog.backends.connecting.fleet_backend import Fleet
-from lmprog.errors import InvalidParameter, RuntimeGone
+from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel
-from lmprog.fleet.local_members import LocalMembers
+from lmprog.fleet.local_members import LocalMembers, launches
 from lmprog.fleet.members import FixedMembers, Member
-from lmprog.launch import Connection
+from lmprog.launch import Connection, RuntimeProcess
 
 OPTIONS = {"dtype": "float32", "threads": 1, "kv_memory_mb": 32}
 
@@ -126,3 +126,45 @@ def test_importing_lmprog_imports_no_fleet() -> None:
     code = "import sys, lmprog; lmprog.function; print([m for m in sys.modules if 'fleet' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+MODELS = {"small": "dummy:tiny", "large": "dummy:64x3"}
+
+
+def test_several_models_are_started_together_and_each_is_looked_after() -> None:
+    """One of them dies, and comes back under its own name, with its own model."""
+    expected = {}
+    for name, model in MODELS.items():
+        with lmprog.Runtime(model, **OPTIONS) as runtime:
+            expected[name] = story.run("Once", 1, backend=runtime).value
+    assert expected["small"] != expected["large"]
+    with lmprog.Fleet.local(MODELS, replicas=1, **OPTIONS) as fleet:
+        members = members_of(fleet)
+        assert list(fleet.models) == ["small", "large"]
+        assert list(members.processes) == ["small-1", "large-1"]
+        assert story.run("Once", 1, backend=fleet).value == expected["small"]
+        os.kill(members.processes["large-1"].pid, signal.SIGKILL)
+        for name, value in expected.items():
+            assert story.run("Once", 1, backend=fleet[name]).value == value
+        assert members.num_restarts == 1
+
+
+def test_where_one_of_several_models_cannot_be_started_none_is_left() -> None:
+    started: list[RuntimeProcess] = []
+    models = {"small": "dummy:tiny", "wrong": "dummy:nothing"}
+    launch = {
+        name: lambda generation, one=one: started.append(one(generation)) or started[-1]
+        for name, one in launches(models, 1, OPTIONS).items()
+    }
+    with pytest.raises(LmprogError, match="dummy:nothing"):
+        LocalMembers(launch, 1)  # type: ignore[arg-type]
+    assert [one.alive for one in started] == [False]
+
+
+@pytest.mark.parametrize(
+    ("models", "message"),
+    [({}, "at least one model"), ({"": "nano", "b": "nano"}, "needs a name under which")],
+)
+def test_models_without_names_are_not_started(models: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        lmprog.Fleet.local(models)

@@ -69,15 +69,21 @@ class Places:
 
     replicas: dict[str, Replica] = field(default_factory=dict)
     gone: list[Replica] = field(default_factory=list)
+    sleepers: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """What wakes those that sleep."""
 
     @property
     def size(self) -> int:
         return len(self.replicas)
 
     def current(self) -> Sequence[Member]:
-        return [Member(name, functools.partial(self._dial, name)) for name in sorted(self.replicas)]
+        return [
+            Member(name, functools.partial(self._dial, name), wake=self.sleepers.get(name))
+            for name in sorted({*self.replicas, *self.sleepers})
+        ]
 
     def _dial(self, name: str) -> Any:
+        assert name not in self.sleepers, "it sleeps"
         return self.replicas[name].dial()
 
     def put(self, name: str, replica: Replica) -> None:

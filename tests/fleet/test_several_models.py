@@ -18,7 +18,7 @@ from lmprog.backends.connecting.fleet_backend import Fleet
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, LmprogError, RuntimeGone, UnknownName
-from lmprog.fleet import model_lines
+from lmprog.fleet import model_lines, router
 from lmprog.fleet.members import FORGET_SECONDS
 from lmprog.fleet.model_lines import ModelLines
 from lmprog.native import compiler
@@ -309,3 +309,42 @@ def test_programs_of_a_name_that_is_forgotten_fail_and_others_go_on(
         with pytest.raises(UnknownName, match="no model 'large' here; served: 'small'"):
             story.run(1, backend=gone)
         assert story.run(1, backend=fleet["small"]).value == expected
+
+
+def test_a_model_that_sleeps_is_woken_by_who_asks_for_it_and_by_nobody_else(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its name meanwhile, and is waited for longer than one that is gone."""
+    monkeypatch.setattr(model_lines, "FORGET_SECONDS", 0.0)
+    monkeypatch.setattr(router, "HOMELESS_SECONDS", 0.0)
+    with Several(a=small(folders[0]), b=large(folders[1])) as fleet:
+        before = {name: story.run(1, backend=fleet[name]).value for name in ("small", "large")}
+        woken = threading.Event()
+        fleet.places.sleepers["b"] = woken.set
+        fleet.places.replicas.pop("b").die()
+        until(lambda: fleet.there == {"a": "small"} and fleet.channel.is_asleep)
+        assert story.run(1, backend=fleet["small"]).value == before["small"]
+        assert list(fleet.models) == ["small", "large"]
+        assert not woken.is_set()
+        found: list[object] = []
+        asking = threading.Thread(
+            target=lambda: found.append(story.run(1, backend=fleet["large"]).value)
+        )
+        asking.start()
+        assert woken.wait(PATIENCE)
+        looks = fleet.channel._now
+        until(lambda: fleet.channel._now > looks + 0.5)  # in which it is given up by nobody
+        fleet.places.put("c", large(folders[1]))
+        asking.join(PATIENCE)
+        assert found == [before["large"]]
+
+
+def test_who_asks_for_tokens_wakes_their_model(folders: tuple[Path, Path]) -> None:
+    with Several(a=small(folders[0]), b=large(folders[1])) as fleet:
+        woken = threading.Event()
+        fleet.places.sleepers["b"] = woken.set
+        fleet.places.replicas.pop("b").die()
+        until(lambda: fleet.there == {"a": "small"} and fleet.channel.is_asleep)
+        encode = wire.Encode(fleet.client.number(), "ab", served_name="large")
+        fleet.client.call(encode)  # type: ignore[arg-type]
+        assert woken.wait(PATIENCE)

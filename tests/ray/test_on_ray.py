@@ -158,6 +158,25 @@ def test_replicas_follow_the_load_and_nothing_is_lost(
         until(lambda: len(names(fleet)) == 2, "a replica is ended")
 
 
+def test_the_last_replica_ends_while_nobody_asks_and_who_asks_then_is_waited_for(
+    fleet: lmprog.Fleet, alone: dict[int, list[str]]
+) -> None:
+    """A fleet that comes to an application that sleeps wakes it, since it must know the model."""
+    quick = {
+        "downscale_delay_s": 1,
+        "downscale_to_zero_delay_s": 1,
+        "look_back_period_s": 1,
+        "metrics_interval_s": 0.5,
+    }
+    deploy((0, 1), autoscaling=quick)
+    for _ in range(2):
+        until(lambda: fleet.channel.is_asleep and not names(fleet), "no replica is left")
+        assert story.run(SEEDS[0], backend=fleet).value == alone[SEEDS[0]]
+    until(lambda: fleet.channel.is_asleep and not names(fleet), "no replica is left")
+    with lmprog.Fleet.from_ray(NAME, slots=SLOTS) as other:
+        assert story.run(SEEDS[1], backend=other).value == alone[SEEDS[1]]
+
+
 def test_a_gateway_joins_the_replicas_of_an_application(
     fleet: lmprog.Fleet, alone: dict[int, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +273,41 @@ def test_requests_to_serves_own_proxy_are_served_and_survive_a_replica(
         assert len(pieces) > 3, "more of it came after the death"
         assert "".join(pieces) == whole
     serve.delete("tales")
+
+
+def test_llm_configs_are_models_of_one_application_and_ray_has_their_figures(
+    cluster: str, alone: dict[int, list[str]]
+) -> None:
+    def config(name: str, source: str) -> dict[str, Any]:
+        loading = {"model_id": name, "model_source": source}
+        return {"model_loading_config": loading, "engine_kwargs": dict(OPTIONS)}
+
+    configs = [config("team/story", "nano"), config("other", "dummy:tiny")]
+    serve.run(lmprog.ray.build_openai_app({"llm_configs": configs}), name="llm", route_prefix="/")
+    with httpx2.Client(base_url=cluster, timeout=PATIENCE, trust_env=False) as http:
+
+        def listed() -> set[str]:
+            return {one["id"] for one in http.get("/v1/models").json()["data"]}
+
+        until(lambda: listed() == {"team/story", "other"}, "both models are listed")
+        backend = lmprog.connect(cluster, model="team/story")
+        assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
+        body = {"model": "other", "prompt": "It is", "max_tokens": 4, "ignore_eos": True}
+        assert http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 4
+        (node,) = [one for one in ray.nodes() if one["Alive"]]
+        port = node["MetricsExportPort"]
+        exported = f"http://{node['NodeManagerAddress']}:{port}/metrics"
+
+        def generated(model: str) -> float:
+            lines = http.get(exported).text.splitlines()
+            mine = [one for one in lines if one.startswith("ray_lmprog_generation_tokens_total{")]
+            return sum(float(one.split()[-1]) for one in mine if f'"{model}"' in one)
+
+        until(lambda: generated("other") == 4, "the figures are exported")
+        until(lambda: generated("team/story") > 4, "those of the other model, too")
+    with lmprog.Fleet.from_ray("llm") as fleet:
+        assert set(fleet.models) == {"team/story", "other"}
+    serve.delete("llm")
 
 
 def test_a_server_runs_its_replicas_on_a_cluster_of_its_own(alone: dict[int, list[str]]) -> None:

@@ -51,6 +51,9 @@ def test_importing_lmprog_imports_neither_ray_nor_the_fleet() -> None:
     [
         ({"ray": True, "join": ("ray:stories",)}, "use one of them"),
         ({"max_replicas": 3}, "is for --ray"),
+        ({"replicas": 0}, "must be at least 1"),
+        ({"replicas": -1, "ray": True}, "must be at least 0"),
+        ({"replicas": 0, "ray": True}, "give --max-replicas, too"),
         ({"ray": True, "replicas": 3, "max_replicas": 2}, "at least --replicas"),
         ({"keys": "folder"}, "is for --join, --ray"),
     ],
@@ -82,6 +85,7 @@ def test_replicas_are_listed_while_they_renew_and_until_they_leave() -> None:
     ("arguments", "error", "message"),
     [
         ({"replicas": 0}, InvalidParameter, "the least and the most"),
+        ({"replicas": (-1, 2)}, InvalidParameter, "the least and the most"),
         ({"replicas": [2]}, InvalidParameter, "the least and the most"),
         ({"replicas": (3, 2)}, InvalidParameter, "the least and the most"),
         ({"tensor_parallel": 0}, InvalidParameter, "how many ranks"),
@@ -164,15 +168,155 @@ def test_gateways_of_a_file_have_the_keys_of_its_replicas(monkeypatch: pytest.Mo
     assert seen == {"keys": "folder", "api_keys": ["one"]}
 
 
-def test_serve_takes_the_manifest_of_kuberay() -> None:
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("rayservice", "lmprog.ray:build"), ("rayservice-gpu", "lmprog.ray:build_openai_app")],
+)
+def test_serve_takes_the_manifests_of_kuberay(name: str, path: str) -> None:
     pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
     from ray.serve.schema import ServeDeploySchema
 
     import lmprog.ray
 
     folder = Path(__file__).parents[2] / "deploy" / "kubernetes"
-    manifest = yaml.safe_load((folder / "rayservice.yaml").read_text())
+    manifest = yaml.safe_load((folder / f"{name}.yaml").read_text())
     config = ServeDeploySchema.model_validate(yaml.safe_load(manifest["spec"]["serveConfigV2"]))
     (application,) = config.applications
-    assert application.import_path == "lmprog.ray:build"
-    lmprog.ray.build(application.args)
+    assert application.import_path == path
+    getattr(lmprog.ray, path.partition(":")[2])(application.args)
+
+
+def test_a_deployment_without_replicas_sleeps_until_one_of_them_is_there() -> None:
+    """One that Serve cannot start does not, nor one that is not ours."""
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    from types import SimpleNamespace
+
+    from lmprog.ray.ray_members import DEPLOYMENT, _idle
+
+    def of(status: str, known: tuple[str, ...] = (), **states: int) -> list[str]:
+        one = SimpleNamespace(status=status, replica_states=states)
+        return _idle(SimpleNamespace(deployments={DEPLOYMENT: one, "Gateway": one}), known)  # type: ignore[arg-type]
+
+    assert of("HEALTHY") == [DEPLOYMENT]
+    assert of("HEALTHY", RUNNING=1) == of("UPSCALING", STARTING=1) == []
+    assert of("UPSCALING", (DEPLOYMENT,), STARTING=1) == [DEPLOYMENT], "it is being woken"
+    assert of("UNHEALTHY", (DEPLOYMENT,)) == of("DEPLOY_FAILED") == []
+
+
+LLM: dict[str, Any] = {
+    "model_loading_config": {"model_id": "team/small", "model_source": "nano"},
+    "accelerator_type": "A10G",
+    "runtime_env": {"env_vars": {"A": "b"}},
+    "deployment_config": {
+        "autoscaling_config": {"min_replicas": 0, "max_replicas": 4, "upscale_delay_s": 1},
+        "max_ongoing_requests": 32,
+        "ray_actor_options": {"num_cpus": 2},
+    },
+    "engine_kwargs": {
+        "tensor_parallel_size": 2,
+        "max_model_len": 512,
+        "dtype": "auto",
+        "kv_memory_mb": 32,
+    },
+}
+
+
+def test_an_llm_config_is_an_application_of_the_same_meaning(tmp_path: Path) -> None:
+    """As a mapping, and as a file."""
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    from lmprog.ray.llm_names import arguments_of
+
+    file = tmp_path / "llm.yaml"
+    file.write_text(yaml.safe_dump(LLM))
+    assert arguments_of(LLM) == arguments_of(str(file)) == MEANT
+
+
+MEANT = {
+    "model": "nano",
+    "served_model_name": "team/small",
+    "device": "cuda",
+    "replicas": (0, 4),
+    "autoscaling": {"upscale_delay_s": 1},
+    "slots": 32,
+    "resources": {
+        "num_cpus": 2,
+        "accelerator_type": "A10G",
+        "runtime_env": {"env_vars": {"A": "b"}},
+    },
+    "tensor_parallel": 2,
+    "context_len": 512,
+    "kv_memory_mb": 32,
+}
+
+
+def test_rays_own_object_is_taken_for_an_llm_config() -> None:
+    where = "ray.llm._internal.serve.core.configs.llm_config"  # its public place needs vLLM
+    llm = pytest.importorskip(where, exc_type=ImportError, reason="what it needs is missing")
+    from lmprog.ray.llm_names import arguments_of
+
+    assert arguments_of(llm.LLMConfig(**LLM)) == MEANT
+
+
+def test_ranks_on_an_accelerator_are_placed_where_there_is_one() -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+    from lmprog.ray.llm_names import arguments_of
+
+    config = lmprog.ray.app(**arguments_of(LLM))._bound_deployment._replica_config
+    bundle = {"CPU": 4.0, "GPU": 2.0, "accelerator_type:A10G": 0.002}
+    assert config.placement_group_bundles == [bundle]
+    assert config.ray_actor_options["accelerator_type"] == "A10G"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_loading_config": {}}, "needs a model_id"),
+        (
+            {"model_loading_config": {"model_id": "a", "tokenizer_source": "b"}},
+            "'tokenizer_source'",
+        ),
+        ({"lora_config": {"dynamic_lora_loading_path": "s3://x"}}, "LLMConfig has 'lora_config'"),
+        ({"engine_kwargs": {"swap_space": 4}}, "unknown runtime option 'swap_space'"),
+        ({"deployment_config": {"user_config": {"a": 1}}}, "deployment_config has 'user_config'"),
+        (
+            {"deployment_config": {"num_replicas": 2, "autoscaling_config": {"max_replicas": 2}}},
+            "give one of them",
+        ),
+        (
+            {
+                "deployment_config": {
+                    "autoscaling_config": {"max_replicas": 2, "target_ongoing_requests": 8}
+                }
+            },
+            "say slots",
+        ),
+    ],
+)
+def test_what_an_llm_config_cannot_mean_here_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    with pytest.raises((InvalidParameter, UnknownName), match=message):
+        lmprog.ray.build_openai_app({"llm_configs": [{**LLM, "accelerator_type": None, **changes}]})
+
+
+def test_each_model_of_an_application_is_a_deployment_of_its_own() -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    for name, expected in (("", "RuntimeReplica"), ("a/b", "RuntimeReplica:a--b")):
+        made = lmprog.ray.app("nano", served_model_name=name)._bound_deployment
+        assert made.name == expected
+
+
+def test_two_llm_configs_of_one_name_and_none_at_all_are_refused() -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    import lmprog.ray
+
+    one = {"model_loading_config": {"model_id": "nano"}}
+    for configs, message in (([one, one], "two of llm_configs"), ([], "has no model")):
+        with pytest.raises(InvalidParameter, match=message):
+            lmprog.ray.build_openai_app({"llm_configs": configs})

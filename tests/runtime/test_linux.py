@@ -4,12 +4,15 @@ the system is not Linux: the portable twins, forced, also under a whole runtime.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -154,6 +157,62 @@ def test_a_real_limit_of_processors_is_found(group: Path) -> None:
     assert (min(before, 1), after) == (1, 1)
 
 
+@pytest.mark.skipif(not linux.tells_of_waits(), reason="the system does not tell")
+def test_what_waits_for_a_processor_is_busy_and_what_stands_still_is_not() -> None:
+    """Two that share a processor have half of it each, and are busy all the time."""
+    processor = min(os.sched_getaffinity(0))
+    spins = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
+    spinning = [subprocess.Popen([sys.executable, "-c", spins]) for _ in range(2)]
+    one = spinning[0]
+    try:
+        computed, busy = computed_by(one.pid), linux.busy_seconds(one.pid)
+        while computed_by(one.pid) - computed < 0.3:
+            time.sleep(0.02)
+        assert linux.busy_seconds(one.pid) - busy > 1.3 * 0.3
+        os.kill(one.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, one.pid, os.WSTOPPED)
+        still = linux.busy_seconds(one.pid)
+        time.sleep(0.1)
+        assert linux.busy_seconds(one.pid) == still
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(not linux.is_linux(), reason="the system does not tell")
+def test_a_thread_that_computes_is_runnable_and_one_that_waits_is_not() -> None:
+    """With threads that hold no lock of Python while they do so."""
+    ends = threading.Event()
+
+    def compute() -> None:
+        while not ends.is_set():
+            hashlib.blake2b(bytes(1 << 22)).digest()
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (compute, ends.wait)]
+    for thread in threads:
+        thread.start()
+    computing, waiting = (thread.native_id or 0 for thread in threads)
+    try:
+        found = {linux.is_runnable(computing)}
+        while True not in found:
+            found.add(linux.is_runnable(computing))
+        while linux.is_runnable(waiting):  # it has not come to its wait yet
+            time.sleep(0.01)
+        assert not any(linux.is_runnable(waiting) for _ in range(20))
+    finally:
+        ends.set()
+        for thread in threads:
+            thread.join()
+    while linux.is_runnable(computing):  # its end takes a moment
+        time.sleep(0.01)
+
+
+def computed_by(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.fixture
 def portable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(linux.PORTABLE_VARIABLE, "1")
@@ -169,7 +228,8 @@ def test_the_twins_tell_what_any_system_tells() -> None:
     physical = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
     assert free_memory() == linux.memory_available() == physical // 2
     assert (linux.boot_name(), linux.processor_flags()) == ("", None)
-    assert linux.cpu_seconds(os.getpid()) == 0.0
+    assert linux.busy_seconds(os.getpid()) == 0.0
+    assert not linux.tells_of_waits()
     assert not linux.SignalWatch(os.getpid(), signal.SIGUSR1).can_tell
 
 

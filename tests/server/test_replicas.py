@@ -170,6 +170,40 @@ def test_no_request_fails_and_none_is_of_two_models_while_the_model_is_updated(
         assert restarts(server) == 0
 
 
+def test_one_command_starts_several_models_and_a_death_is_its_own_models_only(
+    tmp_path: Path,
+) -> None:
+    folders = {
+        name: str(write_checkpoint(tmp_path / name, seed=seed))
+        for seed, name in enumerate(("small", "large"))
+    }
+    models = [f"--models={name}={folder}" for name, folder in folders.items()]
+
+    def said(server: Served, name: str) -> str:
+        response = server.http.post("/v1/completions", json={**asked(1, False), "model": name})
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["text"])
+
+    with serving(*models, "--threads", "1", "--kv-memory-mb", "32") as server:
+        until_all_up(server)
+        assert sorted(replicas(server)) == ["large-1", "small-1"]
+        listed = server.http.get("/v1/models").json()["data"]
+        assert [one["id"] for one in listed] == ["small", "large"]
+        before = {name: said(server, name) for name in folders}
+        assert before["small"] == said(server, "") != before["large"]
+        pids = [one for one in runtime_pids(server) if folders["large"].encode() in _command(one)]
+        assert len(pids) == 1
+        os.kill(pids[0], signal.SIGKILL)
+        assert {name: said(server, name) for name in folders} == before
+        until_all_up(server)
+        assert restarts(server) == 1
+        assert main(["fleet", "update", server.url, "--seconds", "1"]) == 0
+        server.until(lambda: generations(server) == [1, 1])
+        assert {name: said(server, name) for name in folders} == before
+        server.signal(signal.SIGTERM)
+        assert server.process.wait(120) == 0
+
+
 def generations(server: Served) -> list[int]:
     return [one["generation"] for one in server.http.get("/fleet").json()["replicas"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 import lmprog
 from lmprog.backends.blackbox.server_backend import RuntimeEndpoint
-from lmprog.errors import UnknownName
+from lmprog.cli import main
+from lmprog.errors import InvalidParameter, UnknownName
 from lmprog.native import compiler
 from lmprog.server.http.http_server import bind, url_of
 from lmprog.server.options.server_settings import ServerSettings
@@ -295,6 +297,10 @@ def test_metrics_tell_the_models_apart(folders: tuple[Path, Path], keys: tuple[s
                 f'num_requests_total{{model_name="{name}"}} {count}.0',
                 f'e2e_request_latency_seconds_count{{model_name="{name}"}} {count}.0',
                 f'time_to_first_token_seconds_count{{model_name="{name}"}} {count}.0',
+                f'http_requests_total{{method="POST",model_name="{name}",'
+                f'route="/v1/completions",status="200"}} {count}.0',
+                f'http_request_seconds_count{{model_name="{name}",route="/v1/completions"}} '
+                f"{count}.0",
             ):
                 assert f"lmprog_{counter}" in lines
         up = [one for one in lines if one.startswith("lmprog_replica_up{")]
@@ -361,5 +367,53 @@ def test_a_program_over_http_names_the_model_of_its_server(folders: tuple[Path, 
     async def test(server: Server) -> None:
         found = await asyncio.to_thread(told, server.url)
         assert found[None] == found["small"] != found["large"]
+
+    run(test, both(folders))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"models": ("nano",)}, "'nano'; it must be NAME=MODEL"),
+        ({"models": ("a=", "b=nano")}, "'a='; it must be NAME=MODEL"),
+        ({"models": ("=nano",)}, "'=nano'; it must be NAME=MODEL"),
+        ({"models": ("a=nano", "b=nano", "a=other")}, "has 'a' twice"),
+        ({"models": ("a=nano",), "join": ("tcp://127.0.0.1:1",)}, "--join serves runtimes that"),
+        ({"models": ("a=nano",), "served_model_name": "b"}, "is 'b'; with --models it is one of a"),
+    ],
+)
+def test_models_that_cannot_be_started_together_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidParameter, match=message):
+        ServerSettings(**settings)
+
+
+def test_a_model_may_have_an_equals_sign_in_its_path() -> None:
+    made = ServerSettings(models=("a=/x/b=c", "d=nano"))
+    assert made.named_models == {"a": "/x/b=c", "d": "nano"}
+
+
+def test_one_command_chats_with_the_model_that_it_names(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(url: str, *model: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO("Say it.\n"))
+        code = main(["chat", url, "--temperature", "0", "--max-tokens", "4", *model])
+        found = capsys.readouterr()
+        return found.out if code == 0 else found.err
+
+    async def test(server: Server) -> None:
+        texts = {}
+        for name in ("small", "large"):
+            asked = {"messages": USER, "max_tokens": 4, "temperature": 0, "model": name}
+            answer = await server.ok("/v1/chat/completions", **asked)
+            texts[name] = answer["choices"][0]["message"]["content"] + "\n"
+        assert texts["small"] != texts["large"]
+        assert await asyncio.to_thread(said, server.url) == texts["small"]
+        for name, text in texts.items():
+            assert await asyncio.to_thread(said, server.url, "--model", name) == text
+        unknown = await asyncio.to_thread(said, server.url, "--model", "lagre")
+        assert unknown == "lmprog: there is no model 'lagre' here; served: 'small', 'large'\n"
 
     run(test, both(folders))

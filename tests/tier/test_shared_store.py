@@ -7,8 +7,11 @@ from __future__ import annotations
 import random
 import signal
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,13 @@ from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import InvalidParameter
 from lmprog.launch.runtime_process import replica_options
 from lmprog.native import compiler
+from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.tier import disk_store, second_tier, shared_pages, storing
 from lmprog.runtime.tier.disk_store import DiskStore
-from lmprog.runtime.tier.page_store import PageKey
-from lmprog.runtime.tier.shared_pages import SharedPageFile
+from lmprog.runtime.tier.page_store import HELD_UP_SECONDS, PageKey
+from lmprog.runtime.tier.shared_pages import FIND_SECONDS, SharedPageFile, TierQuestions
 from lmprog.runtime.tier.storing import PageWorth
 from lmprog.transport import LocalRuntimeChannel
 from tests.runtime.runtime_thread import serving
@@ -266,3 +270,35 @@ def test_a_large_tier_is_not_walked_over_after_each_stretch_of_work(
         with runtime(40, kv_disk_mb=megabytes, kv_disk_folder=str(tmp_path)) as backend:
             answers(backend, range(3))
         assert (checks > 1) is is_checked  # once at the end
+
+
+@dataclass
+class Late:
+    """A store that does not answer."""
+
+    is_held_up: bool
+
+    def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int:
+        return 7
+
+
+def test_a_store_that_has_no_processor_is_waited_for_and_one_that_hangs_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine an answer is late, though the store is not slow."""
+    monkeypatch.setattr(shared_pages, "FIND_SECONDS", FIND_SECONDS)
+    for is_held_up in (False, True):
+        clock, handles = [0.0], PageAllocator(4)
+        asking = TierQuestions(
+            Late(is_held_up),  # type: ignore[arg-type]
+            RadixTree(16, handles),
+            handles,
+            lambda gain, pages: True,
+            partial(clock.__getitem__, 0),
+        )
+        assert asking.ask(array("i", range(64)), "", 0, 64) == 7
+        clock[0] = FIND_SECONDS + 0.001
+        assert asking.overdue() == ([] if is_held_up else [7])
+        assert asking.is_open(7) == is_held_up
+        clock[0] += HELD_UP_SECONDS
+        assert asking.overdue() == ([7] if is_held_up else []), "then it is waited for no more"

@@ -5,7 +5,7 @@ Combines `lmprog.fleet` with the client. Imported on first use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from lmprog import wire
@@ -13,10 +13,8 @@ from lmprog.backends.client import CallOp, Client, ClientCall, RuntimeBackend
 from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter, UnknownName
 from lmprog.fleet.fleet_channel import DEFAULT_SLOTS, UPDATE_SECONDS, FleetChannel
-from lmprog.fleet.local_members import LocalMembers, next_generation
+from lmprog.fleet.local_members import LocalMembers, launches, next_generation
 from lmprog.fleet.members import Members, members_at
-from lmprog.launch import RuntimeProcess
-from lmprog.launch.runtime_process import replica_options
 from lmprog.transport import CurveClient, client_keys
 
 SETTLE_SECONDS = 1.0
@@ -118,28 +116,28 @@ class Fleet(RuntimeBackend):
     @classmethod
     def local(
         cls,
-        model: str | RuntimeConfig = "nano",
+        model: str | RuntimeConfig | Mapping[str, str | RuntimeConfig] = "nano",
         *,
         replicas: int = 2,
         slots: int = DEFAULT_SLOTS,
         **options: Any,
     ) -> Self:
-        """Starts `replicas` runtimes on this machine, and restarts those that die or hang.
-        `options` are those of `lmprog.Runtime`.
+        """Starts `replicas` runtimes on this machine, and restarts those that die or hang: of one
+        `model`, or of each of several, by the names under which they are served (`{"small": ...,
+        "large": ...}`). `options` are those of `lmprog.Runtime`.
         """
         if replicas < 1:
             raise InvalidParameter(
                 "a fleet has at least one replica", name="replicas", value=replicas, allowed=">= 1"
             )
-        options = replica_options(options) if replicas > 1 else options
-        members = LocalMembers(
-            lambda generation: RuntimeProcess(model, **{**options, "generation": generation}),
-            replicas,
-        )
+        models = model if isinstance(model, Mapping) else {"": model}
+        if not models:
+            raise InvalidParameter("a fleet has at least one model", name="model")
+        members = LocalMembers(launches(models, replicas, options), replicas)
         members.until_started()
         fleet = cls(members=members, slots=slots)
         fleet._check_models()
-        fleet.channel.wait_for(replicas)
+        fleet.channel.wait_for(members.size)
         return fleet
 
     def update(self, seconds: float = UPDATE_SECONDS) -> None:
@@ -154,14 +152,14 @@ class Fleet(RuntimeBackend):
     @classmethod
     def from_ray(
         cls,
-        name: str = "default",
+        name: str | Sequence[str] = "default",
         *,
         address: str = "auto",
         keys: CurveClient | str | None = None,
         slots: int = DEFAULT_SLOTS,
     ) -> Self:
-        """The replicas of the application `name` (`lmprog.ray.app`) that runs in a Ray cluster:
-        the one that this process is in, else the one at `address`.
+        """The replicas of the application `name` (`lmprog.ray.app`), or of several with a model
+        each, that run in a Ray cluster: the one that this process is in, else the one at `address`.
         """
         from lmprog.ray.ray_cluster import joined_members
 

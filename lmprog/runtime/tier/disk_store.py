@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 
+from lmprog.linux import is_runnable
 from lmprog.runtime.tier.page_store import (
     Contents,
     KnownPage,
@@ -225,6 +226,10 @@ class DiskStore:
         self._todo.put(lambda: self._write(handle, key, age, contents))
         self._measured("copy", began)
         return True
+
+    @property
+    def is_held_up(self) -> bool:
+        return is_runnable(self._thread.native_id or 0)
 
     def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         if not self.is_shared or time.monotonic() < self._refused_until:

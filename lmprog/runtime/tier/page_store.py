@@ -94,6 +94,11 @@ class PageMemory(Protocol):
     def write(self, page: int, contents: bytearray) -> None: ...
 
 
+HELD_UP_SECONDS = 0.5
+"""What is late from a store is waited for so much longer while its thread has no processor: then
+the machine is slow, and not the store."""
+
+
 class PageStore(Protocol):
     """Keeps pages. A load sees all stores before it; nothing here raises for what a disk does."""
 
@@ -104,6 +109,12 @@ class PageStore(Protocol):
     @property
     def costs(self) -> PageCosts:
         """Measured."""
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it waits for a processor, or computes, and for no disk and no network: what is
+        late then is not late for long.
+        """
 
     def known(self) -> list[KnownPage]:
         """What it had when it was opened."""

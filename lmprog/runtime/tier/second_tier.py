@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from lmprog.radix import Node, PageAllocator, RadixTree, Tokens, path
-from lmprog.runtime.tier.page_store import LoadEnd, PageStore, page_keys, root_of
+from lmprog.runtime.tier.page_store import HELD_UP_SECONDS, LoadEnd, PageStore, page_keys, root_of
 from lmprog.runtime.tier.stored_states import (
     PoolStates,
     StateLoad,
@@ -253,7 +253,10 @@ class SecondTier:
                 self._finish(load, done)
         if self._loads:
             now = self._clock()
-            for ticket in [one for one, load in self._loads.items() if load.ends < now]:
+            late = [one for one, load in self._loads.items() if load.ends < now]
+            if late and self._store.is_shared and self._store.is_held_up:
+                late = [one for one in late if self._loads[one].ends < now - HELD_UP_SECONDS]
+            for ticket in late:
                 self._abandon(ticket)
         if self._questions is not None:
             for ticket in self._questions.overdue():

@@ -34,6 +34,7 @@ from urllib.parse import unquote, urlsplit
 from lmprog.radix import PageAllocator, RadixTree, Tokens
 from lmprog.runtime.tier.disk_store import FileInUse
 from lmprog.runtime.tier.page_store import (
+    HELD_UP_SECONDS,
     ID_BYTES,
     Contents,
     KnownPage,
@@ -136,6 +137,9 @@ class TierQuestions:
             return []
         now = self._clock()
         late = {ticket: asked for ticket, asked in self._open.items() if asked.ends < now}
+        if late and self._store.is_held_up:
+            now -= HELD_UP_SECONDS
+            late = {ticket: asked for ticket, asked in late.items() if asked.ends < now}
         for ticket in late:
             del self._open[ticket]
         self._late |= late

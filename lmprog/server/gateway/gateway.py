@@ -281,7 +281,7 @@ class Gateway:
         problem, reason = self._find_refusal(results, account)
         if problem is not None:
             self._refused_at = self.clock()
-            self.meters.refused(reason)
+            self.meters.refused(reason, calling_model.get().served_name)
             if account is not None:
                 account.refused += 1
         return problem
@@ -314,7 +314,7 @@ class Gateway:
         if account is not None and self.accounts.are_several:
             most = min(most, self.accounts.most_at_once(account))
         if results > most:
-            self.meters.refused("too_many_results")
+            self.meters.refused("too_many_results", calling_model.get().served_name)
             raise refused(
                 f"The request asks for {results:,} results at once; at most {most:,} may wait. "
                 "Send fewer prompts, or a smaller n.",
@@ -440,7 +440,8 @@ class _Watched:
         gateway = self._gateway
         gateway.open_requests -= 1
         seconds = gateway.clock() - self._began
-        gateway.meters.answered(self._scope["method"], route, status, seconds)
+        asked = calling_model.get().served_name
+        gateway.meters.answered(self._scope["method"], route, status, seconds, asked)
         self._traced(route, status)
         return seconds
 

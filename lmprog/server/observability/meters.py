@@ -197,13 +197,13 @@ class Meters:
         """What has a fixed set of labels is there from the beginning, with 0: a rate needs a first
         value. `served` are the names of further models.
         """
-        for reason in _REFUSALS:
-            self._refused.add(self._model(), reason, by=0)
         self._restarts.add(self._model(), by=0)
         for model in (self._model(), *served):
             self._begin_of(model)
 
     def _begin_of(self, model: str) -> None:
+        for reason in _REFUSALS:
+            self._refused.add(model, reason, by=0)
         for finish in _FINISHES:
             self._success.add(model, finish, by=0)
         for one in (
@@ -250,10 +250,10 @@ class Meters:
 
     # --- the rest of the server
 
-    def refused(self, reason: str) -> None:
-        """A request was not let in."""
+    def refused(self, reason: str, served_name: str = "") -> None:
+        """A request was not let in; where it was known by then, of the model of this name."""
         self._num_refused += 1
-        self._refused.add(self._model(), reason)
+        self._refused.add(served_name or self._model(), reason)
 
     def restarted(self) -> None:
         """The runtime has to be started again."""
@@ -271,10 +271,14 @@ class Meters:
             {one.name: one.served_name for one in replicas},
         )
 
-    def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """An HTTP request has ended. `route` is the pattern of its path."""
+    def answered(
+        self, method: str, route: str, status: int, seconds: float, served_name: str = ""
+    ) -> None:
+        """An HTTP request has ended. `route` is the pattern of its path, `served_name` that of the
+        model which has answered; "": none has, or that of who names none.
+        """
         method = method if method in _METHODS else "other"  # clients can send any word
-        model = self._model()
+        model = served_name or self._model()
         self._http.add(model, method, route, str(status))
         self._http_seconds.observe((model, route), seconds)
 

@@ -59,7 +59,10 @@ _HELP: Mapping[str, str] = {
     "tools that say strict, also wherever the model's template writes calls, or always",
     "strict_api": "refuse unknown fields of requests",
     "ui_show_text": "show texts on the page; beginnings of answers are kept for it",
-    "replicas": "runtimes to start; requests are spread over them, and survive the death of one",
+    "models": "one of several models, as NAME=MODEL, which requests name; repeat it for each; the "
+    "first is that of requests that name none, unless --served-model-name says another",
+    "replicas": "runtimes to start, of each model; requests are spread over them, and survive the "
+    "death of one",
     "ray": "run the runtimes as replicas of a Ray Serve application: of a cluster on this machine "
     "that is started for it, or of the one at --address (auto: that of this machine)",
     "max_replicas": "with --ray: the most runtimes, started by what waits and runs",

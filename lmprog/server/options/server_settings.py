@@ -70,6 +70,8 @@ class ServerSettings:
     ui_show_text: bool = False
     """Whether the page shows texts of cached prefixes and of requests, also of those that ended."""
 
+    models: tuple[str, ...] = ()
+    """Several models, each as NAME=MODEL: `replicas` runtimes are started of each."""
     replicas: int = 1
     """Runtimes that are started; with more than one, programs and requests are spread over them."""
 
@@ -129,7 +131,7 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise _wrong("port", self.port, "0 to 65535 (0: any free one)")
-        for name in ("replicas", "max_running", "max_waiting", "max_requests", *_SIZES):
+        for name in ("max_running", "max_waiting", "max_requests", *_SIZES):
             if getattr(self, name) < 1:
                 raise _wrong(name, getattr(self, name), "at least 1")
         for name in (
@@ -179,6 +181,12 @@ class ServerSettings:
 
     def _check_fleet(self) -> None:
         """Whether the options of several runtimes go together."""
+        self._check_models()
+        if self.replicas < (least := int(not self.ray)):
+            raise _wrong("replicas", self.replicas, f"at least {least}")
+        if not self.replicas and not self.max_replicas:
+            says = "--replicas 0 lets all of them end while nobody asks; give --max-replicas, too."
+            raise InvalidParameter(says, name="max_replicas")
         if self.keys and not self.join and not self.ray:
             raise InvalidParameter(
                 "--keys is for --join, --ray and --address; runtimes that are started here need "
@@ -197,6 +205,39 @@ class ServerSettings:
                 name="max_replicas",
                 value=self.max_replicas,
             )
+
+    def _check_models(self) -> None:
+        if self.models and self.join:
+            raise InvalidParameter(
+                "--join serves runtimes that run already, and --models starts some; use one of "
+                "them.",
+                name="models",
+            )
+        for at, one in enumerate(self.models):
+            name, _, model = one.partition("=")
+            if not name.strip() or not model.strip():
+                says = f"--models is {one!r}; it must be NAME=MODEL, as in small=nano."
+                raise InvalidParameter(says, name="models", value=one, allowed="NAME=MODEL")
+            if any(other.startswith(f"{name}=") for other in self.models[:at]):
+                says = f"--models has {name!r} twice; each name is one model."
+                raise InvalidParameter(says, name="models", value=one)
+        if self.models and self.served_model_name not in (None, *self.named_models):
+            raise InvalidParameter(
+                f"--served-model-name is {self.served_model_name!r}; with --models it is one of "
+                f"{', '.join(self.named_models)}.",
+                name="served_model_name",
+                value=self.served_model_name,
+            )
+
+    @property
+    def named_models(self) -> dict[str, str]:
+        """Each of `models` by its name."""
+        return {name: model for name, _, model in (one.partition("=") for one in self.models)}
+
+    @property
+    def starts_several(self) -> bool:
+        """Whether several runtimes are started."""
+        return self.replicas > 1 or len(self.models) > 1
 
     @property
     def isolation(self) -> Isolation:

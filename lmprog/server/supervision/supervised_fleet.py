@@ -11,15 +11,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from lmprog import wire
 from lmprog.errors import Detail, RuntimeGone
 from lmprog.fleet.fleet_channel import FleetChannel
-from lmprog.fleet.local_members import LocalMembers, next_generation
+from lmprog.fleet.local_members import LocalMembers, launches, next_generation
 from lmprog.fleet.members import Members, members_at
 from lmprog.fleet.questions import summed
 from lmprog.fleet.replica_link import ReplicaState
-from lmprog.launch import Connection, RuntimeProcess
+from lmprog.launch import Connection
 from lmprog.launch.restarts import HangTimeouts
 from lmprog.server.gateway.gateway import Gateway
 from lmprog.server.supervision.supervised_runtime import in_thread
@@ -82,7 +83,7 @@ class SupervisedFleet:
         self._stopped = asyncio.Event()
         self._stopping = threading.Event()
         gateway.fleet = self
-        gateway.is_responsive = lambda: any(one.is_responsive for one in self.replicas())
+        gateway.is_responsive = self._is_responsive
 
     async def run(self) -> None:
         """Opens the fleet and looks after it until `stop`. Raises why it could not be opened."""
@@ -180,6 +181,11 @@ class SupervisedFleet:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _is_responsive(self) -> bool:
+        """Replicas that sleep are ready, too: the first request wakes them."""
+        is_asleep = self._channel is not None and self._channel.is_asleep
+        return is_asleep or any(one.is_responsive for one in self.replicas())
+
     async def _begin_anew(self, channel: FleetChannel) -> None:
         """All replicas of a name have another model than this server began with: from now on it is
         the server's, as that of a single runtime that was started again. What was under way fails;
@@ -227,11 +233,10 @@ def supervised(
 
 
 def several_runtimes(
-    launch: Callable[[int], RuntimeProcess], replicas: int
+    models: Mapping[str, str], replicas: int, options: Mapping[str, Any]
 ) -> Callable[[Gateway, HangTimeouts], SupervisedFleet]:
-    """`launch` starts a runtime of a generation and waits until it serves; it is called in threads,
-    for each replica and every restart.
-    """
+    """`replicas` of each model, which are started here; see `launches`."""
+    launch = launches(models, replicas, options)
     return supervised(lambda: LocalMembers(launch, replicas))
 
 

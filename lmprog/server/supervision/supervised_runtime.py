@@ -102,7 +102,7 @@ class SupervisedRuntime:
 
     def pulse(self) -> float | None:
         runtime = self._runtime
-        return None if runtime is None else runtime.cpu_seconds()
+        return None if runtime is None else runtime.busy_seconds()
 
     def end(self, why: str) -> None:
         log.error("the runtime is restarted: %s", why)

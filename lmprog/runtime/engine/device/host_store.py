@@ -72,6 +72,10 @@ class HostStore:
             return [LoadEnd(ticket, 0) for ticket, _ in loads]
         return [LoadEnd(ticket, len(pages)) for ticket, pages in loads]
 
+    @property
+    def is_held_up(self) -> bool:
+        return False
+
     def abandon(self, ticket: int) -> None:
         self._loads = [(one, [] if one == ticket else pages) for one, pages in self._loads]
 
