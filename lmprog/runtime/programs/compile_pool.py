@@ -147,8 +147,8 @@ class CompilePool:
         """By level; the first `MAX_LONG` go on where none is short."""
         self._own = threading.local()
         self._may_run = {True: threading.Event(), False: threading.Event()}
-        """Of short jobs, and of long ones, whose turn is after theirs: Python runs one at a time, and
-        hands over only every `_SWITCH_INTERVAL`."""
+        """Of short jobs, and of long ones, whose turn is after theirs: Python runs one thread at a
+        time, and hands over only every `_SWITCH_INTERVAL`."""
         for event in self._may_run.values():
             event.set()
         self._turned = time.monotonic()
