@@ -193,8 +193,7 @@ class CompilePool:
         if busy:
             share = min(TURN, LONG_SHARE * (began - self._turned))
             with self._lock:
-                self._lock.wait_for(self._are_short_done, TURN)
-                if self._long:
+                if self._lock.wait_for(self._are_short_done, TURN) and self._long:
                     self._may_run[False].set()
                     left = max(LEAST_TURN, began + share - time.monotonic())
                     self._lock.wait_for(lambda: self._are_short_done() and not self._long, left)
