@@ -148,18 +148,20 @@ class TimedModel:
 
 
 class TimedPool(CompilePool):
-    """Knows how long the newest job of each owner took, from when it was given."""
+    """Knows how long the newest job of each owner took, from when it was given: processor time of
+    the whole process, so at most what it waits with one core. The clock of a busy machine says nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.took: dict[Hashable, float] = {}
 
     def submit(self, job: Job, owner: Hashable = None) -> None:
-        began = time.perf_counter()
+        began = time.process_time()
 
         def timed() -> None:
             job()
-            self.took[owner] = time.perf_counter() - began
+            self.took[owner] = time.process_time() - began
 
         super().submit(timed, owner)
 
@@ -205,10 +207,11 @@ class ModelFreeLoop:
         self.channel.sent = []
 
     def compiled_in(self, constraint: wire.Constraint) -> tuple[float, float]:
-        """Seconds until a bystander's constraint was compiled, and until its call has ended."""
+        """Seconds of the processor until a bystander's constraint was compiled, and until its call
+        has ended."""
         self.pool.took.clear()
-        began, call = time.perf_counter(), self.ask(constraint, 12, b"other")
+        began, call = time.process_time(), self.ask(constraint, 12, b"other")
         while call not in self.ended:
             self.turn()
         (compiled,) = (took for owner, took in self.pool.took.items() if "other" in str(owner))
-        return compiled, time.perf_counter() - began
+        return compiled, time.process_time() - began

@@ -105,6 +105,7 @@ LIBRARIES: dict[str, tuple[Unit, ...]] = {
         Unit("nets.cpp"),
         Unit("texts.cpp"),
         Unit("classes.cpp"),
+        Unit("numbers.cpp"),
         Unit("schemas.cpp"),
     ),
     "runs": (Unit("runs.cpp"),),

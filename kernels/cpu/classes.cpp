@@ -2,8 +2,6 @@
 //
 // A spelling is a chain of sets of bytes whose ends are shared, so equal ends are one number. A state of the automaton is
 // a set of such ends. Knows UTF-8 and how JSON escapes characters; knows no patterns.
-#include "lmprog_classes.h"
-
 #include <algorithm>
 #include <array>
 #include <initializer_list>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "lmprog_derivatives.h"
+#include "lmprog_leaf.h"
 
 #define LMPROG_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -233,45 +232,44 @@ struct Branch {
     int32_t low, high, rest;
 };
 
-}  // namespace
-
-struct lmprog_class {
-    lmprog_class(const CharRanges& ranges, int32_t way) {
+class Maker {
+  public:
+    Maker(const CharRanges& ranges, int32_t way, lmprog_leaf& leaf) : leaf_(leaf) {
         switch (way) {
-            case kUtf8: spellings.add_utf8(ranges); break;
-            case kEvery: spellings.add_json(ranges); break;
-            case kStrict: spellings.add_strict(ranges); break;
-            default: spellings.add_shortest(ranges);
+            case kUtf8: spellings_.add_utf8(ranges); break;
+            case kEvery: spellings_.add_json(ranges); break;
+            case kStrict: spellings_.add_strict(ranges); break;
+            default: spellings_.add_shortest(ranges);
         }
-        state_of(spellings.begun);
-        for (size_t state = 0; state < states.size(); state++) explore(state);
-        measure();
+        state_of(spellings_.begun);
+        for (size_t state = 0; state < states_.size(); state++) explore(state);
+        leaf.measure();
     }
 
+  private:
     int32_t state_of(Numbers ends) {
         std::sort(ends.begin(), ends.end());
         ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
-        const auto [found, is_new] = index.try_emplace(ends, static_cast<int32_t>(states.size()));
-        if (is_new) states.push_back(std::move(ends));
+        const auto [found, is_new] = index_.try_emplace(ends, static_cast<int32_t>(states_.size()));
+        if (is_new) states_.push_back(std::move(ends));
         return found->second;
     }
 
     void explore(size_t state) {
-        const Numbers ends = states[state];
+        const Numbers ends = states_[state];
         std::vector<Branch> ways;
         std::vector<int32_t> bounds;
         for (const int32_t end : ends) {
             if (end == kEnd) continue;
-            each_range(spellings[end].set, [&](int32_t low, int32_t high) {
-                ways.push_back({low, high, spellings[end].rest});
+            each_range(spellings_[end].set, [&](int32_t low, int32_t high) {
+                ways.push_back({low, high, spellings_[end].rest});
                 bounds.insert(bounds.end(), {low, high + 1});
             });
         }
         std::sort(bounds.begin(), bounds.end());
         bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
         std::sort(ways.begin(), ways.end(), [](const Branch& a, const Branch& b) { return a.low < b.low; });
-        final.push_back(!ends.empty() && ends[0] == kEnd);
-        num_edges.push_back(0);
+        leaf_.begin(!ends.empty() && ends[0] == kEnd);
         std::vector<Branch> active;
         size_t at = 0;
         for (size_t i = 0; i + 1 < bounds.size(); i++) {
@@ -282,58 +280,26 @@ struct lmprog_class {
             if (active.empty()) continue;
             Numbers rests;
             for (const Branch& way : active) rests.push_back(way.rest);
-            edges.insert(edges.end(), {first, bounds[i + 1] - 1, state_of(std::move(rests))});
-            num_edges.back()++;
+            leaf_.edge(first, bounds[i + 1] - 1, state_of(std::move(rests)));
         }
     }
 
-    // Fewest bytes to the end. No spelling is longer than the rounds that this takes.
-    void measure() {
-        constexpr int64_t kFar = int64_t{1} << 40;
-        for (const uint8_t one : final) cost.push_back(one ? 0 : kFar);
-        for (bool is_better = true; is_better;) {
-            is_better = false;
-            size_t at = edges.size();
-            for (size_t state = states.size(); state-- > 0;)
-                for (int32_t edge = 0; edge < num_edges[state]; edge++) {
-                    at -= 3;
-                    const int64_t here = cost[static_cast<size_t>(edges[at + 2])] + 1;
-                    if (here >= cost[state]) continue;
-                    cost[state] = here;
-                    is_better = true;
-                }
-        }
-    }
-
-    Spellings spellings;
-    std::vector<Numbers> states;  // the ends of spellings that may follow
-    lmprog::ByNumbers<int32_t> index;
-    Numbers edges, num_edges;
-    std::vector<uint8_t> final;
-    std::vector<int64_t> cost;
+    Spellings spellings_;
+    std::vector<Numbers> states_;  // the ends of spellings that may follow
+    lmprog::ByNumbers<int32_t> index_;
+    lmprog_leaf& leaf_;
 };
 
-LMPROG_EXPORT lmprog_class* lmprog_class_new(const int32_t* ranges, int64_t count, int32_t way) {
+}  // namespace
+
+LMPROG_EXPORT lmprog_leaf* lmprog_class_new(const int32_t* ranges, int64_t count, int32_t way) {
     try {
         CharRanges all;
         for (int64_t i = 0; i < count; i++) all.push_back({ranges[2 * i], ranges[2 * i + 1]});
-        return new lmprog_class(all, way);
+        auto made = std::make_unique<lmprog_leaf>();
+        Maker(all, way, *made);
+        return made.release();
     } catch (const std::bad_alloc&) {
         return nullptr;
     }
 }
-
-LMPROG_EXPORT void lmprog_class_sizes(const lmprog_class* made, int64_t* num_states, int64_t* num_edges) {
-    *num_states = static_cast<int64_t>(made->states.size());
-    *num_edges = static_cast<int64_t>(made->edges.size() / 3);
-}
-
-LMPROG_EXPORT void lmprog_class_copy(const lmprog_class* made, int32_t* edges, int32_t* num_edges, uint8_t* final,
-                                     int64_t* cost) {
-    std::copy(made->edges.begin(), made->edges.end(), edges);
-    std::copy(made->num_edges.begin(), made->num_edges.end(), num_edges);
-    std::copy(made->final.begin(), made->final.end(), final);
-    std::copy(made->cost.begin(), made->cost.end(), cost);
-}
-
-LMPROG_EXPORT void lmprog_class_free(lmprog_class* made) { delete made; }

@@ -340,6 +340,24 @@ void add_eos(lmprog_automaton& a, uint32_t state, Mask& out) {
     }
 }
 
+// What a symbol is spelled like is written in other tokens, single bytes at least, inside a string and behind which one is
+// inside a string.
+void drop_symbols(lmprog_automaton& a, uint32_t state, bool is_inside, Mask& out) {
+    const lmprog_vocabulary& vocabulary = a.vocabulary;
+    const int64_t before = out.count;
+    for (int64_t i = 0; i < vocabulary.num_symbols; i++) {
+        if (!has(out, vocabulary.symbols[i])) continue;
+        uint32_t next = state;
+        for (int32_t at = vocabulary.symbol_begins[i]; !is_inside && at < vocabulary.symbol_begins[i + 1]; at++)
+            next = a.inner.after(next, vocabulary.symbol_texts[at]);
+        if (is_inside || a.strings.of(next).is_all) put(out, vocabulary.symbols[i], false);
+    }
+    if (out.count == before) return;
+    int64_t count = 0;
+    for (int32_t token = 0; out.count <= out.max_ids && count < out.count; token++)
+        if (has(out, token)) out.ids[count++] = token;
+}
+
 // Several sums at a time: each of them waits for its last product.
 int64_t digest(const std::vector<uint32_t>& bits) {
     constexpr size_t kSums = 8;
@@ -507,7 +525,8 @@ LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, i
             *result = {0, 0, in.like, 0, 0};
             return int64_t{0};
         }
-        if (!is_wide && most >= lmprog::kUnreachable) {
+        const bool drops = in.is_all && automaton->vocabulary.num_symbols;  // others, that are like it, may be outside
+        if (!is_wide && most >= lmprog::kUnreachable && !drops) {
             if (const uint32_t like = automaton->prefixes.of(state); like != state) {
                 *result = {0, 0, like, 0, 0};
                 return int64_t{0};
@@ -515,11 +534,13 @@ LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, i
         }
         if (is_wide) {
             fill_in_string(*automaton, state, in, out);
+            drop_symbols(*automaton, state, in.is_all, out);
             add_eos(*automaton, state, out);
         } else {
             scratch.clear(static_cast<size_t>(automaton->vocabulary.num_words));
             out.bits = scratch.bits.data();
             fill(*automaton, state, out);
+            drop_symbols(*automaton, state, in.is_all, out);
             add_eos(*automaton, state, out);
             if (out.count <= max_ids) {
                 std::sort(ids, ids + out.count);

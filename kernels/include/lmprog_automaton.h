@@ -66,6 +66,20 @@ class Automaton {
         return 0;
     }
 
+    // The byte that all that may follow begins with, or -1. Makes no state.
+    int32_t only_byte(uint32_t state) const {
+        int32_t only = -1;
+        for (uint32_t i = 0; i < states_[state].length; i++) {
+            const int32_t at = positions_[pool_[states_[state].begin + i]].leaf_state;
+            for (int32_t e = net_.edge_start[at]; e < net_.edge_start[at + 1]; e++) {
+                const int32_t low = net_.edges[3 * e];
+                if (low != net_.edges[3 * e + 1] || (only >= 0 && only != low)) return -1;
+                only = low;
+            }
+        }
+        return only;
+    }
+
     // The leaf states of a state, each with the frame behind it.
     template <class Body> void each_position(uint32_t state, Body body) const {
         for (uint32_t i = 0; i < states_[state].length; i++) body(positions_[pool_[states_[state].begin + i]]);

@@ -38,13 +38,11 @@ class Doubts {
 
     // The bytes that every continuation of `state` starts with, at most `most`; `state` becomes the one behind them.
     template <class Body> static void each_forced(Automaton& a, uint32_t& state, int64_t most, Body body) {
-        for (ScratchRow scratch; most > 0 && !a.is_final(state); most--) {
-            const uint32_t* row = a.row(state, scratch);
-            const uint32_t* moves = std::find_if(row, row + 256, [](uint32_t next) { return next != 0; });
-            if (moves == row + 256) return;  // the dead state
-            if (std::any_of(moves + 1, row + 256, [](uint32_t next) { return next != 0; })) return;
-            body(static_cast<uint8_t>(moves - row));
-            state = *moves;
+        for (; most > 0 && !a.is_final(state); most--) {
+            const int32_t byte = a.only_byte(state);
+            if (byte < 0) return;
+            body(static_cast<uint8_t>(byte));
+            state = a.after(state, static_cast<uint8_t>(byte));
         }
     }
 

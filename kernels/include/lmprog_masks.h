@@ -85,6 +85,11 @@ typedef struct {
     const int32_t* edges;
     /* Where printable ASCII is never escaped; with every escape. */
     const lmprog_string_tokens* strings[2];
+    /* Tokens that mean something else than their text: no content of a JSON string. Their texts stand in one piece. */
+    const int32_t* symbols;
+    const uint8_t* symbol_texts;
+    const int32_t* symbol_begins; /* [num_symbols + 1] */
+    int64_t num_symbols;
 } lmprog_vocabulary;
 
 typedef struct {

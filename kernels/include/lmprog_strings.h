@@ -160,6 +160,7 @@ struct InString {
     uint32_t like = 0;     // the state with only that position, whatever its counter, and what may follow the string
     int32_t characters = 0;  // that may follow, or kNoLimit
     int64_t cost = 0;        // of what follows the position's character
+    bool is_all = false;     // whatever follows stays inside a string, or closes it
     bool fits(int32_t more) const { return characters == kNoLimit || more <= characters; }
 };
 
@@ -185,10 +186,14 @@ class InStrings {
         InString out;
         out.kind = InString::kNo;
         Position at{-1, 0};
+        bool is_all = true;
         a_.each_position(state, [&](const Position& p) {
-            if (at.leaf_state < 0 && is_free(p)) at = p;
+            const bool is_inside = is_free(p);
+            if (at.leaf_state < 0 && is_inside) at = p;
+            is_all = is_all && (is_inside || is_quote(p));
         });
         if (at.leaf_state < 0) return out;
+        out.is_all = is_all;
         const int32_t begin = a_.net().string_state[at.leaf_state];
         const bool loops = a_.net().final_state[begin];
         const Frame frame = a_.frame_of(at.frame);
@@ -198,7 +203,15 @@ class InStrings {
         const int32_t room = loops || frame.second == kNoLimit ? kNoLimit : frame.second + 1;
         // Where there is room for some tokens only, other positions may take the rest.
         if (!whole && room != kNoLimit && room < longest_ && a_.num_positions(state) > 1) return out;
-        return {whole ? InString::kWholly : InString::kPartly, static_cast<uint8_t>(!loops), like, room, frame.cost};
+        return {whole ? InString::kWholly : InString::kPartly, static_cast<uint8_t>(!loops), like, room, frame.cost, is_all};
+    }
+
+    // A position where nothing but a quote follows.
+    bool is_quote(const Position& p) const {
+        const lmprog_net& net = a_.net();
+        const int32_t first = net.edge_start[p.leaf_state];
+        return net.edge_start[p.leaf_state + 1] == first + 1 && net.edges[3 * first] == '"' &&
+               net.edges[3 * first + 1] == '"';
     }
 
     // A position in a leaf of all contents, or at one of any characters in a row.
@@ -218,12 +231,10 @@ class InStrings {
         size_t num_free = 0;
         bool only = !a_.is_final(state);
         a_.each_position(state, [&](const Position& p) {
-            const int32_t first = net.edge_start[p.leaf_state];
             if (net.string_state[p.leaf_state] >= 0)
                 num_free++;
             else
-                only = only && net.edge_start[p.leaf_state + 1] == first + 1 && net.edges[3 * first] == '"' &&
-                       net.edges[3 * first + 1] == '"';
+                only = only && is_quote(p);
         });
         return only && num_free == 1;
     }

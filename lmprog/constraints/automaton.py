@@ -97,6 +97,10 @@ class _CVocabulary(ctypes.Structure):
         ("edge_start", POINTER),
         ("edges", POINTER),
         ("strings", POINTER * 2),
+        ("symbols", POINTER),
+        ("symbol_texts", ctypes.c_char_p),
+        ("symbol_begins", POINTER),
+        ("num_symbols", LONG),
     ]
 
 
@@ -121,6 +125,9 @@ class _Tokens:
     def __init__(self, vocabulary: Vocabulary) -> None:
         buckets = vocabulary.index.buckets
         eos = np.array(vocabulary.eos_ids, np.int32)
+        symbols = np.array(vocabulary.symbols, np.int32)
+        spelled = [vocabulary.bytes_of(one) or b"" for one in vocabulary.symbols]
+        begins = np.cumsum([0, *map(len, spelled)]).astype(np.int32)
         roots = np.full((len(buckets), 256), -1, np.int32)
         views = (_CBucket * len(buckets))()
         for row, view, bucket in zip(roots, views, buckets, strict=True):
@@ -137,7 +144,7 @@ class _Tokens:
             view.num_tokens, view.longest = len(bucket.by_length), len(bucket.length_start) - 1
             view.lead, view.groups = bucket.lead, bucket.groups
         group = group_bytes()
-        self._alive = (buckets, eos, roots, views, group)
+        self._alive = (buckets, eos, symbols, begins, roots, views, group)
         self._view = _CVocabulary(
             ctypes.addressof(views),
             len(buckets),
@@ -148,6 +155,10 @@ class _Tokens:
             (INT * len(group.start))(*group.start),
             group.edge_start.ctypes.data,
             group.edges.ctypes.data,
+            symbols=symbols.ctypes.data,
+            symbol_texts=b"".join(spelled),
+            symbol_begins=begins.ctypes.data,
+            num_symbols=len(symbols),
         )
         self.pointer = ctypes.addressof(self._view)
         self._kernel = kernel()

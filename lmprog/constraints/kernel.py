@@ -20,11 +20,12 @@ POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _TEXT, _STATE = ctypes.c_char_p, ctypes.c_uint32
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    # lmprog_classes.h
+    # lmprog_leaves.h
     "class_new": (POINTER, [POINTER, LONG, INT]),
-    "class_sizes": (None, [POINTER, POINTER, POINTER]),
-    "class_copy": (None, [POINTER] * 5),
-    "class_free": (None, [POINTER]),
+    "magnitudes_new": (POINTER, [POINTER, POINTER]),
+    "leaf_sizes": (None, [POINTER, POINTER, POINTER]),
+    "leaf_copy": (None, [POINTER] * 5),
+    "leaf_free": (None, [POINTER]),
     # lmprog_nets.h
     "cover_new": (POINTER, [_TEXT, _TEXT, LONG]),
     "cover_free": (None, [POINTER]),

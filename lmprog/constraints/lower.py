@@ -3,7 +3,7 @@ r"""Lowers expressions over characters to nodes over bytes: plain UTF-8, or insi
 Inside a JSON string a character may be written in every way that JSON allows: as itself (except
 `"`, `\` and control characters), with its short escape, as `\uXXXX` or as a surrogate pair. So the
 set of *texts* is exact, whatever the spelling; classes of characters are spelled by
-lmprog_classes.h. Knows UTF-8 and JSON escapes; knows no patterns and no schemas.
+lmprog_leaves.h. Knows UTF-8 and JSON escapes; knows no patterns and no schemas.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmprog.constraints import charset
 from lmprog.constraints.charset import CharSet
 from lmprog.constraints.expression import Alt, Anchor, Chars, Expression, Look, Seq
 from lmprog.constraints.kernel import LONG, kernel, or_memory
-from lmprog.constraints.net import FAIL, AllBut, Leaf, NetBuilder, Node, leaf
+from lmprog.constraints.net import FAIL, AllBut, Leaf, NetBuilder, Node
 from lmprog.errors import GrammarError
 
 UTF8, EVERY, STRICT, SHORTEST = range(4)
@@ -108,10 +108,15 @@ def class_leaf(chars: CharSet, way: int) -> Leaf:
     """One character of the set; cached, as a class like `\\w` has hundreds of ranges."""
     core = kernel()
     ranges = np.fromiter(chain.from_iterable(chars), np.int32, 2 * len(chars))
-    handle = or_memory(core.lmprog_class_new(ranges.ctypes.data, len(chars), way))
+    return leaf_of(or_memory(core.lmprog_class_new(ranges.ctypes.data, len(chars), way)))
+
+
+def leaf_of(handle: int) -> Leaf:
+    """What the kernel made, and frees."""
+    core = kernel()
     try:
         states, edges = LONG(), LONG()
-        core.lmprog_class_sizes(handle, ctypes.byref(states), ctypes.byref(edges))
+        core.lmprog_leaf_sizes(handle, ctypes.byref(states), ctypes.byref(edges))
         made = Leaf(
             np.empty((edges.value, 3), np.int32),
             np.empty(states.value, np.int32),
@@ -119,10 +124,10 @@ def class_leaf(chars: CharSet, way: int) -> Leaf:
             np.empty(states.value, np.int64),
         )
         parts = (made.edges, made.num_edges, made.final, made.cost)
-        core.lmprog_class_copy(handle, *(part.ctypes.data for part in parts))
+        core.lmprog_leaf_copy(handle, *(part.ctypes.data for part in parts))
         return made
     finally:
-        core.lmprog_class_free(handle)
+        core.lmprog_leaf_free(handle)
 
 
 @functools.cache
@@ -136,14 +141,10 @@ def any_text() -> Leaf:
     """The contents of any JSON string, printable ASCII never escaped. The last state of a character
     is the first of the next one.
     """
-    states = list(class_leaf(charset.ALL, STRICT).states())
-    (end,) = (i for i, (final, _) in enumerate(states) if final)
-    return leaf(
-        [
-            (number == 0, [(low, high, 0 if to == end else to) for low, high, to in edges])
-            for number, (_, edges) in enumerate(states)
-        ]
-    )
+    made = class_leaf(charset.ALL, STRICT)
+    edges, cost = made.edges.copy(), made.cost.copy()
+    edges[made.final[edges[:, 2]] > 0, 2] = cost[0] = 0
+    return replace(made, edges=edges, cost=cost, final=(np.arange(len(cost)) == 0).astype(np.uint8))
 
 
 def all_but(texts: Iterable[str], net: NetBuilder) -> Node:

@@ -31,15 +31,15 @@ UNREACHABLE = 1 << 40
 _STATES_OF_A_BYTE = 8
 """At most, of a character that may be written with escapes."""
 
+
 Edge: TypeAlias = tuple[int, int, int]
 """First byte, last byte, target state."""
-States: TypeAlias = Sequence[tuple[bool, Iterable[Edge]]]
-"""Per state: whether it is final, and its edges. State 0 is the start."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaf:
-    """State q has `num_edges[q]` edges; the edges of all states are consecutive in `edges`."""
+    """State 0 is the start. State q has `num_edges[q]` edges; those of all states stand in `edges`
+    one after the other."""
 
     edges: NDArray[np.int32]  # [edges, 3]
     num_edges: NDArray[np.int32]  # [states]
@@ -53,6 +53,7 @@ class Leaf:
         return len(self.final)
 
     def states(self) -> Iterator[tuple[bool, list[Edge]]]:
+        """Whether each is final, and its edges."""
         edges = self.edges.tolist()
         at = 0
         for final, count in zip(self.final.tolist(), self.num_edges.tolist(), strict=True):
@@ -79,22 +80,6 @@ LeafSource: TypeAlias = bytes | AllBut | Leaf
 """What a leaf is made of: exactly these bytes, for instance."""
 
 
-def leaf(states: States) -> Leaf:
-    flat: list[Edge] = []
-    counts: list[int] = []
-    for _, edges in states:
-        before = len(flat)
-        flat.extend(edges)
-        counts.append(len(flat) - before)
-    final = [is_final for is_final, _ in states]
-    return Leaf(
-        np.array(flat, np.int32).reshape(-1, 3),
-        np.array(counts, np.int32),
-        np.array(final, np.uint8),
-        np.array(_costs(flat, counts, final), np.int64),
-    )
-
-
 @functools.lru_cache(maxsize=4096)
 def text_leaf(value: bytes) -> Leaf:
     """Exactly these bytes."""
@@ -105,24 +90,6 @@ def text_leaf(value: bytes) -> Leaf:
     counts, final = np.ones(size + 1, np.int32), np.zeros(size + 1, np.uint8)
     counts[size], final[size] = 0, 1
     return Leaf(edges, counts, final, np.arange(size, -1, -1))
-
-
-def _costs(flat: Sequence[Edge], counts: Sequence[int], final: Sequence[bool]) -> list[int]:
-    """Fewest bytes to acceptance, breadth first from the final states."""
-    cost = [0 if done else UNREACHABLE for done in final]
-    sources: list[list[int]] = [[] for _ in final]
-    at = 0
-    for state, count in enumerate(counts):
-        for _, _, to in flat[at : at + count]:
-            sources[to].append(state)
-        at += count
-    queue = [state for state, done in enumerate(final) if done]
-    for state in queue:  # appended to while iterated
-        for source in sources[state]:
-            if cost[source] == UNREACHABLE:
-                cost[source] = cost[state] + 1
-                queue.append(source)
-    return cost
 
 
 # --- nodes

@@ -301,8 +301,7 @@ class RegularConstraint:
             return False
         found = state.done
         if found is None:
-            found = not any(self._call(lambda: self._engine.row(state.number)))
-            state.done = found
+            found = state.done = not self._engine.num_positions(state.number)
         return found
 
     def distance(self, state: State) -> int:

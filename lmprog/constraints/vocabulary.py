@@ -121,9 +121,15 @@ class Vocabulary:
     """Token bytes by id, with the index. Immutable; share one per tokenizer."""
 
     def __init__(
-        self, tokens: Sequence[bytes | None], eos_ids: Sequence[int], use_cache: bool = True
+        self,
+        tokens: Sequence[bytes | None],
+        eos_ids: Sequence[int],
+        use_cache: bool = True,
+        symbols: Sequence[int] = (),
     ) -> None:
-        """`tokens[i]` are the bytes of token i; None if no constraint may allow it."""
+        """`tokens[i]` are the bytes of token i; None if no constraint may allow it. `symbols` mean
+        something else than their text: they are no content of a JSON string.
+        """
         self._tokens = tuple(token or None for token in tokens)
         self.eos_ids = tuple(sorted(set(eos_ids)))
         if any(not 0 <= eos < len(self._tokens) for eos in self.eos_ids):
@@ -133,12 +139,19 @@ class Vocabulary:
         barred = set(self.eos_ids)
         self._tokens = tuple(None if i in barred else token for i, token in enumerate(self._tokens))
         self.num_words = (len(self._tokens) + 31) // 32
-        self.digest = _digest(self._tokens, self.eos_ids)
+        self.symbols = tuple(token for token in symbols if self._tokens[token])
+        self._content = _digest(self._tokens, self.eos_ids)
+        self.digest = f"{self._content} {self.symbols}" if self.symbols else self._content
         self._use_cache = use_cache
 
     @classmethod
-    def of(cls, tokens: Sequence[bytes | None], eos_ids: Sequence[int]) -> Vocabulary:
-        return cls(tokens, eos_ids)
+    def of(
+        cls,
+        tokens: Sequence[bytes | None],
+        eos_ids: Sequence[int],
+        symbols: Sequence[int] = (),
+    ) -> Vocabulary:
+        return cls(tokens, eos_ids, symbols=symbols)
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -161,7 +174,7 @@ class Vocabulary:
         """Built on first use, or read from the cache folder."""
         if not self._use_cache:
             return build_index(self._tokens)
-        path = cache_folder() / "vocabulary" / f"{self.digest[:32]}-{FORMAT}.npz"
+        path = cache_folder() / "vocabulary" / f"{self._content[:32]}-{FORMAT}.npz"
         return _load(path, self.num_words) or _store(path, build_index(self._tokens))
 
     def prepare(self) -> None:

@@ -22,7 +22,7 @@ from msgspec import Meta
 from lmprog.wire.message import Message, Whitespace
 
 
-class ConstraintKind(Message, frozen=True):
+class ConstraintKind(Message, frozen=True, cache_hash=True):
     """A kind that is none of these, which only lmprog's runtime can enforce."""
 
     is_whole: ClassVar[bool] = False

@@ -39,3 +39,42 @@ def test_of_long_compiles_those_go_on_that_have_computed_least(
     assert is_over.wait(60)
     assert ended == ["long"]
     may_end.set()
+
+
+def test_a_long_compile_stands_still_while_a_short_one_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_pool, "STANDSTILL", 60.0)
+    monkeypatch.setattr(compile_pool, "TURN", 60.0)
+    monkeypatch.setattr(compile_pool, "LONG_SHARE", 0.0)
+    pool, paused, may_end = CompilePool(), threading.Semaphore(0), threading.Event()
+    num_paused, seen = 0, list[int]()
+    is_over = threading.Event()
+
+    def long() -> None:
+        nonlocal num_paused
+        while not may_end.is_set():
+            num_paused += 1
+            paused.release()
+            pool.pause()
+        is_over.set()
+
+    def short() -> None:
+        seen.append(num_paused)
+        for _ in range(1000):
+            time.sleep(0)  # whoever may run does
+        seen.append(num_paused)
+
+    pool.submit(long, "greedy")
+    for _ in range(3):
+        assert paused.acquire(timeout=60)
+    while pool._short is not None:
+        time.sleep(0.001)
+    pool.turn(busy=True)  # the long one stands still from here on
+    pool.submit(short, "modest")
+    pool.turn(busy=True)
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+    may_end.set()
+    pool.turn(busy=False)
+    assert is_over.wait(60)

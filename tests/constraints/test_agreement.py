@@ -18,7 +18,7 @@ import pytest
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.compiling.llguidance_engine import _Tokenizer
-from lmprog.constraints.constraint import CompileLimits, Constraint
+from lmprog.constraints.constraint import CompileLimits, Constraint, never_stop
 from lmprog.constraints.grammar.read import read_gbnf
 from lmprog.constraints.grammar.rules import (
     Part,
@@ -273,7 +273,7 @@ def test_a_gbnf_grammar_takes_what_some_way_of_cutting_allows(rng: random.Random
             continue
         if made.engine != "lmprog":
             continue
-        rules = reachable(read_gbnf(gbnf, CompileLimits()), "root")
+        rules = reachable(read_gbnf(gbnf, CompileLimits()), "root", never_stop)
         for text in [
             *texts(made, rng, 3),
             *("".join(rng.choices("abc()é", k=rng.randint(0, 5))) for _ in range(3)),

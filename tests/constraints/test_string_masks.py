@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import NARROW, State
 from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.runtime.programs.call_constraints import vocabulary_of
+from lmprog.runtime.text.tokenizer import PieceTokenizer
 from tests.constraints.conftest import EOS
 from tests.constraints.oracle import Judged
 
@@ -86,3 +90,75 @@ def test_strings_with_room_for_every_token_share_one_mask(quoting: Vocabulary) -
     states: set[State] = {state for state, _ in rows.values()}
     assert len(states) == 5
     assert len({id(row) for _, row in rows.values()}) == 1
+
+
+TAG, OTHER_TAG = "<tool_call>", "</tool_call>"
+SYMBOLS = (257, 258)
+WITH_TAGS = Vocabulary(
+    [
+        None,
+        *(bytes([byte]) for byte in range(256)),
+        TAG.encode(),
+        OTHER_TAG.encode(),
+        b"<to",
+        b'a"',
+    ],
+    [0],
+    use_cache=False,
+    symbols=SYMBOLS,
+)
+CONFINED = wire.InOrder(
+    (
+        wire.FreeText((TAG,), TAG),
+        wire.JsonSchema(
+            """{"properties": {"a": {"type": "string"}, "b": {"type": "string", "maxLength": 14},
+            "c": {"type": "array", "items": {"type": "string", "minLength": 5}}}, "required": ["a"],
+            "type": "object"}"""
+        ),
+        wire.Choices((OTHER_TAG,)),
+    )
+)
+
+
+@pytest.mark.parametrize("budget", [None, 90])
+def test_no_token_that_means_something_else_than_its_text_is_in_a_string(
+    budget: int | None,
+) -> None:
+    made = compile_constraint(CONFINED, WITH_TAGS)
+    spelled = f"Say {TAG}"
+    value = f"a <b> {TAG} {OTHER_TAG} c"
+    arguments = json.dumps(
+        {"a": value, "b": f"x{OTHER_TAG}y", "c": [f"{TAG}"], f"{TAG}x": f"{OTHER_TAG}"}
+    )
+    text = spelled + arguments + OTHER_TAG
+    begin, end = len(spelled), len(text) - len(OTHER_TAG)
+    within = [False] * len(text)
+    for found in re.finditer(r'(?<=")[^":,{}\[\]][^"]*', arguments):
+        at, size = begin + found.start(), len(found.group()) + 1  # and where the string may end
+        within[at : at + size] = [True] * size
+    state, seen = made.start, Counter[str]()
+    for at, byte in enumerate(text.encode()):
+        mask = made.mask(state, None if budget is None else budget + len(text) - at)
+        for symbol, tag in zip(SYMBOLS, (TAG, OTHER_TAG), strict=True):
+            may_follow = made.advance_bytes(state, tag.encode()) is not None
+            if within[at]:
+                assert not mask.allows(symbol)
+                seen["within"] += may_follow
+            else:
+                assert mask.allows(symbol) == may_follow
+                seen["outside"] += may_follow
+        assert mask.allows(1 + byte)  # and what it is spelled with is
+        assert sorted(mask.tokens) == [one for one in range(261) if mask.allows(one)]
+        state = made.advance(state, 1 + byte)
+    assert made.is_final(state)
+    assert seen["within"] > 40
+    assert seen["outside"] > 4
+    assert end > begin
+
+
+def test_a_tokenizers_tags_are_known_to_mean_something_else() -> None:
+    tokenizer = PieceTokenizer([bytes([byte]) for byte in range(256)] + [None, None], {256: TAG})
+    tokenizer.eos_ids = (257,)
+    assert vocabulary_of(tokenizer).symbols == ()
+    tokenizer.show(TAG)
+    assert vocabulary_of(tokenizer).symbols == (256,)

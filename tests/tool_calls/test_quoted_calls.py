@@ -13,15 +13,18 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
+import lmprog
 from lmprog import wire
 from lmprog.backends.blackbox.anthropic_backend import _Draft
 from lmprog.backends.blackbox.openai_answer import Drafts
 from lmprog.lang.ops.tool_calls import OfferedTools
 from lmprog.lang.ops.tool_functions import ToolSet, checked_tools
 from lmprog.server.openai.tools import FunctionTool, Toolbox
+from lmprog.testing import Scripted
 from lmprog.tool_calls.harmony import FINAL, HARMONY, MARKS
 from lmprog.tool_calls.lexemes import is_tag, lexemes
 from lmprog.tool_calls.quoting import QuotedPlaces
@@ -315,3 +318,36 @@ def test_what_a_program_is_answered_is_without_the_thought(
     whole = text.format(CALL, CALL)
     reply = offered.reply(whole, wire.Output(whole, (), "stop"))
     assert (reply.text, [call.name for call in reply.calls]) == ("Now.", ["delete_all"])
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_a_program_reads_a_confined_call_however_it_is_quoted(family: str) -> None:
+    form = form_of(family)
+    if mark_of(form).only_at_start:
+        return
+    ran.clear()
+    text = 'I "quote <think> `it: ' + written(form, [WrittenCall("delete_all", {"folder": "a"})])
+    support = wire.ToolSupport(form=form)
+    for is_held in (True, False):
+        offered = OfferedTools(TOOLS, support, is_held=is_held)
+        offered.reply(text, wire.Output(text, (), "stop")).run()
+    assert ran == ["a"]
+
+
+def test_only_where_there_are_tokens_a_program_takes_calls_for_confined() -> None:
+    @lmprog.function
+    def asked(s: lmprog.Branch) -> str:
+        s.gen(tools=[delete_all], max_tokens=1)
+        return ""
+
+    given = list[bool]()
+    reply = OfferedTools.reply
+
+    def seen(self: OfferedTools, text: str, output: wire.Output) -> Any:
+        given.append(self.is_held)
+        return reply(self, text, output)
+
+    with mock.patch.object(OfferedTools, "reply", seen):
+        asked.using(backend=Scripted(["Hi."])).run()
+        asked.run(seed=1)
+    assert given == [False, True]

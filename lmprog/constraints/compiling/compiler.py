@@ -280,8 +280,17 @@ def _sharing_beginnings(texts: Sequence[str], builder: NetBuilder, depth: int) -
         by_letter.setdefault(text[:1], []).append(text)
     ways = []
     for alike in by_letter.values():
-        shared = _shared_beginning(min(alike), max(alike))
-        rest = [text[len(shared) :] for text in alike]
+        first = last = alike[0]
+        pieces = [
+            alike[at : at + _TEXTS_PER_CHECK] for at in range(0, len(alike), _TEXTS_PER_CHECK)
+        ]
+        for piece in pieces:
+            builder.check()
+            first, last = min(first, *piece), max(last, *piece)
+        shared, rest = _shared_beginning(first, last), list[str]()
+        for piece in pieces:
+            builder.check()
+            rest += [text[len(shared) :] for text in piece]
         common = builder.text(shared.encode())
         ways.append(builder.seq([common, _sharing_beginnings(rest, builder, depth - 1)]))
     return builder.alt(ways)

@@ -264,7 +264,7 @@ def grammar_node(spec: wire.Grammar, net: NetBuilder, limits: CompileLimits) -> 
     try:
         if is_gbnf(text):
             start = START
-            rules = reachable(read_gbnf(text, limits, net.check), start)
+            rules = reachable(read_gbnf(text, limits, net.check), start, net.check)
         elif len(text) > limits.max_pattern_len:
             raise NeedsLlguidance(
                 f"the grammar has {len(text)} characters; the limit is {limits.max_pattern_len}"
@@ -272,7 +272,7 @@ def grammar_node(spec: wire.Grammar, net: NetBuilder, limits: CompileLimits) -> 
         else:
             start = lark.START
             found = lark.read_lark(text, limits)
-            rules = reachable(found.rules, start)
+            rules = reachable(found.rules, start, net.check)
             refuse_where_greed_matters(rules, start, found.ignored, found.priorities, net.check)
             if found.ignored:
                 rules = with_ignored(rules, start, found.ignored)

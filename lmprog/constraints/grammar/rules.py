@@ -77,11 +77,12 @@ def parts_of(part: Part) -> Iterator[Part]:
         yield from parts_of(part.item)
 
 
-def reachable(rules: Rules, start: str) -> dict[str, Part]:
+def reachable(rules: Rules, start: str, check: Check) -> dict[str, Part]:
     """The rules reachable from `start`. Raises NeedsLlguidance if one is missing."""
     found: dict[str, Part] = {}
     waiting = [start]
     while waiting:
+        check()
         name = waiting.pop()
         if name in found:
             continue
@@ -138,20 +139,23 @@ def without_left_recursion(rules: Rules, check: Check) -> dict[str, Part]:
     """The same grammar without left recursion. Raises NeedsLlguidance unless the recursion is
     direct.
     """
-    out = {name: _unrolled(name, part) for name, part in rules.items()}
+    out: dict[str, Part] = {}
+    for name, part in rules.items():
+        check()
+        out[name] = _unrolled(name, part)
     nullable = nullable_rules(out, check)
     begins: dict[str, list[str]] = {}
     for name, part in out.items():
         check()
         begins[name] = list(dict.fromkeys(_first_rules(part, nullable)))
-    looped = _in_loops(begins)
+    looped = _in_loops(begins, check)
     for name in out:
         if name in looped:
             raise NeedsLlguidance(f"the rule {name!r} begins with itself by way of others")
     return out
 
 
-def _in_loops(begins: Mapping[str, list[str]]) -> set[str]:
+def _in_loops(begins: Mapping[str, list[str]], check: Check) -> set[str]:
     """The rules that lead to themselves, in linear time (Tarjan's algorithm)."""
     found: set[str] = set()
     number: dict[str, int] = {}
@@ -159,8 +163,10 @@ def _in_loops(begins: Mapping[str, list[str]]) -> set[str]:
     path: list[str] = []
     on_path: set[str] = set()
     for first in begins:
+        check()
         stack = [] if first in number else [(first, iter(begins[first]))]
         while stack:
+            check()
             name, others = stack[-1]
             if name not in number:
                 number[name] = lowest[name] = len(number)
@@ -239,6 +245,7 @@ class RuleLowering:
         """Those that it leads to come first, however far that is."""
         waiting = [name]
         while waiting:
+            self._net.check()
             name = waiting[-1]
             if name in self._done:
                 waiting.pop()

@@ -268,8 +268,8 @@ def offered(branch: CallingBranch, op: GenOp[Any]) -> GenOp[Any]:
     is_free = op.reasoning is None and branch.begins_turn()
     thinks = welcome.tools.thought
     state = thinks.state({}) if is_free else "closed"
-    op = replace(op, tp=OfferedTools(tools, welcome.tools, is_native(branch), state))
     if is_native(branch):
+        op = replace(op, tp=OfferedTools(tools, welcome.tools, is_native=True, state=state))
         choice: wire.ToolChoice = "required" if tools.is_required else "auto"
         offer = wire.ToolOffer(as_json(tools.described), choice, tools.is_parallel)
         return replace(op, offer=offer)
@@ -281,7 +281,9 @@ def offered(branch: CallingBranch, op: GenOp[Any]) -> GenOp[Any]:
     elif welcome.vocab_size:  # without tokens nothing is constrained
         constraint = free_or_calls(form, tools.shapes, tools.is_parallel)
         constraint = after_thought(thinks, state, constraint, may_be_cut=True)
-    return replace(op, constraint=constraint)
+    is_held = constraint is not None and bool(welcome.vocab_size)
+    asked = OfferedTools(tools, welcome.tools, state=state, is_held=is_held)
+    return replace(op, tp=asked, constraint=constraint)
 
 
 def show(branch: CallingBranch, tools: tuple[Tool, ...]) -> None:

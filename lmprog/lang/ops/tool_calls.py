@@ -162,6 +162,8 @@ class OfferedTools:
     """The service has fields for calls: nothing in a text is one."""
     state: wire.ThoughtState = "closed"
     """How the text before it leaves it to think."""
+    is_held: bool = False
+    """A constraint lets nothing but calls of these tools begin as they do."""
 
     @property
     def form(self) -> wire.CallForm:
@@ -172,11 +174,12 @@ class OfferedTools:
         if self.is_native:
             return None
         tools = {shape.name: shape.parameters for shape in self.tools.shapes}
-        # under a constraint that allows nothing but calls, it does not matter how they are spelled
-        tags = () if self.tools.is_required else self.support.tags
+        # under such a constraint, it does not matter in which tokens calls are spelled
+        is_held = self.is_held
+        tags = () if is_held or self.tools.is_required else self.support.tags
         if self.form.harmony:
-            return HarmonyStream(tools, tells_wrong=True, special=tags)
-        stream = CallStream(self.form, tools, "", tells_wrong=True, special=tags)
+            return HarmonyStream(tools, tells_wrong=True, special=tags, is_held=is_held)
+        stream = CallStream(self.form, tools, "", tells_wrong=True, special=tags, is_held=is_held)
         if self.state == "closed":
             return stream
         thought = self.support.thought

@@ -67,7 +67,9 @@ def vocabulary_of(tokenizer: Tokenizer, num_logits: int | None = None) -> Vocabu
     """
     size = tokenizer.vocab_size if num_logits is None else min(num_logits, tokenizer.vocab_size)
     texts = [tokenizer.token_bytes(token) for token in range(size)]
-    return Vocabulary.of(texts, [token for token in tokenizer.eos_ids if token < size])
+    symbols = [token for token, text in enumerate(texts) if text and tokenizer.is_special(token)]
+    eos = [token for token in tokenizer.eos_ids if token < size]
+    return Vocabulary.of(texts, eos, symbols)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,9 @@ class Submit(Protocol):
 
 TURN = 0.003
 """Seconds by which a step may take longer while something is compiled."""
+LONG_SHARE, LEAST_TURN = 0.2, 0.0005
+"""What long jobs take of that: a part of the time between two turns, but so many seconds. Others
+have streams, and there is always somebody who compiles."""
 STANDSTILL = 0.05
 """Seconds after which a paused worker goes on, whatever the loop does: nothing hangs for ever."""
 LONG_SECONDS, LONG_WAIT = 0.001, 0.25
@@ -143,15 +146,17 @@ class CompilePool:
         self._long: list[_Worker] = []
         """By level; the first `MAX_LONG` go on where none is short."""
         self._own = threading.local()
-        self._may_run = threading.Event()
-        self._may_run.set()
-        self._all_done = threading.Event()
+        self._may_run = {True: threading.Event(), False: threading.Event()}
+        """Of short jobs, and of long ones, whose turn is after theirs: Python runs one thread at a
+        time, and hands over only every `_SWITCH_INTERVAL`."""
+        for event in self._may_run.values():
+            event.set()
+        self._turned = time.monotonic()
 
     def submit(self, job: Job, owner: Hashable = None) -> None:
         if not self._num_threads:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
         with self._lock:
-            self._all_done.clear()
             self._jobs.setdefault(owner, deque()).append(job)
             self._get_worker()
 
@@ -175,7 +180,7 @@ class CompilePool:
 
     def turn(self, busy: bool) -> None:
         """Lets the workers go on: for a moment where the loop is `busy`, else until the next turn
-        ends.
+        ends. What is compiled quickly is done in that moment, so that its call is in the next step.
         """
         short = self._short
         if short is not None and short.is_late:  # perhaps in one call that does not come to pause
@@ -183,10 +188,23 @@ class CompilePool:
         if self._is_refused:
             with self._lock:
                 self._get_worker()
-        self._may_run.set()
+        began = time.monotonic()
+        self._may_run[True].set()
         if busy:
-            self._all_done.wait(TURN)
-            self._may_run.clear()
+            share = min(TURN, LONG_SHARE * (began - self._turned))
+            with self._lock:
+                if self._lock.wait_for(self._are_short_done, TURN) and self._long:
+                    self._may_run[False].set()
+                    left = max(LEAST_TURN, began + share - time.monotonic())
+                    self._lock.wait_for(lambda: self._are_short_done() and not self._long, left)
+            for event in self._may_run.values():
+                event.clear()
+        else:
+            self._may_run[False].set()
+        self._turned = time.monotonic()
+
+    def _are_short_done(self) -> bool:
+        return self._short is None and not self._jobs
 
     def pause(self) -> None:
         """Called by jobs: waits while a step of the loop runs, and a long job for others' turns.
@@ -203,8 +221,9 @@ class CompilePool:
             if worker is not self._short and not self._may_go_on(worker):
                 with self._lock:
                     self._lock.wait_for(lambda: self._may_go_on(worker), STANDSTILL)
-        if not self._may_run.is_set() and not self._may_run.wait(STANDSTILL):
-            self._may_run.set()
+        may_run = self._may_run[worker is None or worker is self._short]
+        if not may_run.is_set() and not may_run.wait(STANDSTILL):
+            may_run.set()
 
     def _may_go_on(self, worker: _Worker) -> bool:
         """Whether a long job may: where no short one is under way."""
@@ -247,10 +266,8 @@ class CompilePool:
                 self._short = None
             else:
                 self._long.remove(worker)
-            if self._long and not self._jobs:
+            if not self._jobs:
                 self._lock.notify_all()
-            if not self._jobs and not self._short and not self._long:
-                self._all_done.set()
 
 
 class MaskThread:

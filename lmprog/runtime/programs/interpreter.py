@@ -126,8 +126,6 @@ class Interpreter:
             (work.under_way, work.turn),
         ]
         """What goes on beside steps until it is done: what of it is under way, and its turn."""
-        if constraints is not None:
-            self._works.insert(0, (constraints.under_way, self._compile))
         key, active = secrets.token_bytes(16), self._completion.active
         self._snapshots = SnapshotBuilder(scheduler, tokenizer, model.namespaces, active, key=key)
         self._num_programs = 0
@@ -151,7 +149,15 @@ class Interpreter:
             self._take(client_id, client, op)
 
     def go_on(self) -> None:
-        """Branches carry out their ops, for a bounded time."""
+        """Branches carry out their ops, for a bounded time; then what they compile goes on, so that
+        what is compiled quickly is there for the step that follows.
+        """
+        self._run_ready()
+        if self._constraints is not None and self._constraints.under_way:
+            self._compile()
+            self._run_ready()
+
+    def _run_ready(self) -> None:
         if self._ready.waiting:
             self._ready.turn(self._runner.run)
 
@@ -382,7 +388,7 @@ class Interpreter:
         for under_way, go_on in self._works:
             if under_way:
                 go_on()
-        self.go_on()
+        self._run_ready()
         return self._completion.take_replies()
 
     def _expire(self, now: float) -> None:
@@ -402,7 +408,8 @@ class Interpreter:
     @property
     def awaits_thread(self) -> bool:
         """A branch may go on without a message or a step: when a thread has ended its work."""
-        return any(map(itemgetter(0), self._works))
+        is_compiling = self._constraints is not None and bool(self._constraints.under_way)
+        return is_compiling or any(map(itemgetter(0), self._works))
 
     @property
     def is_working(self) -> bool:
