@@ -74,7 +74,7 @@ UNITS = {
     # tensors: they see batches, never requests
     "engine": Unit(
         "lmprog.runtime.engine",
-        "errors config linux native weight_cache wire documents tier scheduling",
+        "errors config linux native weight_cache wire documents radix tier scheduling",
     ),
     "loop": Unit(
         "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",

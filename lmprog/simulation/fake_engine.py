@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.scheduling.batch import Batch, RowStates
 from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
-from lmprog.runtime.scheduling.window_pages import WindowPool
 from lmprog.runtime.text.tokenizer import ByteStream
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
 from lmprog.simulation.plain_sampler import PlainSampler
@@ -151,6 +151,7 @@ class FakeEngine:
         frames; None: it has no frames.
         """
         self._window = 0 if windows is None else windows.window
+        self._parts_of_frame = 1 if windows is None else windows.num_parts
         num_frames = 0 if windows is None else windows.num_frames
         num_pages = num_pages if windows is None else windows.num_numbers
         self._slots_of_frame = np.arange(num_frames * page_size).reshape(num_frames, page_size)
@@ -175,8 +176,12 @@ class FakeEngine:
         """Number of faults so far."""
 
     def read_page(self, page: int) -> PageContents:
-        """A copy of what is in the slots of `page`; behind the pages are the parts of states."""
+        """A copy of what is in the slots of `page`; behind the pages are the parts of states, or of
+        frames.
+        """
         self.before_access()
+        if (inside := self._part_of_frame(page)) is not None:
+            return self._apart[inside].copy(), np.zeros(1, bool)
         slot, part = divmod(page - len(self._slots_of_page), PARTS_OF_STATE)
         if slot >= 0:
             half = self._states[slot] >> part * _PART_BITS & _PART_MASK
@@ -184,8 +189,21 @@ class FakeEngine:
         where = slice(page * self._page_size, (page + 1) * self._page_size)
         return self._slots[where].copy(), self._bad[where].copy()
 
+    def _part_of_frame(self, page: int) -> slice | None:
+        """The slots of frames that have this number; None: it is a page, or part of a state."""
+        behind = page - len(self._slots_of_page)
+        if behind < 0 or not self._window:
+            return None
+        frame, part = divmod(behind, self._parts_of_frame)
+        begin, size = frame * self._page_size, self._page_size
+        first, end = (size * at // self._parts_of_frame for at in (part, part + 1))
+        return slice(begin + first, begin + end)
+
     def write_page(self, page: int, contents: PageContents) -> None:
         self.before_access()
+        if (inside := self._part_of_frame(page)) is not None:
+            self._apart[inside] = contents[0][: inside.stop - inside.start]
+            return
         slot, part = divmod(page - len(self._slots_of_page), PARTS_OF_STATE)
         if slot >= 0:
             shift = part * _PART_BITS
@@ -201,7 +219,8 @@ class FakeEngine:
     def spoil_page(self, page: int) -> None:
         """Junk, that shows when it is read."""
         is_page = page < len(self._slots_of_page)
-        junk = np.zeros(self._page_size if is_page else 1, np.uint64)
+        is_frame = self._part_of_frame(page) is not None
+        junk = np.zeros(self._page_size if is_page or is_frame else 1, np.uint64)
         self.write_page(page, (junk, np.ones(1, bool)))
 
     def forward(self, batch: Batch) -> Floats:

@@ -11,13 +11,13 @@ import pytest
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.native import compiler
+from lmprog.radix.frames import WindowPages
 from lmprog.runtime.engine.engine import load_engine, native_plan
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.model_report import model_report
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.scheduling.window_pages import WindowPages
 from lmprog.wire import SamplingParams
 from tests.model.checkpoints import FOREIGN, LATER, LAYERED, MIXTURES, VOCABULARY
 from tests.model.small_checkpoint import write_checkpoint
@@ -156,7 +156,7 @@ def test_memory_for_a_thousand_tokens_of_all_layers_holds_a_text_of_three_thousa
     pages.trim()
     assert pages.num_taken == 192
     assert sum(frame > 0 for frame in pages.frames) == 4, "40 positions lie in four pages of 16"
-    assert rig.engine.page_memory().frames is not None
+    assert rig.engine.page_memory().slots is not None
     assert rig.engine.page_memory().page_bytes * 4 == pages.page_cost + pages.frame_cost
 
 

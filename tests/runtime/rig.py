@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmprog.config import SchedulerConfig
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings, Scoring
 from lmprog.runtime.scheduling.logits_requests import Progress, collect_requests
@@ -19,7 +20,6 @@ from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
-from lmprog.runtime.scheduling.window_pages import WindowPool
 from lmprog.runtime.tier.page_store import PageCosts
 from lmprog.simulation.fake_engine import FakeEngine, FakeStore, reference_logits
 from lmprog.simulation.plain_sampler import PlainSampler

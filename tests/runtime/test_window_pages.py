@@ -9,8 +9,8 @@ from array import array
 import pytest
 
 from lmprog.config import SchedulerConfig
+from lmprog.radix.frames import WindowPages, WindowPool
 from lmprog.runtime.scheduling.scheduler import IdleMemory
-from lmprog.runtime.scheduling.window_pages import WindowPages, WindowPool
 from tests.runtime.rig import Rig, expected
 
 POOL = WindowPool(window=8, num_pages=24, page_bytes=1, frame_bytes=5)
@@ -146,7 +146,7 @@ def test_memory_of_free_pages_is_returned_before_both_kinds_take_more_than_there
     pages.settle()
     free = [page for page in range(pages.num_numbers) if page not in held]
     assert returned[: len(free)] == free
-    assert len(returned) == len(free) + POOL.num_pages, "behind them all frames"
+    assert len(returned) == len(free) + 5 * POOL.num_pages, "behind them the parts of all frames"
 
 
 def test_a_running_sequence_holds_the_frames_of_its_window_only() -> None:
@@ -240,7 +240,7 @@ def test_an_idle_runtime_gives_back_frames_and_pages() -> None:
     idle = IdleMemory(rig.scheduler, pages.return_memory, seconds=1.0)
     idle.turn(0.0)
     idle.turn(1.0)
-    assert len(given) == pages.num_numbers + pages.num_pages
+    assert len(given) == pages.num_numbers + pages.num_pages * pages.num_parts
     assert given == sorted(given)
 
 

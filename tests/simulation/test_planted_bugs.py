@@ -11,6 +11,7 @@ import pytest
 
 from lmprog import wire
 from lmprog.radix import RadixTree
+from lmprog.radix.frames import WindowPages
 from lmprog.radix.snapshots import StateSnapshots
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
@@ -29,7 +30,7 @@ from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
 from lmprog.runtime.scheduling.waiting_queue import AdmissionOrder
-from lmprog.runtime.scheduling.window_pages import WindowPages, Windows
+from lmprog.runtime.scheduling.window_pages import Windows
 from lmprog.runtime.text.stream import TextStream
 from lmprog.runtime.tier.stored_states import StoredStates
 from lmprog.simulation.world_runs import FULL_CHECK_EVERY, Violation, run_world

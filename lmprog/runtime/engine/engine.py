@@ -18,6 +18,7 @@ from lmprog import native
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, ModelError, NotSupported
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.engine.machine.resources import default_threads, require_torch
 from lmprog.runtime.engine.model.decoders import text_part
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
@@ -40,7 +41,6 @@ from lmprog.runtime.engine.native.page_memory import layers_apart, page_bytes, s
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
-from lmprog.runtime.scheduling.window_pages import WindowPool
 
 if TYPE_CHECKING:
     from lmprog.runtime.engine.sharded.rank_group import RankGroup

@@ -347,11 +347,14 @@ class ProgramAdmission:
         memory = self._memory
         if memory.num_obtainable < count + reserve:
             return False
-        missing = max(0, count - memory.pages.num_free)
-        for program in memory.pins.drop_for(missing):
-            self.lose_place(program, is_kept=False)
-        memory.stats.evicted_pages += memory.tree.evict(missing)
-        return memory.pages.num_free >= count
+        while (missing := count - memory.pages.num_free) > 0:
+            for program in memory.pins.drop_for(missing):
+                self.lose_place(program, is_kept=False)
+            freed = memory.tree.evict(missing)
+            memory.stats.evicted_pages += freed
+            if freed < missing and not memory.pages.give_way():
+                return False
+        return True
 
     def _awaits_load(
         self, tier: SecondTier, sequence: Sequence, free: Callable[[int], bool]

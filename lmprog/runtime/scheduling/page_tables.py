@@ -160,6 +160,8 @@ class PageTables:
         self.copies = StepCopies(config.page_size)
         if tier is not None:
             tier.storing.source = self.copies.source
+            tier.storing.frame_source = self.copies.frame_source
+            tier.storing.is_written = self.copies.is_written
         if windows is not None:
             self.copies.frames = windows.pages.frames
         self._inserted: set[Sequence] = set()
