@@ -475,3 +475,71 @@ class WindowPages(PageAllocator):
         for stretch in self._stretches:
             assert all(stretch in self._of[page] for page in stretch.pages), "pages know stretches"
         assert self._left() >= 0, "there is more memory than there may be"
+
+
+class WindowEnds:
+    """Where the stretches of `pages` end, by node: a `TreeWatcher`, whom the tree or another one of
+    its watchers tells. Who watches from the beginning knows all.
+    """
+
+    def __init__(self, pages: WindowPages) -> None:
+        self.on_change: Callable[[Node], object] | None = None
+        """Told of a node that has one more, or one less."""
+        self._of: dict[Node, dict[WindowStretch, int]] = {}
+        """Positions."""
+        self._node: dict[WindowStretch, Node] = {}
+        pages.on_kept, pages.on_gone = self._kept, self._gone
+
+    def end_in(self, node: Node) -> int:
+        """The last position of a node before which a window is kept; 0: it has none."""
+        return max(self._of.get(node, {}).values(), default=0)
+
+    def _kept(self, stretch: WindowStretch) -> None:
+        node, position = stretch.node, stretch.position
+        while node is not None and (position <= node.begin or not node.alive):
+            node = node.parent
+        if node is None or node.parent is None or position > node.end:
+            return
+        if node.parent.children.get(node.first_token) is node:  # else it is about to be removed
+            self._of.setdefault(node, {})[stretch] = position
+            self._node[stretch] = node
+            self._changed(node)
+
+    def _gone(self, stretch: WindowStretch) -> None:
+        node = self._node.pop(stretch, None)
+        if node is not None:
+            del self._of[node][stretch]
+            if not self._of[node]:
+                del self._of[node]
+            self._changed(node)
+
+    def _changed(self, node: Node) -> None:
+        if self.on_change is not None:
+            self.on_change(node)
+
+    # -- as a watcher of the tree
+
+    def added(self, leaf: Node) -> None:
+        """No window of a new leaf is kept yet."""
+
+    def was_split(self, upper: Node, lower: Node) -> None:
+        ends = self._of.pop(lower, {})
+        for node, is_above in ((upper, True), (lower, False)):
+            own = {one: end for one, end in ends.items() if (end <= upper.end) == is_above}
+            if own:
+                self._of[node] = own
+                self._node.update(dict.fromkeys(own, node))
+
+    def shortened(self, node: Node) -> None:
+        """The frames behind its end go with their pages."""
+        ends = self._of.get(node, {})
+        if gone := [one for one, end in ends.items() if end > node.end]:
+            for stretch in gone:
+                del ends[stretch], self._node[stretch]
+            if not ends:
+                del self._of[node]
+            self._changed(node)
+
+    def removed(self, node: Node) -> None:
+        for stretch in self._of.pop(node, {}):
+            del self._node[stretch]

@@ -43,13 +43,16 @@ class Rig:
     """Pages of a second tier on the fake model."""
     windows: WindowPool | None = None
     """Those of the engine, where it has frames."""
+    contents: Any = None
+    """What the second tier stores the pages of; None: the engine."""
 
     def __post_init__(self) -> None:
         num_states = 0 if self.states is None else self.states.num_slots
         self.engine = self.engine or FakeEngine(
             self.config.num_pages, self.config.page_size, VOCAB, num_states, self.windows
         )
-        self.store = FakeStore(self.engine, self.num_handles, random.Random(1), 0.0)
+        contents = self.contents or self.engine
+        self.store = FakeStore(contents, self.num_handles, random.Random(1), 0.0)
         self.store.costs = PageCosts(0.0, 0.0)
         store = self.store if self.num_handles else None
         self.scheduler = Scheduler(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 
 from lmprog.radix import Match, Node
-from lmprog.radix.frames import FramesHeld, WindowPages, WindowPool, WindowStretch
+from lmprog.radix.frames import FramesHeld, WindowEnds, WindowPages, WindowPool, WindowStretch
 from lmprog.runtime.scheduling.sequence import OwnWindow, Sequence
 
 NO_FRAMES = FramesHeld([], [])
@@ -165,6 +165,10 @@ class Windows:
             return
         if stretch.node is None or stretch.node.pins_here <= 1:  # a pin is its own branch's
             self.pages.drop(stretch)
+
+    def ends(self) -> WindowEnds:
+        """Where they are kept for others, from now on."""
+        return WindowEnds(self.pages)
 
     def check(self, running: Iterable[Sequence], others: FramesHeld = NO_FRAMES) -> None:
         """All held frames are those of sequences, or of loads. Raises AssertionError."""

@@ -147,8 +147,8 @@ class StoredFrames:
         """Whoever went on to `end` of the path to `node` has a window there: frames before it may
         go, back to where others part.
         """
-        handles, first = self._handles, self.pool.first_seen(end)
-        num_children = 0
+        handles, num_children = self._handles, 0
+        first = self.pool.first_seen(end - end % self._page_size)
         while node.parent is not None and len(node.children) == num_children:
             begin = node.begin // self._page_size
             for page in node.pages[: max(0, first - begin)]:
