@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from lmprog.radix import Node, PageAllocator, RadixTree, Tokens, path
+from lmprog.radix import Match, Node, PageAllocator, RadixTree, Tokens, path
 from lmprog.radix.frames import FramesHeld, WindowPages
 from lmprog.runtime.tier.page_store import LoadEnd, PageStore, page_keys, root_of
 from lmprog.runtime.tier.stored_frames import FrameHandles, FrameLoad, StoredFrames
@@ -37,7 +37,7 @@ from lmprog.runtime.tier.stored_states import (
     above,
     rebuild,
 )
-from lmprog.runtime.tier.storing import PageWorth, TierStoring
+from lmprog.runtime.tier.storing import BesidePages, PageWorth, TierStoring
 
 if TYPE_CHECKING:
     from lmprog.runtime.tier.shared_pages import TierQuestions
@@ -84,6 +84,20 @@ class TierLoad:
         return self.stored is stored and self.end >= end
 
 
+class _Missing(NamedTuple):
+    """What is to be loaded: `tokens` from position `start` on, of which the pool has `known` and
+    the index `stored`. It makes `gain` tokens needless to compute.
+    """
+
+    tokens: Tokens
+    salt: str
+    known: Match
+    stored: Match
+    start: int
+    gain: int
+    frames: FrameLoad | None
+
+
 class SecondTier:
     """Stores what `tree` evicts, loads what is asked for.
 
@@ -124,10 +138,10 @@ class SecondTier:
         self._states: StoredStates | None = None
         if states is not None:
             self._states = StoredStates(states, pages.num_pages, self.index, self._handles)
-        kept = self._states, self._frames
-        num_found = rebuild(self.index, self._handles, store.known(), *kept)
+        beside = BesidePages(self._states, self._frames)
+        num_found = rebuild(self.index, self._handles, store.known(), *beside)
         self.storing = TierStoring(
-            store, tree, self.index, self._handles, self._worth, clock, *kept
+            store, tree, self.index, self._handles, self._worth, clock, beside
         )
         self.counters = self.storing.counters
         self.counters.found = num_found
@@ -230,6 +244,15 @@ class SecondTier:
                 return ticket
         if len(self._loads) >= MOST_LOADS:
             return None
+        return self._begin(_Missing(tokens[:end], salt, match, stored, start, gain, framed), free)
+
+    def _begin(self, missing: _Missing, free: Callable[[int], bool]) -> int | None:
+        """Begins to load it; None: `free` cannot free the pages it takes."""
+        tokens, salt, match, stored, start, gain, framed = missing
+        end, first, count = len(tokens), start // self._page_size, 0
+        if start < end:
+            count = self._num_pages(start, end)
+        states, frames = self._states, self._frames
         node = self._tree.lock(*above(match.node, start))
         locked = self.index.lock(*above(stored.node, end))
         state = None if states is None else states.begin(locked, end)
@@ -245,7 +268,7 @@ class SecondTier:
             self._pages.free(pages or ())
             self._let_go(node, locked, state, framed)
             return None
-        names = page_keys(root_of(salt), tokens[:end].tobytes(), self._page_size)
+        names = page_keys(root_of(salt), tokens.tobytes(), self._page_size)
         keys, targets = names[first : first + count], pages
         if states is not None and state is not None:
             handles = handles + states.handles(state.stored)
@@ -260,8 +283,7 @@ class SecondTier:
             least, most = SHARED_LOAD_SECONDS, len(targets) * self._store.costs.load
         ends = self._clock() + least + 2.0 * most
         load = TierLoad(
-            *(tokens[:end], salt, start, node, match.pages[:first], pages, locked, ends),
-            *(state, framed),
+            *(tokens, salt, start, node, match.pages[:first], pages, locked, ends, state, framed)
         )
         ticket = self._store.load(handles, targets, keys)
         self._loads[ticket] = load

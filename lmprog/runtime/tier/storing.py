@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.radix.frames import WindowStretch
@@ -123,6 +124,15 @@ class TierCounters:
     """Learned of since: others have stored them."""
 
 
+class BesidePages(NamedTuple):
+    """What is stored beside pages."""
+
+    states: StoredStates | None
+    """Of a model with recurrent layers."""
+    frames: StoredFrames | None
+    """Of one whose layers with windows have frames."""
+
+
 class TierStoring:
     """Stores paths of `tree`, and enters them into `index`, whose pages are `handles`."""
 
@@ -134,14 +144,10 @@ class TierStoring:
         handles: PageAllocator,
         worth: PageWorth,
         clock: Callable[[], float],
-        states: StoredStates | None,
-        frames: StoredFrames | None = None,
+        beside: BesidePages,
     ) -> None:
-        """`clock` is in seconds. `states` are those of a model with recurrent layers, `frames` of
-        one whose layers with windows have pages of their own.
-        """
-        self._states = states
-        self._frames = frames
+        """`clock` is in seconds."""
+        self._states, self._frames = states, frames = beside
         if frames is not None:
             frames.pool.on_drop = self._stretch_dropped
         if states is not None:
