@@ -205,6 +205,21 @@ def test_what_parts_in_the_middle_of_a_prompt_is_computed_again_once() -> None:
     assert found == [0, 40, 40]
 
 
+def test_where_texts_part_the_window_stays_though_each_of_them_passes_it() -> None:
+    """Nobody had to compute it again: the first to part found the frames that were still there."""
+    rig = rig_of()
+    base = numbers(40)
+    rig.gen([*base, *numbers(12, 9)], 2)
+    rig.run()
+    for token in range(4):
+        prompt = [*base, token, *numbers(30, token)]
+        sequence = rig.gen(prompt, 2)
+        rig.run()
+        rig.scheduler.pages.trim()
+        assert list(sequence.tokens) == [*prompt, *expected(prompt, 2)]
+        assert sequence.num_found == 40
+
+
 def test_what_one_sequence_went_on_from_may_go_when_it_has_passed_it() -> None:
     rig = rig_of()
     tokens = numbers(40)

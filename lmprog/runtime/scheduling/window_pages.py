@@ -78,7 +78,8 @@ class Windows:
             own.stretch = self._keep(sequence.pages, own.entered, sequence.node)
             own.entered = 0
             if own.stretch is not None:
-                own.stretch.num_uses += 1
+                parts = sequence.node is not None and bool(sequence.node.children)
+                own.stretch.num_uses += 1 + parts  # the others' path goes on there, too
         if own.fork and own.fork <= start:
             self._keep_fork(own, sequence.pages, sequence.node)
         first = self.pages.first_seen(start)
