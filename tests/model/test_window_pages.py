@@ -215,7 +215,7 @@ def test_a_doctor_says_how_long_a_text_fits(folders: dict[str, Path]) -> None:
     asked = RuntimeConfig(str(folders["gemma3"]), scheduler=scheduler)
     found = {one.name: one.what for one in model_report(asked)}
     assert (
-        "layers with windows keep 40 positions of each text: up to 4,096 tokens" in found["memory"]
+        "layers with windows keep 40 positions of each text: up to 3,072 tokens" in found["memory"]
     )
 
 

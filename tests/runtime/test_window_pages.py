@@ -11,6 +11,7 @@ import pytest
 from lmprog.config import SchedulerConfig
 from lmprog.radix.frames import WindowPages, WindowPool
 from lmprog.runtime.scheduling.scheduler import IdleMemory
+from lmprog.runtime.scheduling.window_pages import Windows
 from tests.runtime.rig import Rig, expected
 
 POOL = WindowPool(window=8, num_pages=24, page_bytes=1, frame_bytes=5)
@@ -282,6 +283,22 @@ def test_a_page_of_a_model_whose_layers_all_have_windows_counts_a_little() -> No
     sequence = rig.gen(prompt, 8)
     rig.run()
     assert list(sequence.tokens) == [*prompt, *expected(prompt, 8)]
+
+
+def test_growth_is_counted_in_bytes() -> None:
+    """A text that is longer than the window takes no further frames; one that pauses needs its own."""
+    windows = Windows(POOL, 4)
+    assert windows.cost_of_growth(24.0) == 4.0
+    assert windows.cost_of_growth(24.0, (), 2) == (24 + 2 * 3 * 5) / 6
+    rig = rig_of(num_pages=20)
+    texts = [rig.gen(numbers(6, seed), 96) for seed in range(3)]
+    most = 0
+    while not rig.scheduler.idle:
+        rig.step()
+        most = max(most, len(rig.scheduler.running))
+    assert most == 2, "each takes 26 pages and three frames; of pages with frames there are 20"
+    for seed, text in enumerate(texts):
+        assert list(text.tokens) == [*numbers(6, seed), *expected(numbers(6, seed), 96)]
 
 
 def test_chats_in_half_the_memory_that_all_layers_need_compute_nothing_twice() -> None:

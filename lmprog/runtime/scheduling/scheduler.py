@@ -128,7 +128,8 @@ class Scheduler:
         self.tier = None if store is None else self._second_tier(store, recurrent, seen)
         self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent, seen)
         self.pins = Pins(self.tree)
-        capacity = config.num_pages * config.page_size
+        num_pages = config.num_pages if seen is None else self.pages.longest
+        capacity = num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
         self.sessions = Sessions(self.pins, self.programs, self.tables.match)
         self.shares = ClientShares()

@@ -60,6 +60,19 @@ class Windows:
         sequence.window = own
         own.fork = known - known % self.pages.page_size
 
+    def cost_of_growth(
+        self, num_pages: float, running: Iterable[Sequence] = (), num_paused: int = 0
+    ) -> float:
+        """So many pages as pages with frames, which texts that run have until they are as long as
+        the window. Those that pause need the frames of theirs when they go on.
+        """
+        pages = self.pages
+        window, most = pages.window, pages.most_seen
+        framed = sum(1 if one.computed >= window else most for one in running)
+        num_frames = min(num_pages, framed) + most * num_paused
+        taken = pages.page_cost * num_pages + pages.frame_cost * num_frames
+        return taken / (pages.page_cost + pages.frame_cost)
+
     # --- rows
 
     def advance(self, sequence: Sequence, count: int) -> int:
