@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 from benchmarks import runner
 from lmprog.config import PolicyName, SchedulerConfig
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.engine.model.resolution import CLOSEST_STATES, STATES_OF_MEMORY
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
@@ -387,17 +388,22 @@ class Request:
 
 @dataclass
 class QueueRun:
-    """Requests in the order of their arrival, under one configuration. `state`: see `states_of`."""
+    """Requests in the order of their arrival, under one configuration. `state`: see `states_of`.
+    `windows`: the memory of a model whose layers with windows have frames.
+    """
 
     config: SchedulerConfig
     now: float = 0.0
     state: int = 0
+    windows: WindowPool | None = None
     num_computed: int = 0
 
     def run(self, requests: list[Request]) -> float:
         """Answers all; the seconds that takes."""
         states = states_of(self.config, self.state)
-        scheduler = Scheduler(self.config, CONTEXT, clock=lambda: self.now, states=states)
+        scheduler = Scheduler(
+            self.config, CONTEXT, clock=lambda: self.now, states=states, windows=self.windows
+        )
         todo, open_ones = list(reversed(requests)), dict[SequenceGroup, Request]()
         while todo or open_ones:
             if not open_ones:

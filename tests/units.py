@@ -74,7 +74,7 @@ UNITS = {
     # tensors: they see batches, never requests
     "engine": Unit(
         "lmprog.runtime.engine",
-        "errors config linux native weight_cache wire documents tier scheduling",
+        "errors config linux native weight_cache wire documents radix tier scheduling",
     ),
     "loop": Unit(
         "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",
@@ -93,7 +93,9 @@ UNITS = {
         "engine ranks kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text scheduling engine"),
-    "model_report": Unit("lmprog.runtime.model_report", "errors config documents text engine"),
+    "model_report": Unit(
+        "lmprog.runtime.model_report", "errors config radix documents text engine"
+    ),
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
     "http": Unit("lmprog.server.http", "errors wire options fairness"),

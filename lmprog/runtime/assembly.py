@@ -183,11 +183,13 @@ def _block_record(
 ) -> BlockRecord:
     from lmprog.runtime.kv_events.kv_publisher import BlockRecord, UsableBlocks
 
-    tree, states, token = scheduler.tree, scheduler.tables.states, namespaces.token
+    tree, tables, token = scheduler.tree, scheduler.tables, namespaces.token
     made_by = " ".join(map(str, fingerprint.parts.values()))
     origin = functools.partial(origin_of, adapters=adapters)
-    if states is not None:
-        return UsableBlocks(tree, states.snapshots, token, made_by, origin)
+    if tables.states is not None:
+        return UsableBlocks(tree, tables.states.snapshots, token, made_by, origin)
+    if tables.windows is not None:
+        return UsableBlocks(tree, tables.windows.ends(), token, made_by, origin)
     return BlockRecord(tree, token, made_by, origin)
 
 

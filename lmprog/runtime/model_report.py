@@ -14,6 +14,7 @@ from typing import Literal
 
 from lmprog.config import RuntimeConfig
 from lmprog.errors import LmprogError
+from lmprog.radix.frames import WindowPages
 from lmprog.runtime.documents.checkpoint_documents import json_document, template_source
 from lmprog.runtime.engine.engine import NativePlan, native_plan, why_not_native
 from lmprog.runtime.engine.machine.resources import TORCH_INSTALL, free_memory, has_torch
@@ -80,7 +81,8 @@ def _memory(config: RuntimeConfig, plan: NativePlan, location: Path | None) -> M
     if plan.states is not None:
         what += f", {_gb(plan.state_bytes)} for {plan.states.num_slots} recurrent states"
     if (windows := plan.windows) is not None:
-        longer = windows.budget // windows.counted_bytes * plan.page_size
+        longer = WindowPages(windows, plan.page_size).longest * plan.page_size
+        longer = min(longer, plan.context_len)
         what += f", of which layers with windows keep {windows.window:,} positions of each text: "
         what += f"up to {longer:,} tokens"
     what += f"; {_gb(free)} free"

@@ -24,10 +24,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.scheduling.batch import Batch, RowStates
 from lmprog.runtime.scheduling.drafting import Guess
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
-from lmprog.runtime.scheduling.window_pages import WindowPool
 from lmprog.runtime.text.tokenizer import ByteStream
 from lmprog.runtime.tier.page_store import KnownPage, LoadEnd, PageCosts, PageKey
 from lmprog.simulation.plain_sampler import PlainSampler
@@ -147,24 +147,23 @@ class FakeEngine:
         num_states: int = 0,
         windows: WindowPool | None = None,
     ) -> None:
-        """`num_states`: slots for recurrent states; 0: it has none. `windows`: its pages and
-        frames; None: it has no frames.
-        """
+        """`num_states`: slots for recurrent states. `windows`: its pages and frames, if any."""
         self._window = 0 if windows is None else windows.window
+        self._parts_of_frame = 1 if windows is None else windows.num_parts
         num_frames = 0 if windows is None else windows.num_frames
         num_pages = num_pages if windows is None else windows.num_numbers
         self._slots_of_frame = np.arange(num_frames * page_size).reshape(num_frames, page_size)
-        self._apart = np.arange(num_frames * page_size, dtype=np.uint64) * _UINT_MIX
         self._states = [12345 * (slot + 1) for slot in range(num_states)]
         self._bad_states: set[int] = set()
         self._page_size = page_size
         self._vocab_size = vocab_size
         # Unwritten slots hold junk, so that reading one shows.
         num_slots = num_pages * page_size
-        self._slots = np.arange(num_slots, dtype=np.uint64) * _UINT_STEP + np.uint64(12345)
-        self._bad = np.zeros(num_slots, bool)
+        self._slots = np.arange(num_slots + num_frames * page_size, dtype=np.uint64) * _UINT_STEP
+        self._slots += np.uint64(12345)
+        self._apart = self._slots[num_slots:]
+        self._bad = np.zeros(len(self._slots), bool)
         self._is_any_bad = False
-        """Whether a slot was ever bad."""
         self._slots_of_page = np.arange(num_slots).reshape(num_pages, page_size)
         self.poison: set[int] = set()
         self.bad_row: int | None = None
@@ -172,37 +171,42 @@ class FakeEngine:
         self.before_access: Callable[[], None] = lambda: None
         """Called before pages are read or written from outside."""
         self.num_faults = 0
-        """Number of faults so far."""
 
     def read_page(self, page: int) -> PageContents:
-        """A copy of what is in the slots of `page`; behind the pages are the parts of states."""
+        """A copy of what is in the slots of `page`; behind the pages are states, or frames."""
         self.before_access()
         slot, part = divmod(page - len(self._slots_of_page), PARTS_OF_STATE)
-        if slot >= 0:
+        if slot >= 0 and not self._window:
             half = self._states[slot] >> part * _PART_BITS & _PART_MASK
             return np.array([half], np.uint64), np.array([slot in self._bad_states])
-        where = slice(page * self._page_size, (page + 1) * self._page_size)
+        where = self._where(page)
         return self._slots[where].copy(), self._bad[where].copy()
+
+    def _where(self, page: int) -> slice:
+        """The slots of a page, or of a part of a frame."""
+        size, part, each = self._page_size, 0, 1
+        if (behind := page - len(self._slots_of_page)) >= 0:
+            each = self._parts_of_frame
+            page, part = page - behind + behind // each, behind % each
+        return slice(size * page + size * part // each, size * page + size * (part + 1) // each)
 
     def write_page(self, page: int, contents: PageContents) -> None:
         self.before_access()
         slot, part = divmod(page - len(self._slots_of_page), PARTS_OF_STATE)
-        if slot >= 0:
+        if slot >= 0 and not self._window:
             shift = part * _PART_BITS
             kept = self._states[slot] & ~(_PART_MASK << shift)
             self._states[slot] = kept | contents[0].item(0) << shift
             is_bad = bool(contents[1].item(0))
             (self._bad_states.add if is_bad else self._bad_states.discard)(slot)
             return
-        where = slice(page * self._page_size, (page + 1) * self._page_size)
-        self._slots[where], self._bad[where] = contents
+        where = self._where(page)
+        self._slots[where], self._bad[where] = contents[0][: where.stop - where.start], contents[1]
         self._is_any_bad = True
 
     def spoil_page(self, page: int) -> None:
         """Junk, that shows when it is read."""
-        is_page = page < len(self._slots_of_page)
-        junk = np.zeros(self._page_size if is_page else 1, np.uint64)
-        self.write_page(page, (junk, np.ones(1, bool)))
+        self.write_page(page, (np.zeros(self._page_size, np.uint64), np.ones(1, bool)))
 
     def forward(self, batch: Batch) -> Floats:
         """Logits [L, vocab] of `batch.logit_tokens`."""

@@ -16,6 +16,7 @@ from typing import Any
 from lmprog import wire
 from lmprog.config import SchedulerConfig, SpeculationName
 from lmprog.errors import NotSupported
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.loop import Loop
 from lmprog.runtime.programs.call_builder import ServedModel
 from lmprog.runtime.programs.interpreter import Interpreter
@@ -26,7 +27,6 @@ from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.rows import RunningSequences
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.scheduling.window_pages import WindowPool
 from lmprog.runtime.steps import EngineLost, StepEngine, StepSampler
 from lmprog.runtime.text.chat_template import ChatTemplate
 from lmprog.simulation.fake_engine import (
@@ -73,7 +73,7 @@ class Scenario:
     states: StatePool | None = None
     """Of a model with recurrent layers, without steps ahead."""
     windows: WindowPool | None = None
-    """Of a model with windows, without steps ahead, states or a second tier."""
+    """Of a model with windows, without steps ahead or states."""
 
 
 def draw(rng: random.Random) -> Scenario:
@@ -132,7 +132,8 @@ def windowed(scenario: Scenario, dice: random.Random) -> Scenario:
     pages, frames = dice.choice([(1, 5), (1, 1), (7, 2), (0, 3)])
     window = dice.choice([2, 3, 7, 16])
     windows = WindowPool(window, scenario.scheduler.num_pages, pages, frames)
-    return replace(scenario, is_ahead=False, num_handles=0, states=None, windows=windows)
+    num_handles = scenario.num_handles if pages else 0
+    return replace(scenario, is_ahead=False, num_handles=num_handles, states=None, windows=windows)
 
 
 def scenario_of(

@@ -20,6 +20,7 @@ from benchmarks.virtual_time import (
     random_tokens,
     states_of,
 )
+from lmprog.radix.frames import WindowPool
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -85,6 +86,24 @@ def test_with_recurrent_states_in_half_the_memory_what_is_shared_is_found(worklo
         possible += sum(map(len, prompts)) - num_distinct
     assert computed <= 1.1 * least
     assert possible + least - computed >= 0.95 * possible
+
+
+@pytest.mark.parametrize(("workload", "window"), [(few_shot, 32), (few_shot, 128), (forks, 32)])
+def test_with_windows_in_half_the_memory_what_is_shared_is_found(
+    workload: Any, window: int
+) -> None:
+    """Half of what the texts take in all layers; five of six layers have windows."""
+    computed, least, possible = 0, 0, 0
+    for seed in range(2):
+        parts, prompts, times = workload(random.Random(seed))
+        num_distinct = sum(map(len, parts))
+        config = replace(CONFIG, num_pages=num_distinct // 2 // PAGE)
+        run = QueueRun(config, windows=WindowPool(window, config.num_pages, 1, 5))
+        run.run([Request(at, "", one, 1) for at, one in zip(times, prompts, strict=True)])
+        computed, least = computed + run.num_computed, least + num_distinct
+        possible += sum(map(len, prompts)) - num_distinct
+    assert computed <= 1.05 * least
+    assert possible + least - computed >= 0.99 * possible
 
 
 @pytest.mark.parametrize("admission", ["programs", "unlimited"])

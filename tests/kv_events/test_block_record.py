@@ -9,7 +9,9 @@ from hashlib import blake2b
 
 import pytest
 
+from lmprog.config import SchedulerConfig
 from lmprog.radix import PageAllocator, RadixTree
+from lmprog.radix.frames import WindowPool
 from lmprog.radix.snapshots import StateSnapshots
 from lmprog.runtime.kv_events.kv_publisher import (
     BlockRecord,
@@ -18,10 +20,12 @@ from lmprog.runtime.kv_events.kv_publisher import (
     encoded,
 )
 from lmprog.runtime.scheduling.namespaces import AdapterNames, Namespaces, origin_of
+from lmprog.runtime.tier.stored_states import above
 from lmprog.wire import SHARES_PUBLIC
 from tests.kv_events.mirror import Mirror, prefixes_of
 from tests.radix.simulated_sequences import Sequences, ints
 from tests.radix.test_radix_sequences import Life
+from tests.runtime.rig import Rig
 
 
 def turn(record: BlockRecord, mirror: Mirror) -> None:
@@ -111,6 +115,32 @@ def test_of_a_model_with_states_only_blocks_are_told_from_which_somebody_can_go_
         assert sorted(record.hashes()) == sorted(mirror.blocks)
         snapshots.check(())
     assert mirror.num_stored > 8
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_of_a_model_with_windows_only_blocks_are_told_before_one_that_is_kept(seed: int) -> None:
+    dice, num_told = random.Random(seed), 0
+    config = SchedulerConfig(page_size=4, num_pages=30, speculation="off")
+    rig = Rig(config, preempt_every=7, windows=WindowPool(8, 30, 1, 5))
+    tree, windows = rig.scheduler.tree, rig.scheduler.tables.windows
+    assert windows is not None
+    record, mirror = UsableBlocks(tree, windows.ends(), lambda key: key), Mirror()
+    base = [dice.randrange(90) for _ in range(80)]
+    for _ in range(16):
+        more = [dice.randrange(90) for _ in range(dice.randrange(1, 9))]
+        rig.gen([*base[: dice.choice([0, 9, 24, 41, 80])], *more], dice.randrange(1, 20))
+        for _ in range(dice.choice([1, 5, 30])):
+            rig.step()
+            turn(record, mirror)
+            kept = [one for one in windows.pages._stretches if one.node]
+            ends = [above(one.node, one.position) for one in kept]
+            assert mirror.prefixes == prefixes_of(tree, [one for one in ends if one[0].alive])
+            late = Mirror()
+            late.take(encoded(0.0, record.all_events()))
+            assert late.blocks == mirror.blocks
+            assert sorted(record.hashes()) == sorted(mirror.blocks)
+            num_told = max(num_told, len(mirror.blocks))
+    assert num_told > 20
 
 
 def test_what_comes_and_goes_within_a_turn_is_told_in_order() -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.native import compiler
+from lmprog.radix.frames import WindowPages
 from lmprog.runtime.engine.engine import load_engine, native_plan
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.model_report import model_report
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.sequence import Sequence
-from lmprog.runtime.scheduling.window_pages import WindowPages
 from lmprog.wire import SamplingParams
 from tests.model.checkpoints import FOREIGN, LATER, LAYERED, MIXTURES, VOCABULARY
 from tests.model.small_checkpoint import write_checkpoint
@@ -56,7 +56,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def rig_of(
-    folder: Path, *, is_apart: bool, preempt_every: int = 0, context_len: int = 4096, **fields: Any
+    folder: Path,
+    *,
+    is_apart: bool,
+    preempt_every: int = 0,
+    context_len: int = 4096,
+    num_handles: int = 0,
+    **fields: Any,
 ) -> Rig:
     config = SchedulerConfig(**({"page_size": 16, "num_pages": 400, "speculation": "off"} | fields))
     asked = RuntimeConfig(
@@ -66,7 +72,8 @@ def rig_of(
     assert isinstance(engine, NativeEngine)
     assert (engine.windows is not None) == is_apart
     sampler = NativeSampler(engine)
-    return Rig(config, context_len, preempt_every, engine, sampler, windows=engine.windows)
+    tier = (num_handles, engine.windows, PageContents(engine) if num_handles else None)
+    return Rig(config, context_len, preempt_every, engine, sampler, None, *tier)
 
 
 def prompts() -> list[list[int]]:
@@ -97,6 +104,23 @@ def told(one: Sequence) -> tuple[list[int], list[float]]:
     return list(one.tokens), [scored.logprob for scored in one.task.logprobs]
 
 
+class PageContents:
+    """An engine's pages and frames, for a store."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.memory = engine.page_memory()
+
+    def read_page(self, page: int) -> bytearray:
+        self.memory.read(page, found := bytearray(self.memory.page_bytes))
+        return found
+
+    def write_page(self, page: int, contents: bytearray) -> None:
+        self.memory.write(page, contents)
+
+    def spoil_page(self, page: int) -> None:
+        self.memory.write(page, bytes([200]) * self.memory.page_bytes)
+
+
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "alone": ({}, 1, 0),
     "all at once": ({}, 19, 0),
@@ -109,6 +133,12 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "hardly any memory": ({"num_pages": 64}, 19, 0),
     "drafts": ({"speculation": "always"}, 19, 0),
     "drafts, hardly any memory": ({"speculation": "always", "num_pages": 64}, 19, 0),
+    "a second tier": ({"num_pages": 64, "num_handles": 2000}, 5, 0),
+    "a small one, preempted, drafts": (
+        {"num_pages": 64, "num_handles": 60, "max_chunk": 100, "speculation": "always"},
+        19,
+        3,
+    ),
 }
 
 
@@ -123,6 +153,10 @@ def test_the_answer_is_the_same_to_the_last_bit(model: str, folders: dict[str, P
             rig.scheduler.drafting.source = knowing([one[0] for one in wanted], 0.8)
         assert answers(rig, at_once) == wanted, case
         assert bool(rig.scheduler.stats.accepted_tokens) == ("drafts" in case), case
+        if (tier := rig.scheduler.tier) is not None:
+            rig.scheduler.tree.clear()
+            assert answers(rig, at_once) == wanted, case
+            assert tier.counters.loaded > 20 == 20 + tier.counters.lost, case
 
 
 OTHERS = {
@@ -156,21 +190,22 @@ def test_memory_for_a_thousand_tokens_of_all_layers_holds_a_text_of_three_thousa
     pages.trim()
     assert pages.num_taken == 192
     assert sum(frame > 0 for frame in pages.frames) == 4, "40 positions lie in four pages of 16"
-    assert rig.engine.page_memory().frames is not None
+    assert rig.engine.page_memory().slots is not None
     assert rig.engine.page_memory().page_bytes * 4 == pages.page_cost + pages.frame_cost
 
 
-def test_all_layers_keep_everything_where_pages_are_told_of_or_leave_memory(
+def test_all_layers_keep_everything_where_others_share_pages_or_nothing_is_left_of_them(
     folders: dict[str, Path],
 ) -> None:
-    def windows(**fields: Any) -> object:
-        return native_plan(
-            RuntimeConfig(str(folders["gemma3"]), **fields), folders["gemma3"]
-        ).windows
+    def windows(model: str = "gemma3", **fields: Any) -> object:
+        return native_plan(RuntimeConfig(str(folders[model]), **fields), folders[model]).windows
 
     assert windows() is not None
-    assert windows(kv_disk_mb=64) is None
-    assert windows(kv_events="tcp://127.0.0.1:5557") is None
+    assert windows(kv_disk_mb=64) is not None
+    assert windows(kv_events="tcp://127.0.0.1:5557") is not None
+    assert windows("mistral", kv_events="tcp://127.0.0.1:5557") is not None
+    assert windows(kv_disk_mb=64, kv_store="machine") is None
+    assert windows("mistral", kv_disk_mb=64) is None
     assert windows(context_len=40) is None
     assert windows(scheduler=SchedulerConfig(page_size=16, num_pages=4)) is None
 
@@ -180,7 +215,7 @@ def test_a_doctor_says_how_long_a_text_fits(folders: dict[str, Path]) -> None:
     asked = RuntimeConfig(str(folders["gemma3"]), scheduler=scheduler)
     found = {one.name: one.what for one in model_report(asked)}
     assert (
-        "layers with windows keep 40 positions of each text: up to 4,096 tokens" in found["memory"]
+        "layers with windows keep 40 positions of each text: up to 3,072 tokens" in found["memory"]
     )
 
 

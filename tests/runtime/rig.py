@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmprog.config import SchedulerConfig
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings, Scoring
 from lmprog.runtime.scheduling.logits_requests import Progress, collect_requests
@@ -19,7 +20,6 @@ from lmprog.runtime.scheduling.plan import Plan
 from lmprog.runtime.scheduling.recurrent import StatePool
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
-from lmprog.runtime.scheduling.window_pages import WindowPool
 from lmprog.runtime.tier.page_store import PageCosts
 from lmprog.simulation.fake_engine import FakeEngine, FakeStore, reference_logits
 from lmprog.simulation.plain_sampler import PlainSampler
@@ -43,13 +43,16 @@ class Rig:
     """Pages of a second tier on the fake model."""
     windows: WindowPool | None = None
     """Those of the engine, where it has frames."""
+    contents: Any = None
+    """What the second tier stores the pages of; None: the engine."""
 
     def __post_init__(self) -> None:
         num_states = 0 if self.states is None else self.states.num_slots
         self.engine = self.engine or FakeEngine(
             self.config.num_pages, self.config.page_size, VOCAB, num_states, self.windows
         )
-        self.store = FakeStore(self.engine, self.num_handles, random.Random(1), 0.0)
+        contents = self.contents or self.engine
+        self.store = FakeStore(contents, self.num_handles, random.Random(1), 0.0)
         self.store.costs = PageCosts(0.0, 0.0)
         store = self.store if self.num_handles else None
         self.scheduler = Scheduler(

@@ -1,4 +1,4 @@
-"""Whole programs on a model with recurrent layers: forks, selections, beams and samples have the
+"""Whole programs on models with recurrent layers, or with windows: forks, selections, beams and samples have the
 values that they have with the cache off, in little memory and with few slots."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lmprog.runtime.tier import second_tier, shared_pages
 from lmprog.runtime.tier.storing import PageWorth
 from lmprog.transport import LocalRuntimeChannel
 from tests.house import ROOT
-from tests.model.checkpoints import RECURRENT, Recipe
+from tests.model.checkpoints import FOREIGN, RECURRENT, Recipe
 from tests.runtime.runtime_thread import serving
 
 NANO = ROOT / "lmprog" / "nano"
@@ -50,8 +50,15 @@ def points(s: Any, topic: str) -> list[Any]:
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen3_next", "granitemoehybrid"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = tmp_path_factory.mktemp(request.param)
-    recipe = RECURRENT[request.param]
+    return with_tokenizer(RECURRENT[request.param], tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_tokenizer(FOREIGN["gemma3"], tmp_path_factory.mktemp("gemma3"))
+
+
+def with_tokenizer(recipe: Recipe, made: Path) -> Path:
     Recipe(recipe.family, recipe.fields | {"vocab_size": 2048}).make(made)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(NANO / name, made)
@@ -85,7 +92,7 @@ def told(
     )
     channel = LocalRuntimeChannel()
     loop, _ = assemble(config, channel)
-    assert loop.scheduler.tables.states is not None
+    assert loop.scheduler.tables.states or loop.scheduler.tables.windows
     found: list[Values] = []
     with serving(loop, channel) as backend:
         for _ in range(rounds):
@@ -133,3 +140,19 @@ def test_programs_give_the_same_while_states_come_and_go_in_a_second_tier(
     monkeypatch.setattr(resolution, "STATES_OF_MEMORY", 1e-9)
     monkeypatch.setattr(resolution, "FEWEST_STATES", 3)
     assert values(folder, 2, fields, num_pages=24, speculation="always") == plain
+
+
+def test_programs_give_the_same_while_frames_come_and_go_in_a_second_tier(
+    windowed: Path, tmp_path: Path
+) -> None:
+    """Also with drafts, and in a runtime that finds what another has left."""
+    plain = values(windowed, share=False)
+    fields = {"kv_disk_mb": 64, "kv_disk_folder": str(tmp_path)}
+    first, warm = told(windowed, 2, fields, num_pages=24)
+    assert first == plain
+    again, cold = told(windowed, 1, fields, num_pages=24)
+    assert again == plain
+    assert cold["tier_pages_loaded"] > 0 == cold["tier_pages_lost"]
+    assert cold["tier_pages_found"] > 50
+    assert 2 * cold["computed_tokens"] <= warm["computed_tokens"]
+    assert values(windowed, 2, fields, num_pages=24, speculation="always") == plain

@@ -9,8 +9,9 @@ from array import array
 import pytest
 
 from lmprog.config import SchedulerConfig
+from lmprog.radix.frames import WindowPages, WindowPool
 from lmprog.runtime.scheduling.scheduler import IdleMemory
-from lmprog.runtime.scheduling.window_pages import WindowPages, WindowPool
+from lmprog.runtime.scheduling.window_pages import Windows
 from tests.runtime.rig import Rig, expected
 
 POOL = WindowPool(window=8, num_pages=24, page_bytes=1, frame_bytes=5)
@@ -146,7 +147,7 @@ def test_memory_of_free_pages_is_returned_before_both_kinds_take_more_than_there
     pages.settle()
     free = [page for page in range(pages.num_numbers) if page not in held]
     assert returned[: len(free)] == free
-    assert len(returned) == len(free) + POOL.num_pages, "behind them all frames"
+    assert len(returned) == len(free) + 5 * POOL.num_pages, "behind them the parts of all frames"
 
 
 def test_a_running_sequence_holds_the_frames_of_its_window_only() -> None:
@@ -205,6 +206,21 @@ def test_what_parts_in_the_middle_of_a_prompt_is_computed_again_once() -> None:
     assert found == [0, 40, 40]
 
 
+def test_where_texts_part_the_window_stays_though_each_of_them_passes_it() -> None:
+    """Nobody had to compute it again: the first to part found the frames that were still there."""
+    rig = rig_of()
+    base = numbers(40)
+    rig.gen([*base, *numbers(12, 9)], 2)
+    rig.run()
+    for token in range(4):
+        prompt = [*base, token, *numbers(30, token)]
+        sequence = rig.gen(prompt, 2)
+        rig.run()
+        rig.scheduler.pages.trim()
+        assert list(sequence.tokens) == [*prompt, *expected(prompt, 2)]
+        assert sequence.num_found == 40
+
+
 def test_what_one_sequence_went_on_from_may_go_when_it_has_passed_it() -> None:
     rig = rig_of()
     tokens = numbers(40)
@@ -240,7 +256,7 @@ def test_an_idle_runtime_gives_back_frames_and_pages() -> None:
     idle = IdleMemory(rig.scheduler, pages.return_memory, seconds=1.0)
     idle.turn(0.0)
     idle.turn(1.0)
-    assert len(given) == pages.num_numbers + pages.num_pages
+    assert len(given) == pages.num_numbers + pages.num_pages * pages.num_parts
     assert given == sorted(given)
 
 
@@ -267,6 +283,22 @@ def test_a_page_of_a_model_whose_layers_all_have_windows_counts_a_little() -> No
     sequence = rig.gen(prompt, 8)
     rig.run()
     assert list(sequence.tokens) == [*prompt, *expected(prompt, 8)]
+
+
+def test_growth_is_counted_in_bytes() -> None:
+    """A text that is longer than the window takes no further frames; one that pauses needs its own."""
+    windows = Windows(POOL, 4)
+    assert windows.cost_of_growth(24.0) == 4.0
+    assert windows.cost_of_growth(24.0, (), 2) == (24 + 2 * 3 * 5) / 6
+    rig = rig_of(num_pages=20)
+    texts = [rig.gen(numbers(6, seed), 96) for seed in range(3)]
+    most = 0
+    while not rig.scheduler.idle:
+        rig.step()
+        most = max(most, len(rig.scheduler.running))
+    assert most == 2, "each takes 26 pages and three frames; of pages with frames there are 20"
+    for seed, text in enumerate(texts):
+        assert list(text.tokens) == [*numbers(6, seed), *expected(numbers(6, seed), 96)]
 
 
 def test_chats_in_half_the_memory_that_all_layers_need_compute_nothing_twice() -> None:

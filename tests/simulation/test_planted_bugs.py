@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lmprog import wire
-from lmprog.radix import RadixTree
+from lmprog.radix import Match, PageAllocator, RadixTree
+from lmprog.radix.frames import WindowPages
 from lmprog.radix.snapshots import StateSnapshots
 from lmprog.runtime.programs.branch import RuntimeBranch
 from lmprog.runtime.programs.call_builder import CallBuilder
@@ -29,8 +30,9 @@ from lmprog.runtime.scheduling.sampling_requests import SampleRequest
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import SequenceState
 from lmprog.runtime.scheduling.waiting_queue import AdmissionOrder
-from lmprog.runtime.scheduling.window_pages import WindowPages, Windows
+from lmprog.runtime.scheduling.window_pages import Windows
 from lmprog.runtime.text.stream import TextStream
+from lmprog.runtime.tier.stored_frames import FrameHandles, FrameLoad, StoredFrames
 from lmprog.runtime.tier.stored_states import StoredStates
 from lmprog.simulation.world_runs import FULL_CHECK_EVERY, Violation, run_world
 
@@ -316,6 +318,24 @@ def stored_states_outlive_their_paths(patch: Patch) -> None:
     patch.setattr(StoredStates, "__init__", init)
 
 
+def loaded_frames_go_to_the_pages_beside_theirs(patch: Patch) -> None:
+    original = StoredFrames.loaded
+
+    def loaded(self: StoredFrames, load: FrameLoad, path: Match, own: list[int]) -> None:
+        load.frames.reverse()
+        original(self, load, path, own)
+
+    patch.setattr(StoredFrames, "loaded", loaded)
+
+
+def a_load_keeps_its_frames(patch: Patch) -> None:
+    patch.setattr(StoredFrames, "let_go", lambda self, load: self.pool.let_go(load.held))
+
+
+def stored_frames_outlive_their_pages(patch: Patch) -> None:
+    patch.setattr(FrameHandles, "free", lambda self, pages: PageAllocator.free(self, pages))
+
+
 def a_prefix_is_used_without_its_window(patch: Patch) -> None:
     patch.setattr(Windows, "usable", lambda self, match: match)
 
@@ -395,6 +415,9 @@ BUGS: list[Callable[[Patch], None]] = [
     a_load_keeps_its_slot,
     a_loaded_state_is_put_where_the_pages_before_it_end,
     stored_states_outlive_their_paths,
+    loaded_frames_go_to_the_pages_beside_theirs,
+    a_load_keeps_its_frames,
+    stored_frames_outlive_their_pages,
     a_prefix_is_used_without_its_window,
     a_stretch_is_dropped_too_early,
     frames_that_are_held_go,
@@ -402,7 +425,12 @@ BUGS: list[Callable[[Patch], None]] = [
     a_free_page_keeps_its_frame,
     frames_leak,
 ]
-RARE = {drafts_run_past_a_stop: (147,), a_state_is_stored_before_it_is_computed: (17629, 19292)}
+RARE = {
+    drafts_run_past_a_stop: (147,),
+    a_state_is_stored_before_it_is_computed: (17629, 19292),
+    loaded_frames_go_to_the_pages_beside_theirs: (667, 853),
+    a_load_keeps_its_frames: (748, 853),
+}
 """Where a bug that few worlds show was found first: these are tried before the others."""
 
 

@@ -21,7 +21,7 @@ from lmprog.runtime.engine.native.engine import (
     MemoryAhead,
     NativeEngine,
 )
-from lmprog.runtime.engine.native.page_memory import NativePageMemory, StateMemory
+from lmprog.runtime.engine.native.page_memory import NativePageMemory, SlotMemory
 from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.plan import Plan, Row
 from lmprog.runtime.scheduling.scheduler import IdleMemory
@@ -237,8 +237,8 @@ def test_a_state_is_read_and_written_in_parts_and_given_back_as_a_whole() -> Non
     region = Region(sum(4 * width + 64 for width in widths) + 4 * PAGES * (WIDTH + 64))
     layers = [region.take((slots + 1) * width) for width in widths]
     pages = NativePageMemory(region, [region.take(PAGES * size)], PAGES)
-    pages.states = StateMemory(region, layers, slots, pages.page_bytes)
-    assert pages.states.num_parts == 5
+    pages.slots = SlotMemory(region, layers, slots + 1, pages.page_bytes)
+    assert pages.slots.num_parts == 5
     dice = np.random.default_rng(1)
     kept = [dice.integers(1, 256, sum(widths), np.uint8).tobytes() for _ in range(slots)]
     for slot, state in enumerate(kept):

@@ -18,6 +18,7 @@ from lmprog import native
 from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter, ModelError, NotSupported
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.engine.machine.resources import default_threads, require_torch
 from lmprog.runtime.engine.model.decoders import text_part
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
@@ -40,7 +41,6 @@ from lmprog.runtime.engine.native.page_memory import layers_apart, page_bytes, s
 from lmprog.runtime.engine.native.sampler import NativeSampler
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.sampling_requests import SampleRequest, ScoreRequest, StepResults
-from lmprog.runtime.scheduling.window_pages import WindowPool
 
 if TYPE_CHECKING:
     from lmprog.runtime.engine.sharded.rank_group import RankGroup
@@ -248,17 +248,20 @@ def native_plan(
 
 def _windows(config: RuntimeConfig, plan: NativePlan) -> WindowPool | None:
     """Memory in which layers with windows keep no more than these, as far as nobody goes on from
-    what is behind them. None where all keep everything: no window is shorter than the context, or
-    pages leave this memory or are told of, as pages of all layers.
+    what is behind them. None where all keep everything: no window is shorter than the context,
+    several runtimes share pages, as pages of all layers, or a second tier would have pages of which
+    nothing is left without their frames.
     """
     shape = plan.shape
     apart = layers_apart(shape)
     window = max((one for one in shape.windows if one is not None), default=0)
-    tells_pages = config.kv_disk_mb is not None or config.kv_store != "own" or config.kv_events
     is_short = plan.num_pages * plan.page_size < 2 * window
-    if not apart or plan.states or tells_pages or window >= plan.context_len or is_short:
+    if not apart or plan.states or window >= plan.context_len or is_short:
         return None
     frame = page_bytes(shape, plan.kv_dtype, plan.page_size, apart)
+    is_all, has_tier = frame == plan.page_bytes, config.kv_disk_mb is not None
+    if config.kv_store != "own" or (has_tier and is_all):
+        return None
     return WindowPool(window, plan.num_pages, plan.page_bytes - frame, frame)
 
 

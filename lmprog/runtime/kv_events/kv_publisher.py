@@ -17,14 +17,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from lmprog import wire
 from lmprog.config import RuntimeConfig
 from lmprog.radix.node import TOKEN_BYTES, Node
-from lmprog.radix.snapshots import StateSnapshots
+from lmprog.radix.references import TreeWatcher
 from lmprog.radix.tree import RadixTree
 from lmprog.transport import ClientId, EventSocket, Received, RuntimeChannel
 
@@ -224,18 +224,29 @@ class BlockRecord:
         return None
 
 
-class UsableBlocks(BlockRecord):
-    """The same of a model with recurrent layers, whose states are kept in `snapshots`: blocks
-    behind the last snapshot of every path are not told, since nobody could go on from them.
+class GoingOn(TreeWatcher, Protocol):
+    """Where paths of a tree can be gone on from."""
 
-    Whoever parts from a path before its last snapshot goes on from one before that, and leaves one
-    where it parted.
+    on_change: Callable[[Node], object] | None
+    """Told of a node that has one place more, or one less."""
+
+    def end_in(self, node: Node) -> int:
+        """The last such position of a node; 0: it has none."""
+
+
+class UsableBlocks(BlockRecord):
+    """The same of a model with recurrent layers, whose states are kept in `snapshots`, or with
+    windows, which are kept in `WindowEnds`: blocks behind the last place of every path that can be
+    gone on from are not told.
+
+    Whoever parts from a path before that place goes on from one before it, and leaves one where it
+    parted.
     """
 
     def __init__(
         self,
         tree: RadixTree,
-        snapshots: StateSnapshots,
+        snapshots: GoingOn,
         token: Callable[[int], int],
         made_by: str = "",
         origin: Callable[[str], tuple[int, str, str]] | None = None,

@@ -238,7 +238,6 @@ class ProgramAdmission:
         order, places = self._waiting.order, self._waiting.places
         latest = places[first][0][1] + order.margin
         steps: float | None = None
-        size = self._memory.config.page_size
         queues = {queue.client: queue for queue in self._waiting.clients()}
         for client in self.shares.least_served_first(queues):
             if self.shares.served(client) > limit:
@@ -251,7 +250,8 @@ class ProgramAdmission:
                 if key[1] > min(latest, own):
                     continue
                 if steps is None:
-                    steps = self._programs.steps_until_freed(running, self._missing * size)
+                    lacking = self._memory.tables.tokens_in(self._missing)
+                    steps = self._programs.steps_until_freed(running, lacking)
                 most = inf if sequence is first else steps
                 if self._fits_to_its_end(sequence, running, most):
                     self.blocked_by = None
@@ -273,7 +273,8 @@ class ProgramAdmission:
         sequence.num_found = sequence.computed
         steps = left + 1 + sequence.remaining // size
         needed = memory.tables.pages_for(sequence, len(sequence.tokens) + left)
-        growth = len(running) * (steps // size + 1) + self._programs.later_tokens(sequence) / size
+        later = len(running) * (steps // size + 1) * size + self._programs.later_tokens(sequence)
+        growth = memory.tables.pages_to_grow(later, running)
         spare = memory.num_obtainable - memory.pages.cost(memory.tree.num_pinned)
         if has_slot and steps <= most_steps and needed + growth <= spare:
             self._growth = None
@@ -347,11 +348,14 @@ class ProgramAdmission:
         memory = self._memory
         if memory.num_obtainable < count + reserve:
             return False
-        missing = max(0, count - memory.pages.num_free)
-        for program in memory.pins.drop_for(missing):
-            self.lose_place(program, is_kept=False)
-        memory.stats.evicted_pages += memory.tree.evict(missing)
-        return memory.pages.num_free >= count
+        while (missing := count - memory.pages.num_free) > 0:
+            for program in memory.pins.drop_for(missing):
+                self.lose_place(program, is_kept=False)
+            freed = memory.tree.evict(missing)
+            memory.stats.evicted_pages += freed
+            if freed < missing and not memory.pages.give_way():
+                return False
+        return True
 
     def _awaits_load(
         self, tier: SecondTier, sequence: Sequence, free: Callable[[int], bool]
@@ -402,11 +406,13 @@ class ProgramAdmission:
             return True
         if self._growth is None:
             self._growth = programs.expected_growth(running)
-        size = memory.config.page_size
-        needed = memory.tables.pages_for(sequence, len(sequence.tokens))
+        tables, num_paused = memory.tables, max(0, len(programs) - len(running))
+        needed = tables.pages_for(sequence, len(sequence.tokens))
         growth = self._growth.plus(programs.growth_of(sequence))
-        kept = min(programs.kept_tokens / size, memory.pages.cost(memory.tree.num_pinned))
-        missing = memory.num_used - kept + needed - memory.pages.num_pages + growth.most / size
+        kept = tables.pages_to_grow(programs.kept_tokens)
+        kept = min(kept, memory.pages.cost(memory.tree.num_pinned))
+        missing = memory.num_used - kept + needed - memory.pages.num_pages
+        missing += tables.pages_to_grow(growth.most, running, num_paused)
         no_slots = programs.missing_slots(sequence, memory.tables.states)
         if missing > 0.0 or no_slots > 0:
             is_overdue = means == "force"
@@ -415,7 +421,7 @@ class ProgramAdmission:
             for place in paused if means != "free" else ():
                 losers.append(place)
                 rest = growth.plus(programs.growth_of_paused(place), -1)
-                missing -= (place.size + growth.most - rest.most) / size
+                missing -= tables.pages_to_grow(place.size + growth.most - rest.most, (), 1)
                 growth = rest
                 no_slots -= 1
                 if missing <= 0.0 and no_slots <= 0:
@@ -423,7 +429,7 @@ class ProgramAdmission:
             # An idle machine takes a program that does not fit, if nobody who pauses is waited for.
             may_exceed = is_overdue or (not running and (losers or not len(programs)))
             if not may_exceed and no_slots <= 0:
-                lost = programs.expected_missing(missing * size, now, losers)
+                lost = programs.expected_missing(tables.tokens_in(missing), now, losers)
                 may_exceed = programs.is_worth_exceeding(sequence, lost, len(running))
             is_allowed = may_exceed and means != "free"
             if (missing > 0.0 or no_slots > 0) and not is_allowed:

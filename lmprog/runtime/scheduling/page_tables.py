@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -160,6 +161,8 @@ class PageTables:
         self.copies = StepCopies(config.page_size)
         if tier is not None:
             tier.storing.source = self.copies.source
+            tier.storing.frame_source = self.copies.frame_source
+            tier.storing.is_written = self.copies.is_written
         if windows is not None:
             self.copies.frames = windows.pages.frames
         self._inserted: set[Sequence] = set()
@@ -244,6 +247,22 @@ class PageTables:
         """Upper bound on the free pages that `extend` up to position `end` takes."""
         needed = -(-end // self._page_size) - len(sequence.pages) + self._shares_part(sequence)
         return needed if self.windows is None else self._pages.cost(needed)
+
+    def pages_to_grow(
+        self, num_tokens: float, running: Iterable[Sequence] = (), num_paused: int = 0
+    ) -> float:
+        """The free pages that so many tokens take that those that run will add, and so many texts
+        that pause; where these are none, at least.
+        """
+        num_pages = num_tokens / self._page_size
+        if self.windows is None:
+            return num_pages
+        return self.windows.cost_of_growth(num_pages, running, num_paused)
+
+    def tokens_in(self, num_pages: float) -> float:
+        """The tokens of long texts that give so many free pages when they go."""
+        one = 1.0 if self.windows is None else self.windows.cost_of_growth(1.0)
+        return num_pages * self._page_size / one
 
     def extend(self, sequence: Sequence, count: int, row_index: int) -> Row:
         """The row that computes the sequence's next `count` tokens. `pages_for` pages must be free.

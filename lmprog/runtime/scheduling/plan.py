@@ -202,6 +202,15 @@ class StepCopies:
         origin = self.origins.get(page * self._page_size)
         return origin.source // self._page_size if isinstance(origin, Copy) else page
 
+    def frame_source(self, page: int) -> int | None:
+        """The frame that has now what that of `page` will have; None: its own."""
+        first = self._apart_sources.get(page * self._page_size)
+        return None if first is None else first // self._page_size
+
+    def is_written(self, page: int) -> bool:
+        """Whether a row of the step writes to it."""
+        return page in self._writers
+
     def share_slots(self, page: int, count: int, other: int, frame: int = 0) -> None:
         """The first slots of page `other`, so many, get the contents that those of `page`, whose
         frame this is, have after this step.

@@ -60,9 +60,10 @@ from lmprog.runtime.scheduling.waiting_queue import (
 )
 
 if TYPE_CHECKING:
+    from lmprog.radix.frames import WindowPool
     from lmprog.runtime.scheduling.drafting import Drafting
     from lmprog.runtime.scheduling.recurrent import RecurrentStates, StatePool
-    from lmprog.runtime.scheduling.window_pages import WindowPool, Windows
+    from lmprog.runtime.scheduling.window_pages import Windows
     from lmprog.runtime.tier.page_store import PageStore
     from lmprog.runtime.tier.second_tier import SecondTier
 
@@ -115,7 +116,7 @@ class Scheduler:
         self.config = config
         self.context_len = context_len
         self.stats = stats or Stats()
-        assert windows is None or (store is None and states is None), "only pages have frames"
+        assert windows is None or states is None, "states have no frames"
         seen = None if windows is None else self._windows(windows)
         self.pages = PageAllocator(config.num_pages) if seen is None else seen.pages
         self.tree = RadixTree(config.page_size, self.pages, ExpectedReuse(config.num_pages))
@@ -124,10 +125,11 @@ class Scheduler:
         self.clock = clock or (lambda: self._work)
         self.hooks = StepHooks()
         recurrent = None if states is None else self._recurrent(states, store)
-        self.tier = None if store is None else self._second_tier(store, recurrent)
+        self.tier = None if store is None else self._second_tier(store, recurrent, seen)
         self.tables = PageTables(config, self.tree, self.pages, self.tier, recurrent, seen)
         self.pins = Pins(self.tree)
-        capacity = config.num_pages * config.page_size
+        num_pages = config.num_pages if seen is None else self.pages.longest
+        capacity = num_pages * config.page_size
         self.programs = ActivePrograms(self.longest_sequence, capacity, self.costs, self.tier)
         self.sessions = Sessions(self.pins, self.programs, self.tables.match)
         self.shares = ClientShares()
@@ -152,12 +154,15 @@ class Scheduler:
 
     # --- what hangs on its steps; assembly hangs what needs more than a scheduler
 
-    def _second_tier(self, store: PageStore, recurrent: RecurrentStates | None) -> SecondTier:
+    def _second_tier(
+        self, store: PageStore, recurrent: RecurrentStates | None, seen: Windows | None
+    ) -> SecondTier:
         """Takes evicted pages. It stores some before they are evicted, while others work."""
         from lmprog.runtime.tier.second_tier import SecondTier
 
         states = None if recurrent is None else recurrent.pool_states
-        tier = SecondTier(store, self.tree, self.pages, self.costs.token_cost, self.clock, states)
+        windows, price = None if seen is None else seen.pages, self.costs.token_cost
+        tier = SecondTier(store, self.tree, self.pages, price, self.clock, states, windows)
         storing, clock = tier.storing, self.clock
         budget_pages = -(-self.config.token_budget // self.config.page_size)
 
@@ -429,7 +434,8 @@ class Scheduler:
         if self.tables.states is not None:
             self.tables.states.check(self.running, self.tier.slots_held() if self.tier else ())
         if self.tables.windows is not None:
-            self.tables.windows.check(self.running)
+            loading = () if self.tier is None else (self.tier.frames_held(),)
+            self.tables.windows.check(self.running, *loading)
         self.programs.check(self.running, [*self.waiting, *self._running.suspended])
         self.sessions.check()
         check_sequences(self.running, self.waiting, set(held), self.config.page_size)

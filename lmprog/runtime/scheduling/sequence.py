@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lmprog.errors import LmprogError
 from lmprog.radix import Node
+from lmprog.radix.frames import WindowStretch
 from lmprog.radix.snapshots import StateSnapshot
 from lmprog.runtime.scheduling.generation import Generation, Scoring
 from lmprog.runtime.scheduling.namespaces import SHARED_NAMESPACE, Namespace
@@ -139,19 +140,6 @@ class OwnState:
         """What the first row reads, locked until it is computed."""
         self.fork = NOTHING
         """Where the tree's tokens ended that its next row computes again."""
-
-
-class WindowStretch:
-    """The pages with the last window before `position`; the last of them may be partly filled."""
-
-    __slots__ = ("node", "num_uses", "pages", "part", "position")
-
-    def __init__(self, pages: list[int], part: int | None, position: int) -> None:
-        self.pages = pages
-        self.part = part
-        self.position = position
-        self.num_uses = 0
-        self.node: Node | None = None
 
 
 class OwnWindow:

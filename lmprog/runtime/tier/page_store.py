@@ -22,6 +22,9 @@ SUM_BYTES = 16
 SUMMED_BYTES = 1 << 16
 """Contents are summed in blocks of this size."""
 
+FRAME = 1 << 16
+"""The number of the first part of a page's frame."""
+
 Contents: TypeAlias = "bytes | bytearray"
 
 
@@ -31,7 +34,7 @@ class PageKey:
 
     `index` is the page's place on its path, `parent` stands for everything before it: salt, tokens.
     With a `part` it is not the page but that part, counted from 1 on, of the recurrent state behind
-    `tokens`.
+    `tokens`; from `FRAME` on, of the page's frame, which layers with windows have instead.
     """
 
     index: int
@@ -52,7 +55,7 @@ class PageKey:
         if (self.index, self.parent, self.part) != (other.index, other.parent, other.part):
             return False
         return other.tokens == self.tokens or (
-            not self.part and other.tokens.startswith(self.tokens)
+            not 0 < self.part < FRAME and other.tokens.startswith(self.tokens)
         )
 
 
@@ -82,8 +85,8 @@ class PageCosts:
 
 
 class PageMemory(Protocol):
-    """The pool's pages as bytes; only between two steps. The parts of recurrent states are pages
-    with higher numbers.
+    """The pool's pages as bytes; only between two steps. The parts of recurrent states, or of
+    frames, are pages with higher numbers.
     """
 
     @property

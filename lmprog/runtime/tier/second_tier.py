@@ -8,9 +8,10 @@ pages.
 
 `storing` says what is stored, and when. A page is loaded where computing its tokens again costs
 more. Of a model with recurrent layers a path is loaded up to the last state that is stored, and the
-state with it: tokens, pages and parts of the state are weighed together. A load that takes far
-longer than computing would have taken is abandoned, and nothing is loaded until it ends: a disk
-that hangs holds nobody up for ever.
+state with it: tokens, pages and parts of the state are weighed together. So it is with the frames
+that layers with windows have: a path is loaded up to the last position whose window is in memory or
+stored. A load that takes far longer than computing would have taken is abandoned, and nothing is
+loaded until it ends: a disk that hangs holds nobody up for ever.
 
 Where others store too (`PageStore.is_shared`), the index is what this runtime knows of the store. A
 sequence waits a moment for the answer whether there is more of its prefix. What a second sequence
@@ -23,10 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from lmprog.radix import Node, PageAllocator, RadixTree, Tokens, path
+from lmprog.radix import Match, Node, PageAllocator, RadixTree, Tokens, path
+from lmprog.radix.frames import FramesHeld, WindowPages
 from lmprog.runtime.tier.page_store import HELD_UP_SECONDS, LoadEnd, PageStore, page_keys, root_of
+from lmprog.runtime.tier.stored_frames import FrameHandles, FrameLoad, StoredFrames
 from lmprog.runtime.tier.stored_states import (
     PoolStates,
     StateLoad,
@@ -34,7 +37,7 @@ from lmprog.runtime.tier.stored_states import (
     above,
     rebuild,
 )
-from lmprog.runtime.tier.storing import PageWorth, TierStoring
+from lmprog.runtime.tier.storing import BesidePages, PageWorth, TierStoring
 
 if TYPE_CHECKING:
     from lmprog.runtime.tier.shared_pages import TierQuestions
@@ -65,6 +68,8 @@ class TierLoad:
     """When it is abandoned."""
     state: StateLoad | None = None
     """Behind its last token, of a model with recurrent layers."""
+    frames: FrameLoad | None = None
+    """Of the window before its end, where layers with windows have frames."""
 
     @property
     def end(self) -> int:
@@ -74,7 +79,23 @@ class TierLoad:
         """Whether it brings all of the path up to `end`, which lies in `stored`."""
         if self.state is not None:
             return self.state.stored.node is stored and self.end == end
+        if self.frames is not None:
+            return self.stored is stored and self.end == end
         return self.stored is stored and self.end >= end
+
+
+class _Missing(NamedTuple):
+    """What is to be loaded: `tokens` from position `start` on, of which the pool has `known` and
+    the index `stored`. It makes `gain` tokens needless to compute.
+    """
+
+    tokens: Tokens
+    salt: str
+    known: Match
+    stored: Match
+    start: int
+    gain: int
+    frames: FrameLoad | None
 
 
 class SecondTier:
@@ -92,8 +113,11 @@ class SecondTier:
         cost_per_token: Callable[[], float],
         clock: Callable[[], float],
         states: PoolStates | None = None,
+        windows: WindowPages | None = None,
     ) -> None:
-        """`states` are those of a model with recurrent layers."""
+        """`states` are those of a model with recurrent layers. `windows` are the pages, where
+        layers with windows have frames of their own.
+        """
         self._store = store
         self._tree = tree
         self._pages = pages
@@ -101,7 +125,12 @@ class SecondTier:
         self._cost_per_token = cost_per_token
         self._clock = clock
         self._worth = PageWorth(cost_per_token)
+        self._frames: StoredFrames | None = None
         self._handles = PageAllocator(store.num_handles)
+        if windows is not None:
+            assert not store.is_shared, "what others stored has no frames that are known here"
+            self._handles = handles = FrameHandles(store.num_handles)
+            self._frames = StoredFrames(windows, handles, page_size)
         self.index = RadixTree(page_size, self._handles)
         self._loads: dict[int, TierLoad] = {}
         self._abandoned: set[int] = set()
@@ -109,9 +138,10 @@ class SecondTier:
         self._states: StoredStates | None = None
         if states is not None:
             self._states = StoredStates(states, pages.num_pages, self.index, self._handles)
-        num_found = rebuild(self.index, self._handles, store.known(), self._states)
+        beside = BesidePages(self._states, self._frames)
+        num_found = rebuild(self.index, self._handles, store.known(), *beside)
         self.storing = TierStoring(
-            store, tree, self.index, self._handles, self._worth, clock, self._states
+            store, tree, self.index, self._handles, self._worth, clock, beside
         )
         self.counters = self.storing.counters
         self.counters.found = num_found
@@ -141,6 +171,8 @@ class SecondTier:
         pages = 1.0 / self._page_size
         if self._states is not None:
             pages += self._states.parts_per_token
+        if self._frames is not None:
+            pages += self._frames.parts_per_token
         return min(self._cost_per_token(), (costs.store + costs.load) * pages)
 
     def is_cheap(self) -> bool:
@@ -162,6 +194,8 @@ class SecondTier:
             if self._states is not None:
                 handles += self._states.handles_below(top)
                 keys += self._states.keys_of_all(keys)
+            if isinstance(self._handles, FrameHandles):
+                handles += self._handles.parts_of(handles)
             self._store.forget(handles, keys)
             self.index.discard(top)
 
@@ -175,9 +209,11 @@ class SecondTier:
         until it has ended; None where there is nothing to wait for.
         """
         match = self._tree.match(tokens, salt, limit)
-        states, known = self._states, match.length
+        states, frames, known = self._states, self._frames, match.length
         if states is not None:
             known = states.usable(match)
+        if frames is not None:
+            known = frames.usable(match)
         if self._questions is not None:
             if match.length:
                 self.storing.note(match.node)
@@ -190,47 +226,95 @@ class SecondTier:
         end, num_parts = stored.length, 0
         if states is not None:
             end, num_parts = states.last(stored), states.num_parts
+        if frames is not None:
+            end = frames.end(match, stored)
         gain, start = end - known, min(match.length, end)
-        count = self._num_pages(start, end) if start < end else 0
+        first, count = start // self._page_size, 0
+        if start < end:
+            count = self._num_pages(start, end)
+        framed: FrameLoad | None = None
+        if frames is not None and gain > 0:
+            stored = self.index.match(tokens, root_of(salt).hex(), end)
+            framed = frames.planned(match, stored, first, end)
+            num_parts = frames.num_parts * len(framed.places)
         if gain <= 0 or self._abandoned or not self._pays(gain, count + num_parts):
             return None
         for ticket, load in self._loads.items():
-            if load.is_of(stored.node, end):
+            if load.is_of(above(stored.node, end)[0], end):
                 return ticket
         if len(self._loads) >= MOST_LOADS:
             return None
+        return self._begin(_Missing(tokens[:end], salt, match, stored, start, gain, framed), free)
+
+    def _begin(self, missing: _Missing, free: Callable[[int], bool]) -> int | None:
+        """Begins to load it; None: `free` cannot free the pages it takes."""
+        tokens, salt, match, stored, start, gain, framed = missing
+        end, first, count = len(tokens), start // self._page_size, 0
+        if start < end:
+            count = self._num_pages(start, end)
+        states, frames = self._states, self._frames
         node = self._tree.lock(*above(match.node, start))
         locked = self.index.lock(*above(stored.node, end))
         state = None if states is None else states.begin(locked, end)
-        if (states is not None and state is None) or not free(count):
-            self._let_go(node, locked, state)
-            return None
-        pages = self._pages.allocate(count)
-        assert pages is not None, "room was made for them"
-        first = start // self._page_size
+        if frames is not None and framed is not None:
+            frames.hold(framed)
+        has_room = states is None or state is not None
+        pages = self._taken(count, framed, free) if has_room else None
         handles = stored.pages[first : end // self._page_size] if count else []
         last = self.index.partial_page(locked, end) if count else None  # room may have moved it
         if last is not None:
             handles.append(last)
-        names = page_keys(root_of(salt), tokens[:end].tobytes(), self._page_size)
+        if pages is None or (frames and framed and not frames.are_there(framed, last)):
+            self._pages.free(pages or ())
+            self._let_go(node, locked, state, framed)
+            return None
+        names = page_keys(root_of(salt), tokens.tobytes(), self._page_size)
         keys, targets = names[first : first + count], pages
         if states is not None and state is not None:
             handles = handles + states.handles(state.stored)
             targets = pages + states.pages(state.slot)
             keys = keys + states.keys(names, end)
+        if frames is not None and framed is not None:
+            handles = handles + frames.handles(framed)
+            targets = pages + frames.pool.parts(framed.frames)
+            keys = keys + [key for at in framed.places for key in frames.keys(names[at])]
         least, most = MOST_LOAD_SECONDS, gain * self._cost_per_token()
         if self._store.is_shared:
             least, most = SHARED_LOAD_SECONDS, len(targets) * self._store.costs.load
         ends = self._clock() + least + 2.0 * most
         load = TierLoad(
-            tokens[:end], salt, start, node, match.pages[:first], pages, locked, ends, state
+            *(tokens, salt, start, node, match.pages[:first], pages, locked, ends, state, framed)
         )
         ticket = self._store.load(handles, targets, keys)
         self._loads[ticket] = load
         return ticket
 
-    def _let_go(self, node: Node, stored: Node, state: StateLoad | None) -> None:
+    def _taken(
+        self, count: int, framed: FrameLoad | None, free: Callable[[int], bool]
+    ) -> list[int] | None:
+        """Pages for a load, and its frames; None: there is no room."""
+        frames = self._frames
+        if frames is None or framed is None:
+            if not free(count):
+                return None
+            pages = self._pages.allocate(count)
+            assert pages is not None, "room was made for them"
+            return pages
+        num_frames = len(framed.places)
+        if not free(frames.pool.cost_apart(count, num_frames)):
+            return None
+        taken = frames.pool.allocate_apart(count, num_frames)
+        if taken is None:
+            return None
+        framed.frames = taken[1]
+        return taken[0]
+
+    def _let_go(
+        self, node: Node, stored: Node, state: StateLoad | None, framed: FrameLoad | None
+    ) -> None:
         """A load has ended, or cannot begin."""
+        if self._frames is not None and framed is not None:
+            self._frames.let_go(framed)
         self._tree.unlock(node)
         self.index.unlock(stored)
         if self._states is not None and state is not None:
@@ -269,12 +353,15 @@ class SecondTier:
         self._abandoned.add(ticket)
         load = self._loads.pop(ticket)
         self._pages.free(load.pages)
-        self._let_go(load.node, load.stored, load.state)
+        self._let_go(load.node, load.stored, load.state, load.frames)
         self.counters.abandoned += self._num_asked(load)
 
     def _num_asked(self, load: TierLoad) -> int:
-        """Pages of a load, parts of its state among them."""
-        return len(load.pages) + (0 if load.state is None else load.state.num_parts)
+        """Pages of a load, parts of its state or its frames among them."""
+        count = len(load.pages) + (0 if load.state is None else load.state.num_parts)
+        if self._frames is not None and load.frames is not None:
+            count += len(load.frames.places) * self._frames.num_parts
+        return count
 
     def _finish(self, load: TierLoad, done: LoadEnd) -> None:
         size, first = self._page_size, len(load.known)
@@ -302,10 +389,32 @@ class SecondTier:
                 handles = self._states.handles(load.state.stored)
                 self._store.forget(handles, self._states.keys(names, load.end))
                 self._states.lost(load.state)
+        if self._frames is not None and load.frames is not None:
+            self._finish_frames(self._frames, load, load.frames, done.num_good, is_there=is_there)
         if num_good < len(load.pages):
             self.index.discard(load.stored, (first + num_good) * size)
         self.counters.lost += self._num_asked(load) - done.num_good
-        self._let_go(load.node, load.stored, load.state)
+        self._let_go(load.node, load.stored, load.state, load.frames)
+
+    def _finish_frames(
+        self,
+        frames: StoredFrames,
+        load: TierLoad,
+        framed: FrameLoad,
+        num_good: int,
+        *,
+        is_there: bool,
+    ) -> None:
+        num_parts = num_good - len(load.pages)
+        if num_good == self._num_asked(load):
+            if is_there:
+                path = self._tree.match(load.tokens, load.salt)
+                frames.loaded(framed, path, load.pages)
+                self._count_loaded(num_parts)
+        elif num_parts >= 0:
+            names = page_keys(root_of(load.salt), load.tokens.tobytes(), self._page_size)
+            keys = frames.keys(names[framed.places[num_parts // frames.num_parts]])
+            self._store.forget(frames.lost(framed, num_parts), keys)
 
     def _count_loaded(self, num_pages: int) -> None:
         self.counters.loaded += num_pages
@@ -324,6 +433,15 @@ class SecondTier:
         """The pool's pages that are being loaded."""
         return [page for load in self._loads.values() for page in load.pages]
 
+    def frames_held(self) -> FramesHeld:
+        """The pool's frames that are being loaded, and those that are needed with them."""
+        held = FramesHeld([], [])
+        for load in self._loads.values():
+            if load.frames is not None:
+                held.pages.extend(load.frames.held)
+                held.apart.extend(load.frames.frames)
+        return held
+
     def slots_held(self) -> list[int]:
         """The pool's slots into which states are being loaded."""
         return [load.state.slot for load in self._loads.values() if load.state is not None]
@@ -334,6 +452,8 @@ class SecondTier:
         held = self.index.pages_held()
         if self._states is not None:
             held += self._states.checked()
+        if isinstance(self._handles, FrameHandles):
+            held += self._handles.parts_of(held)
         self._handles.check(held)
         assert self._loads or self.index.num_evictable == self.index.num_cached, (
             "only loads lock what is stored"

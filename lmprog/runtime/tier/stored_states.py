@@ -17,6 +17,7 @@ from typing import NamedTuple
 from lmprog.radix import Match, Node, PageAllocator, RadixTree, path
 from lmprog.radix.snapshots import StateSnapshot, StateSnapshots, parts_of_slot
 from lmprog.runtime.tier.page_store import TOKEN_BYTES, KnownPage, PageKey
+from lmprog.runtime.tier.stored_frames import StoredFrames
 
 
 class PoolStates(NamedTuple):
@@ -259,7 +260,9 @@ def make_room(
 ) -> None:
     """Frees handles until `count` are free, or none can be freed."""
     while (missing := count - handles.num_free) > 0:
-        if (states is None or not states.make_room()) and not index.evict(missing):
+        if (states is not None and states.make_room()) or handles.give_way():
+            continue
+        if not index.evict(missing):
             break
 
 
@@ -268,9 +271,10 @@ def rebuild(
     handles: PageAllocator,
     known: Sequence[KnownPage],
     states: StoredStates | None = None,
+    frames: StoredFrames | None = None,
 ) -> int:
     """Inserts the paths of `known` into the empty `index`, those written last as used last. Returns
-    how many pages it has then, parts of states among them.
+    how many pages it has then, parts of states and frames among them.
     """
     newest: dict[PageKey, KnownPage] = {}
     for one in sorted(known, key=lambda one: one.age):
@@ -289,6 +293,8 @@ def rebuild(
     held = index.pages_held()
     if states is not None:
         held += _rebuild_states(index, states, newest, whole)
+    if frames is not None:
+        held += frames.rebuild(newest, held)
     handles.keep_only(held)
     return len(held)
 

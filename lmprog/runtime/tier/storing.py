@@ -7,8 +7,9 @@ ahead: in each step when its rows are planned, so that the store works while the
 
 A page is stored where that is expected to save more than storing costs (`PageWorth`): a state by
 the tokens that must be computed again without it. What lies behind the last state of a path is of
-no use, and is not stored. What follows a public prefix privately is not stored: its keys (see
-`scheduling.namespaces`) mean something to one runtime only.
+no use, and is not stored. So it is with frames of layers with windows, of which those that are kept
+for others are stored, and with what lies behind the last window. What follows a public prefix
+privately is not stored: its keys (see `scheduling.namespaces`) mean something to one runtime only.
 
 Knows trees, pages, handles and measured costs; loads nothing.
 """
@@ -18,11 +19,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from lmprog.radix import Node, PageAllocator, RadixTree
+from lmprog.radix import Match, Node, PageAllocator, RadixTree
+from lmprog.radix.frames import WindowStretch
 from lmprog.radix.snapshots import StateSnapshot
 from lmprog.runtime.tier.page_store import PageCosts, PageKey, PageStore, page_keys, root_of
-from lmprog.runtime.tier.stored_states import StoredStates, contents, make_room
+from lmprog.runtime.tier.stored_frames import StoredFrames
+from lmprog.runtime.tier.stored_states import StoredStates, above, contents, make_room
 
 DECLINED_IN_TURN = 64
 """One in so many decisions against storing or loading is taken the other way."""
@@ -120,6 +124,15 @@ class TierCounters:
     """Learned of since: others have stored them."""
 
 
+class BesidePages(NamedTuple):
+    """What is stored beside pages."""
+
+    states: StoredStates | None
+    """Of a model with recurrent layers."""
+    frames: StoredFrames | None
+    """Of one whose layers with windows have frames."""
+
+
 class TierStoring:
     """Stores paths of `tree`, and enters them into `index`, whose pages are `handles`."""
 
@@ -131,10 +144,12 @@ class TierStoring:
         handles: PageAllocator,
         worth: PageWorth,
         clock: Callable[[], float],
-        states: StoredStates | None,
+        beside: BesidePages,
     ) -> None:
-        """`clock` is in seconds. `states` are those of a model with recurrent layers."""
-        self._states = states
+        """`clock` is in seconds."""
+        self._states, self._frames = states, frames = beside
+        if frames is not None:
+            frames.pool.on_drop = self._stretch_dropped
         if states is not None:
             states.pool.on_evict = self._state_evicted
         self._store = store
@@ -164,6 +179,10 @@ class TierStoring:
         self.source: Callable[[int], int] = lambda page: page
         """The page that has now what a page will have once the step being planned has made its
         copies."""
+        self.frame_source: Callable[[int], int | None] = lambda page: None
+        """The same of its frame; None: its own."""
+        self.is_written: Callable[[int], bool] = lambda page: False
+        """Whether the step being planned computes what a page will have."""
 
     def begin(self, seconds: float) -> None:
         """A step took `seconds`; the next one begins."""
@@ -232,6 +251,8 @@ class TierStoring:
         self._tree.on_evict = None
         if self._states is not None:
             self._states.pool.on_evict = None
+        if self._frames is not None:
+            self._frames.pool.on_drop = None
 
     def _state_evicted(self, snapshot: StateSnapshot) -> None:
         """It goes by itself, while the pages of its path stay."""
@@ -239,6 +260,15 @@ class TierStoring:
             node, end = snapshot.node, snapshot.position
             left = self._save_path(node, end, self._worth.chance_of_return, self._takes_in_time)
             self.counters.refused += left
+
+    def _stretch_dropped(self, stretch: WindowStretch) -> None:
+        """Its frames go by themselves, while the pages of its path stay."""
+        node, end = stretch.node, stretch.position
+        if node is None or not node.alive or any(map(self.is_written, stretch.pages)):
+            return
+        node, end = above(node, end)
+        left = self._save_path(node, end, self._worth.chance_of_return, self._takes_in_time)
+        self.counters.refused += left
 
     def _evicted(self, node: Node, num_pages: int) -> None:
         """The last `num_pages` pages of `node`, a leaf of the pool's tree, are about to go."""
@@ -276,18 +306,27 @@ class TierStoring:
         return self._save_path(node, node.end, returns, takes)
 
     def _save_path(self, node: Node, end: int, returns: float, takes: Take) -> int:
-        """The same for its part up to position `end`, and the states behind parts of it: what lies
-        behind the last of these is of no use.
+        """The same for its part up to position `end`, and the states behind parts of it, or the
+        frames of its windows: what lies behind the last of these is of no use.
         """
         states, salt, size = self._states, root_of(node.salt).hex(), self._page_size
-        is_shared = self._store.is_shared
+        frames, is_shared = self._frames, self._store.is_shared
         tokens, pages = contents(self._tree, node, end, is_shared)
         wanted: list[StateSnapshot] = []
         if states is not None:
             wanted = states.wanted(node, len(tokens), whole=is_shared)
             end = wanted[-1].position if wanted else 0
             del tokens[end:], pages[-(-end // size) :]
+        framed: dict[int, int] = {}
+        if frames is not None:
+            known = self._index.match(tokens, salt)
+            end = frames.end_to_store(len(tokens), pages, known)
+            del tokens[end:], pages[-(-end // size) :]
+            framed = {at: frames.pool.frames[pages[at]] for at in frames.to_store(pages)}
         if pages:  # only the last one, partly filled, may be copied to
+            last = self.frame_source(pages[-1])
+            if last is not None and len(pages) - 1 in framed:
+                framed[len(pages) - 1] = last
             pages[-1] = self.source(pages[-1])
         found = self._index.match(tokens, salt)
         missing = gained = len(tokens) - found.length
@@ -297,6 +336,11 @@ class TierStoring:
             num_pages += states.num_parts
             if wanted and not missing and states.is_needless(wanted[-1], found):
                 gained = 0
+        if frames is not None:
+            gained = frames.gain(len(tokens), found)
+            num_pages += frames.num_parts * sum(
+                at >= len(found.pages) or not frames.is_stored(found.pages[at]) for at in framed
+            )
         if not missing:
             node.kept_at = found.node
         if not gained or not self._worth.pays_to_store(gained, num_pages, costs, returns):
@@ -317,6 +361,14 @@ class TierStoring:
             for one in wanted:
                 if one.position <= reached:
                     num_left += self._save_state(held, one, keys, takes, returns)
+            self._index.unlock(held)
+        if frames is not None and framed:
+            held = self._index.lock(*above(stored, reached))
+            there = self._index.match(tokens, salt, reached)
+            num_left += self._save_frames(framed, there, keys, takes)
+            if not num_left:
+                frames.count_gain(gained)
+                frames.passes(held, reached)
             self._index.unlock(held)
         self._index.unlock(lock)
         node.saved_to = 0 if num_left else node.end
@@ -339,6 +391,27 @@ class TierStoring:
             self._handles.free(handles)
             return num_parts - len(handles)
         states.enter(held, one.position, handles, one)
+        return 0
+
+    def _save_frames(
+        self, framed: dict[int, int], path: Match, keys: list[PageKey], takes: Take
+    ) -> int:
+        """Stores frames of pages of `path`, which the index has, by their places on it. A page that
+        is partly filled may be another one's, with more tokens than its frame has here: then that
+        is not stored. Returns how many parts `takes` has left.
+        """
+        frames, table = self._frames, list(path.pages)
+        assert frames is not None, "there are no frames without them"
+        if path.partial is not None and path.node.end == path.length and not path.node.children:
+            table.append(path.partial)
+        for at, frame in framed.items():
+            if at >= len(table) or frames.is_stored(table[at]):
+                continue
+            parts = self._stored(frames.pool.parts([frame]), frames.keys(keys[at]), takes)
+            if len(parts) < frames.num_parts:
+                self._handles.free(parts)
+                return frames.num_parts - len(parts)
+            frames.enter(table[at], parts)
         return 0
 
     def _stored(self, pages: list[int], keys: list[PageKey], takes: Take) -> list[int]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from lmprog.errors import NotSupported
 from lmprog.native import may_await_threads
+from lmprog.radix.frames import WindowPool
 from lmprog.runtime.engine.machine.resources import Bytes, Region, aligned
 from lmprog.runtime.engine.model.resolution import StateSlots
 from lmprog.runtime.engine.model.rope import Rope, frequencies
@@ -34,7 +35,7 @@ from lmprog.runtime.engine.native.interface import (
 from lmprog.runtime.engine.native.packing import Packed
 from lmprog.runtime.engine.native.page_memory import (
     NativePageMemory,
-    StateMemory,
+    SlotMemory,
     c_attention,
     c_recurrent,
     kv_sizes,
@@ -44,7 +45,6 @@ from lmprog.runtime.engine.native.page_memory import (
     state_parts,
 )
 from lmprog.runtime.scheduling.batch import ApartPages, Batch, Ints
-from lmprog.runtime.scheduling.window_pages import WindowPool
 
 BLOCK_SLOTS = 16
 
@@ -269,10 +269,9 @@ class NativeEngine:
         if self.has_page_memory:
             pages = self.page_memory()
             self._ahead = MemoryAhead(pages.populate, memory.num_numbers, memory.page_size)
-            if (frames := pages.frames) is not None:
-                self._frames_ahead = MemoryAhead(
-                    frames.populate, memory.num_frames, memory.page_size
-                )
+            if memory.windows is not None and pages.slots is not None:
+                populate, count = pages.slots.populate, memory.num_frames
+                self._frames_ahead = MemoryAhead(populate, count, memory.page_size)
 
     @property
     def dtype(self) -> str:
@@ -386,12 +385,12 @@ class NativeEngine:
                 f"{self.memory.page_size}"
             )
         memory = NativePageMemory(self._pool, self._kv_parts, self.memory.num_numbers)
-        if self.windows is not None:
-            frames = self.memory.num_frames
-            memory.frames = NativePageMemory(self._pool, self._apart_parts, frames)
-        if self.states is not None:
-            slots, size = self.states.num_slots, memory.page_bytes
-            memory.states = StateMemory(self._state_pool, self._state_parts, slots, size)
+        if (windows := self.windows) is not None:
+            count, size = windows.num_frames, memory.page_bytes or windows.frame_bytes
+            memory.slots = SlotMemory(self._pool, self._apart_parts, count, size)
+        if self.states is not None:  # a slot more, for rows that keep nothing
+            count, size = self.states.num_slots + 1, memory.page_bytes
+            memory.slots = SlotMemory(self._state_pool, self._state_parts, count, size)
         return memory
 
     @property

@@ -12,6 +12,7 @@ import ctypes
 from bisect import bisect_left
 from collections.abc import Sequence
 from ctypes import byref
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +23,22 @@ from lmprog.runtime.engine.model.shape import ModelShape
 from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.interface import CAttentionShape
 
+Arrays: TypeAlias = "Sequence[NDArray[np.uint8]]"
+"""One for each layer, or for its keys and for its values: [pages or slots, bytes]."""
 
-class StateMemory:
-    """Slots of recurrent states: `layers` of `region`, one array for each recurrent layer.
+
+class SlotMemory:
+    """Slots of recurrent states, or of frames: `layers` of `region`, one array for each layer, or
+    for its keys and for its values.
 
     A state as bytes is the layers' parts of its slot one after the other, cut into `num_parts`
     parts of `part_bytes`; the last one may not be full.
     """
 
-    def __init__(
-        self, region: Region, layers: Sequence[NDArray[np.uint8]], num_slots: int, part_bytes: int
-    ) -> None:
-        """The arrays have a slot more, for rows that keep nothing."""
+    def __init__(self, region: Region, layers: Arrays, num_slots: int, part_bytes: int) -> None:
+        """The arrays have so many slots."""
         self._region = region
-        self._layers = [layer.reshape(num_slots + 1, -1) for layer in layers]
+        self._layers = [layer.reshape(num_slots, -1) for layer in layers]
         self.num_parts = state_parts(sum(layer.shape[1] for layer in self._layers), part_bytes)
         self._stretches: list[list[tuple[int, slice, slice]]] = [[] for _ in range(self.num_parts)]
         """Of each part: a layer, where in its slot, where in the part."""
@@ -62,12 +65,30 @@ class StateMemory:
         for layer, inside, place in self._stretches[part]:
             self._layers[layer][slot, inside] = given[place]
 
+    def populate(self, first: int, last: int) -> bool:
+        """Has the system give the memory of slots `first .. last`; False where it cannot."""
+        return _populate(self._region, self._layers, first, last)
+
     def give_back(self, slots: Sequence[int]) -> None:
         """Returns the memory of these slots, in ascending order, to the system."""
-        for first, last in _runs(slots):
-            for layer in self._layers:
-                width = layer.shape[1]
-                self._region.give_back(layer, first * width, last * width)
+        _give_back(self._region, self._layers, slots)
+
+
+def _populate(region: Region, arrays: Arrays, first: int, last: int) -> bool:
+    """Of elements `first .. last` of each array."""
+    widths = [array.shape[1] for array in arrays]
+    return all(
+        region.populate(array, first * width, last * width)
+        for array, width in zip(arrays, widths, strict=True)
+    )
+
+
+def _give_back(region: Region, arrays: Arrays, numbers: Sequence[int]) -> None:
+    """Of these elements of each array, in ascending order."""
+    for first, last in _runs(numbers):
+        for array in arrays:
+            width = array.shape[1]
+            region.give_back(array, first * width, last * width)
 
 
 def state_parts(state_bytes: int, page_bytes: int) -> int:
@@ -78,15 +99,15 @@ def state_parts(state_bytes: int, page_bytes: int) -> int:
 class NativePageMemory:
     """`parts` of `region`: all pages, one array for each layer's keys and one for its values.
 
-    The numbers behind those of pages are the parts of recurrent states, slot after slot, or those
-    of frames.
+    The numbers behind those of pages are the parts of recurrent states, or of frames, slot after
+    slot.
     """
 
-    def __init__(self, region: Region, parts: Sequence[NDArray[np.uint8]], num_pages: int) -> None:
+    def __init__(self, region: Region, parts: Arrays, num_pages: int) -> None:
         self._region = region
         self._num_pages = num_pages
-        self.states: StateMemory | None = None
-        self.frames: NativePageMemory | None = None
+        self.slots: SlotMemory | None = None
+        """Of states, or of frames, whose parts are numbered behind the pages."""
         self._parts = [part.reshape(num_pages, -1) for part in parts]
         ends = np.cumsum([part.shape[1] for part in self._parts]).tolist()
         self._places = [
@@ -97,8 +118,8 @@ class NativePageMemory:
     def read(self, page: int, into: bytearray) -> None:
         """Copies the page."""
         if page >= self._num_pages:
-            assert self.states is not None, "there are no states behind the pages"
-            self.states.read(page - self._num_pages, into)
+            assert self.slots is not None, "there is nothing behind the pages"
+            self.slots.read(page - self._num_pages, into)
             return
         contents = np.frombuffer(into, np.uint8)
         for place, part in zip(self._places, self._parts, strict=True):
@@ -107,8 +128,8 @@ class NativePageMemory:
     def write(self, page: int, contents: bytes | bytearray) -> None:
         """Nothing may read the page meanwhile."""
         if page >= self._num_pages:
-            assert self.states is not None, "there are no states behind the pages"
-            self.states.write(page - self._num_pages, contents)
+            assert self.slots is not None, "there is nothing behind the pages"
+            self.slots.write(page - self._num_pages, contents)
             return
         given = np.frombuffer(contents, np.uint8)
         for place, part in zip(self._places, self._parts, strict=True):
@@ -118,27 +139,18 @@ class NativePageMemory:
         """Has the system give the memory of pages `first .. last`, layer by layer; False where it
         cannot.
         """
-        widths = [part.shape[1] for part in self._parts]
-        return all(
-            self._region.populate(part, first * width, last * width)
-            for part, width in zip(self._parts, widths, strict=True)
-        )
+        return _populate(self._region, self._parts, first, last)
 
     def give_back(self, pages: Sequence[int]) -> None:
         """Returns the memory of these pages, in ascending order, to the system; of the parts of a
-        state all or none are among them.
+        slot all or none are among them.
         """
         behind = bisect_left(pages, self._num_pages)
-        if self.frames is not None:
-            self.frames.give_back([page - self._num_pages for page in pages[behind:]])
-        elif self.states is not None:
-            each = self.states.num_parts
+        if self.slots is not None:
+            each = self.slots.num_parts
             slots = {(page - self._num_pages) // each for page in pages[behind:]}
-            self.states.give_back(sorted(slots))
-        for first, last in _runs(pages[:behind]):
-            for part in self._parts:
-                width = part.shape[1]
-                self._region.give_back(part, first * width, last * width)
+            self.slots.give_back(sorted(slots))
+        _give_back(self._region, self._parts, pages[:behind])
 
 
 def _runs(pages: Sequence[int]) -> list[tuple[int, int]]:
