@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -25,6 +25,7 @@ from starlette.requests import Request
 
 from lmprog.errors import Overloaded
 from lmprog.server.fairness.accounts import HeldBytes
+from lmprog.server.http.arriving import LookedAt, closed_json
 from lmprog.server.http.auth import calling_label, headers_of, label_of
 from lmprog.server.http.foreign_fields import check_foreign, unknown_field
 from lmprog.server.http.http_errors import (
@@ -40,6 +41,7 @@ from lmprog.server.options.server_settings import ServerSettings
 log = logging.getLogger("lmprog.server")
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+Read = TypeVar("Read")
 
 SMALL = 64 * 1024
 """Bodies up to this many bytes are parsed on the event loop, larger ones in one thread, one at a
@@ -96,26 +98,49 @@ class RequestBody(msgspec.Struct, Generic[Body], frozen=True):
 
 
 async def read_body(
-    request: Request, kind: type[Body], settings: ServerSettings, silent: Iterable[str] = ()
+    request: Request,
+    kind: type[Body],
+    settings: ServerSettings,
+    silent: Iterable[str] = (),
+    begun: Callable[[Body], object] | None = None,
 ) -> RequestBody[Body]:
-    """The request's body as a `kind`. Fields in `silent` have no effect, as is known. Raises
-    HttpError, ClientGone.
+    """The request's body as a `kind`. Fields in `silent` have no effect, as is known. `begun` is
+    told what is known of a body that arrives slowly (`LookedAt`). Raises HttpError, ClientGone.
     """
-    raw = await raw_body(request, settings)
-    if len(raw) <= SMALL:
-        found = parse(raw, kind, settings.strict_api, silent)
-    else:
+
+    async def look(raw: bytes) -> None:
+        known = await _aside(raw, lambda: _begun(raw, kind))
+        if known is not None and begun is not None:
+            begun(known)
+
+    raw = await raw_body(request, settings, None if begun is None else LookedAt(look))
+    if len(raw) > SMALL:
         _take(request, PARSED_BYTES * _count(raw, _BETWEEN))
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
-            _parsing_thread, parse, raw, kind, settings.strict_api, silent
-        )
+    found = await _aside(raw, lambda: parse(raw, kind, settings.strict_api, silent))
     calling_label.set(found.label)
     return found
 
 
-async def raw_body(request: Request, settings: ServerSettings) -> bytes:
-    """All bytes, within size and time."""
+async def _aside(raw: bytes, read: Callable[[], Read]) -> Read:
+    """What comes of reading `raw`, in the thread where it is large."""
+    if len(raw) <= SMALL:
+        return read()
+    return await asyncio.get_running_loop().run_in_executor(_parsing_thread, read)
+
+
+def _begun(raw: bytes, kind: type[Body]) -> Body | None:
+    """What is known of a body by its beginning; None where that does not say enough."""
+    closed = closed_json(raw)
+    try:
+        return None if closed is None else msgspec.convert(parse_json(closed), kind, strict=True)
+    except (HttpError, msgspec.ValidationError):  # the whole body may be right, or is refused
+        return None
+
+
+async def raw_body(
+    request: Request, settings: ServerSettings, looked_at: LookedAt | None = None
+) -> bytes:
+    """All bytes, within size and time; while the rest is waited for, it is `looked_at`."""
     headers = headers_of(request.scope)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -148,7 +173,10 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
     try:
         async with asyncio.timeout(settings.body_timeout):
             while True:
-                message = await request.receive()
+                if looked_at is None or not parts:
+                    message = await request.receive()
+                else:
+                    message = await looked_at.receive(request.receive, parts)
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 part = message.get("body", b"")
