@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -113,7 +113,7 @@ async def read_body(
         if known is not None and begun is not None:
             begun(known)
 
-    raw = await raw_body(request, settings, None if begun is None else LookedAt(look))
+    raw = await raw_body(request, settings, None if begun is None else look)
     if len(raw) > SMALL:
         _take(request, PARSED_BYTES * _count(raw, _BETWEEN))
     found = await _aside(raw, lambda: parse(raw, kind, settings.strict_api, silent))
@@ -138,9 +138,13 @@ def _begun(raw: bytes, kind: type[Body]) -> Body | None:
 
 
 async def raw_body(
-    request: Request, settings: ServerSettings, looked_at: LookedAt | None = None
+    request: Request,
+    settings: ServerSettings,
+    look: Callable[[bytes], Awaitable[object]] | None = None,
 ) -> bytes:
-    """All bytes, within size and time; while the rest is waited for, it is `looked_at`."""
+    """All bytes, within size and time. `look` is given what is there while the rest is waited for,
+    as `LookedAt` says.
+    """
     headers = headers_of(request.scope)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -169,13 +173,14 @@ async def raw_body(
         _take(request, len(whole))
         return whole
     parts: list[bytes] = []
-    size = 0
+    size, looked_at = 0, None
     try:
         async with asyncio.timeout(settings.body_timeout):
             while True:
-                if looked_at is None or not parts:
+                if look is None or not parts:
                     message = await request.receive()
                 else:
+                    looked_at = looked_at or LookedAt(look)
                     message = await looked_at.receive(request.receive, parts)
                 if message["type"] == "http.disconnect":
                     raise ClientGone
