@@ -130,8 +130,8 @@ class Open(Message, frozen=True):
 
 
 class Append(Message, frozen=True):
-    """`early`: more of it comes later, and meanwhile it may be computed, as far as nobody else has
-    anything to compute.
+    """`early`: more of it comes later, and meanwhile it may be computed, up to `UNSAID` where that
+    is in it, as far as nobody else has anything to compute.
     """
 
     branch: Id

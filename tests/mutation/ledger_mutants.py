@@ -127,6 +127,20 @@ LEDGER_MUTANTS = [
         "            stats.ahead_wasted_tokens += self._expected.popitem(last=False)[1].num_computed\n",
         "            self._expected.popitem(last=False)\n",
     ),
+    Mutant(
+        "nobody pays for reading an early text",
+        "early texts",
+        _PROGRAMS + "early_texts.py",
+        "            self._scheduler.shares.work(branch.payer, self._texts.clock() - began)\n",
+        "",
+    ),
+    Mutant(
+        "what nobody has said yet is computed",
+        "early texts",
+        _PROGRAMS + "early_texts.py",
+        "        end = branch.pending.rfind(wire.UNSAID)\n",
+        "        end = -1\n",
+    ),
     # --- short calls before long ones of the same client
     Mutant(
         "no call is short beside another",

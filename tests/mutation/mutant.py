@@ -18,6 +18,7 @@ ROOMS = {
     "tests/runtime/test_pieces_of_selects.py tests/runtime/test_shares_hold.py "
     "tests/runtime/test_long_texts.py",
     "jobs": "tests/runtime/test_ends_of_jobs.py",
+    "early texts": "tests/runtime/test_early_texts.py",
     "next turns": "tests/runtime/test_next_turns.py",
     "held bytes": "tests/server/test_memory.py tests/server/test_responses.py",
     "programs": "tests/runtime/test_ends_of_calls.py tests/runtime/test_forced_tokens.py "

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
+
 from lmprog import wire
+from lmprog.runtime.programs import early_texts
 from lmprog.runtime.scheduling.plan import Plan
 from lmprog.wire import Close, Generate, Open, TextPiece
 from tests.runtime.talk import GREEDY, Talk, done, text
@@ -75,3 +80,43 @@ def test_a_call_or_the_end_of_the_branch_may_come_meanwhile() -> None:
         assert talk.scheduler.idle
         assert not talk.interpreter.is_working
         assert talk.scheduler.tree.num_pinned == 0
+
+
+def test_what_is_not_said_yet_and_what_follows_it_is_not_computed() -> None:
+    talk, plain = Talk(), Talk()
+    talk.ask(Open(1), part(1, WORDS + wire.UNSAID + WORDS))
+    plain.ask(Open(1), part(1, WORDS))
+    computed = talk.scheduler.stats.computed_tokens
+    assert len(WORDS) // 2 < computed <= plain.scheduler.stats.computed_tokens
+
+
+def test_a_text_of_any_length_is_tokenised_and_computed_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(early_texts, "IN_PART", 70)
+    early, late = Talk(num_pages=256), Talk(num_pages=256)
+    lengths: list[int] = []
+    tokenise = early.interpreter._early._tokenise
+    monkeypatch.setattr(
+        early.interpreter._early,
+        "_tokenise",
+        lambda branch: (tokenise(branch), lengths.append(len(branch.tokens)))[0],
+    )
+    text_of_both = WORDS * 2
+    early.ask(Open(1), part(1, text_of_both))
+    computed = early.scheduler.stats.computed_tokens
+    assert len(text_of_both) - 30 < computed <= len(text_of_both)
+    assert all(after - before <= 70 for before, after in pairwise([0, *lengths]))
+    late.ask(Open(1), text(1, text_of_both))
+    assert answered(early, 1).outputs == answered(late, 1).outputs
+
+
+def test_who_has_early_texts_pays_for_reading_them() -> None:
+    charged = []
+    for is_early in (False, True):
+        talk, work = Talk(num_pages=256), list[tuple[bytes, str]]()
+        talk.scheduler.shares.work = lambda client, _, work=work: work.append(client)  # type: ignore[method-assign, misc]
+        words = part(1) if is_early else text(1, WORDS)
+        talk.ask(Open(1, account="a key"), words)
+        charged.append(sum(account == "a key" for _, account in work))
+    assert charged[0] + 2 <= charged[1], "reading it, and its step"

@@ -98,9 +98,39 @@ class EarlyTexts:
         meanwhile waits no longer than for any other step.
         """
         while self.grown and not self.under_way:
-            if self.compute(self.grown[0], self._computed):
+            branch, began = self.grown[0], self._texts.clock()
+            goes_on = self.goes_on(branch, self._computed)
+            self._scheduler.shares.work(branch.payer, self._texts.clock() - began)
+            if goes_on:
                 return
             self.grown.popleft()
+
+    def goes_on(self, branch: RuntimeBranch, computed: Computed) -> bool:
+        """Computes what comes next of the branch, or else tokenises more of it. False: there is no
+        more.
+        """
+        return self.compute(branch, computed) or self._tokenise(branch)
+
+    def _tokenise(self, branch: RuntimeBranch) -> bool:
+        """A part of what the branch has up to `UNSAID`."""
+        if not self._is_free(branch):
+            return False
+        end = branch.pending.rfind(wire.UNSAID)
+        part = branch.pending[: IN_PART if end < 0 else min(end, IN_PART)]
+        cut = self._texts.encoder.cutter.last(part)
+        try:
+            self._texts.check_length(branch)
+            if cut:
+                branch.tokenise_up_to(cut, self._texts.encoder)
+        except LmprogError:  # its call will say so
+            return False
+        return cut > 0
+
+    @staticmethod
+    def _is_free(branch: RuntimeBranch) -> bool:
+        """Whether it is open, and no call of it has come."""
+        is_asked = branch.is_busy or branch.queue or branch.failure is not None
+        return branch.state is BranchState.OPEN and not is_asked
 
     def compute(self, branch: RuntimeBranch, computed: Computed) -> bool:
         """Submits what comes next of the branch, which `computed` hears of. False: nothing does."""
@@ -112,12 +142,7 @@ class EarlyTexts:
 
     def _next(self, branch: RuntimeBranch) -> Sequence | None:
         """None where less than a page is missing, a call has come, or it would cost others."""
-        is_asked = branch.is_busy or branch.queue or branch.failure is not None
-        if branch.state is not BranchState.OPEN or is_asked or len(branch.pending) > LONG:
-            return None
-        try:
-            self._texts.tokenise_certain(branch)
-        except LmprogError:  # its call will say so
+        if not self._is_free(branch):
             return None
         scheduler, tokens, size = self._scheduler, branch.tokens, self._scheduler.config.page_size
         namespace = self._model.namespaces.of(tokens, branch.salt, branch.adapter)
@@ -160,15 +185,13 @@ class EarlyTexts:
 
 @dataclass(eq=False, slots=True)
 class NextTurn:
-    """`branch` has as much of it as was tokenised."""
+    """`branch` has what the template writes of it, once that `is_written`."""
 
     branch: RuntimeBranch
     conversation: wire.Conversation
     pause: Pause | None
     """Of its session."""
-    passage: Passage | None = None
-    at: int = 0
-    """Where in the passage what the branch has ends."""
+    is_written: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -234,18 +257,14 @@ class NextTurns:
 
     def _goes_on(self, turn: NextTurn) -> bool:
         """Whether there is more to do for it."""
-        if self._early.compute(turn.branch, lambda *given: self._computed(turn, *given)):
-            return True
+        if turn.is_written:
+            return self._early.goes_on(turn.branch, lambda *given: self._computed(turn, *given))
         try:
-            passage = turn.passage = turn.passage or self._write(turn.conversation)
+            passage = self._write(turn.conversation)
         except LmprogError:  # a request that asks so will hear of it
             return False
-        begin, end = turn.at, min(len(passage.text), turn.at + IN_PART)
-        turn.at = end
-        if begin == end:
-            return False
-        spans = [(max(a, begin) - begin, min(b, end) - begin) for a, b in passage.quoted]
-        turn.branch.append(passage.text[begin:end], [(a, b) for a, b in spans if a < b])
+        turn.branch.append(passage.text, passage.quoted)
+        turn.is_written = True
         return True
 
     def _computed(

@@ -31,7 +31,7 @@ from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatBody, ChatCompletions, understood
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
 from lmprog.server.openai.output_constraint import NamedSchema, ResponseFormat
-from lmprog.server.openai.running_request import counted, fitted, running, warned
+from lmprog.server.openai.running_request import counted, fitted, read_prompt, running, warned
 from lmprog.server.openai.tools import AnswerPart, ChatTool, FunctionTool, NamedFunction, NamedTool
 from lmprog.tool_calls.harmony import ThoughtText
 from lmprog.tool_calls.reading import ParsedCall
@@ -376,7 +376,12 @@ def router(gateway: Gateway) -> GatewayRouter:
         responses=described(streams=True),
     )
     async def messages(request: Request, given: Given[MessagesBody]) -> Response:
-        read = await given.read(gateway.settings, SILENT)
+        read = await read_prompt(
+            gateway,
+            given,
+            lambda body: (read_as_chat(body, request).prompt.pieces, body.cache_salt),
+            SILENT,
+        )
         chat = await read.aside(partial(read_as_chat, read.body, request))
         prompt, is_clipped = await until_gone(request, fitted(gateway, chat.prompt))
         chat = replace(chat, prompt=prompt)

@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -25,6 +25,7 @@ from starlette.requests import Request
 
 from lmprog.errors import Overloaded
 from lmprog.server.fairness.accounts import HeldBytes
+from lmprog.server.http.arriving import LookedAt, closed_json
 from lmprog.server.http.auth import calling_label, headers_of, label_of
 from lmprog.server.http.foreign_fields import check_foreign, unknown_field
 from lmprog.server.http.http_errors import (
@@ -98,33 +99,58 @@ class RequestBody(msgspec.Struct, Generic[Body], frozen=True):
 
     async def aside(self, make: Callable[[], Made]) -> Made:
         """What is made of it: in the thread that parses, where it is large."""
-        if not self.is_large:
-            return make()
-        return await asyncio.get_running_loop().run_in_executor(_parsing_thread, make)
+        return await _aside(self.is_large, make)
 
 
 async def read_body(
-    request: Request, kind: type[Body], settings: ServerSettings, silent: Iterable[str] = ()
+    request: Request,
+    kind: type[Body],
+    settings: ServerSettings,
+    silent: Iterable[str] = (),
+    begun: Callable[[Body], object] | None = None,
 ) -> RequestBody[Body]:
-    """The request's body as a `kind`. Fields in `silent` have no effect, as is known. Raises
-    HttpError, ClientGone.
+    """The request's body as a `kind`. Fields in `silent` have no effect, as is known. `begun` is
+    told what is known of a body that arrives slowly (`LookedAt`). Raises HttpError, ClientGone.
     """
-    raw = await raw_body(request, settings)
-    if len(raw) <= SMALL:
-        found = parse(raw, kind, settings.strict_api, silent)
-    else:
+
+    async def look(raw: bytes) -> None:
+        known = await _aside(len(raw) > SMALL, lambda: _begun(raw, kind))
+        if known is not None and begun is not None:
+            begun(known)
+
+    raw = await raw_body(request, settings, None if begun is None else look)
+    if is_large := len(raw) > SMALL:
         _take(request, PARSED_BYTES * _count(raw, _BETWEEN))
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(
-            _parsing_thread, parse, raw, kind, settings.strict_api, silent
-        )
-        found = msgspec.structs.replace(found, is_large=True)
+    found = await _aside(is_large, lambda: parse(raw, kind, settings.strict_api, silent))
+    found = msgspec.structs.replace(found, is_large=is_large)
     calling_label.set(found.label)
     return found
 
 
-async def raw_body(request: Request, settings: ServerSettings) -> bytes:
-    """All bytes, within size and time."""
+async def _aside(is_large: bool, make: Callable[[], Made]) -> Made:
+    """What is made of a body, in the thread where it is large."""
+    if not is_large:
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(_parsing_thread, make)
+
+
+def _begun(raw: bytes, kind: type[Body]) -> Body | None:
+    """What is known of a body by its beginning; None where that does not say enough."""
+    closed = closed_json(raw)
+    try:
+        return None if closed is None else msgspec.convert(parse_json(closed), kind, strict=True)
+    except (HttpError, msgspec.ValidationError):  # the whole body may be right, or is refused
+        return None
+
+
+async def raw_body(
+    request: Request,
+    settings: ServerSettings,
+    look: Callable[[bytes], Awaitable[object]] | None = None,
+) -> bytes:
+    """All bytes, within size and time. `look` is given what is there while the rest is waited for,
+    as `LookedAt` says.
+    """
     headers = headers_of(request.scope)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -153,11 +179,15 @@ async def raw_body(request: Request, settings: ServerSettings) -> bytes:
         _take(request, len(whole))
         return whole
     parts: list[bytes] = []
-    size = 0
+    size, looked_at = 0, None
     try:
         async with asyncio.timeout(settings.body_timeout):
             while True:
-                message = await request.receive()
+                if look is None or not parts:
+                    message = await request.receive()
+                else:
+                    looked_at = looked_at or LookedAt(look)
+                    message = await looked_at.receive(request.receive, parts)
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 part = message.get("body", b"")

@@ -45,9 +45,20 @@ class JsonBody(Generic[Of]):
         self._kind = kind
         self._request = request
 
-    async def read(self, settings: ServerSettings, silent: Iterable[str] = ()) -> RequestBody[Of]:
+    async def read(
+        self,
+        settings: ServerSettings,
+        silent: Iterable[str] = (),
+        begun: Callable[[Of], object] | None = None,
+    ) -> RequestBody[Of]:
         """Reads and checks it; see `read_body`."""
-        return await read_body(self._request, self._kind, settings, silent)
+        return await read_body(self._request, self._kind, settings, silent, begun)
+
+    @property
+    def caller(self) -> str:
+        """A digest of the key that it came with."""
+        caller: str = self._request.scope["state"]["caller"]
+        return caller
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -23,8 +23,13 @@ from lmprog.server.http.json_body import Given, described
 from lmprog.server.http.limits import within
 from lmprog.server.http.sse import EventStream, event, until_gone
 from lmprog.server.openai import answers
-from lmprog.server.openai.completions import CompletionBody, Completions, understood
-from lmprog.server.openai.running_request import fitted, running, warned
+from lmprog.server.openai.completions import (
+    CompletionBody,
+    Completions,
+    last_prompt,
+    understood,
+)
+from lmprog.server.openai.running_request import fitted, read_prompt, running, warned
 
 Json = dict[str, Any]
 SILENT = ("cache_prompt", "id_slot", "n_keep", "n_indent", "timings_per_token", "return_progress")
@@ -125,7 +130,9 @@ def router(gateway: Gateway) -> GatewayRouter:
     made = GatewayRouter(gateway, "llama.cpp")
 
     async def complete(request: Request, given: Given[LlamaCompletion]) -> Response:
-        read = await given.read(gateway.settings, SILENT)
+        read = await read_prompt(
+            gateway, given, lambda body: (last_prompt(gateway, completion_of(body)), None), SILENT
+        )
         body = read.body
         asked = understood(gateway, completion_of(body), read.warnings)
         request.state.names = {**asked.names, "max_tokens": "n_predict"}

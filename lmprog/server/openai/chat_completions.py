@@ -36,9 +36,9 @@ from lmprog.server.openai.running_request import (
     hinted,
     ids_of,
     needs_counting,
+    read_prompt,
 )
 from lmprog.server.openai.shared_fields import (
-    SILENT,
     beams_of,
     check_stream,
 )
@@ -140,7 +140,9 @@ def router(gateway: Gateway) -> GatewayRouter:
         responses=described(answers.ChatCompletion, streams=True),
     )
     async def chat_completions(request: Request, given: Given[ChatBody]) -> Response:
-        read = await given.read(gateway.settings, SILENT)
+        read = await read_prompt(
+            gateway, given, lambda body: (understood(gateway, body).prompt.pieces, body.cache_salt)
+        )
         body = read.body
         chat = await read.aside(partial(understood, gateway, body, read.warnings))
         request.scope["state"]["names"] = chat.names

@@ -37,8 +37,9 @@ from lmprog.server.openai.running_request import (
     hinted,
     ids_of,
     needs_counting,
+    read_prompt,
 )
-from lmprog.server.openai.shared_fields import SILENT, beams_of, check_stream
+from lmprog.server.openai.shared_fields import beams_of, check_stream
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -81,7 +82,9 @@ def router(gateway: Gateway) -> GatewayRouter:
         responses=described(answers.Completion, streams=True),
     )
     async def complete(request: Request, given: Given[CompletionBody]) -> Response:
-        read = await given.read(gateway.settings, SILENT)
+        read = await read_prompt(
+            gateway, given, lambda body: (last_prompt(gateway, body), body.cache_salt)
+        )
         body = read.body
         asked = await read.aside(partial(understood, gateway, body, read.warnings))
         request.state.names = asked.names
@@ -174,6 +177,11 @@ def _pieces(
         raise refused("suffix and echo do not go together; leave out one.", "echo", "conflict")
     before, between, after = (wire.TextPiece(text) for text in gateway.info.infill)
     return (before, prompt, between, wire.TextPiece(body.suffix), after)
+
+
+def last_prompt(gateway: Gateway, body: CompletionBody) -> Sequence[wire.Piece]:
+    """Of a body that is still arriving, what it ends in. Raises HttpError."""
+    return understood(gateway, body).prompts[-1].pieces
 
 
 def _counts(body: CompletionBody) -> tuple[int, int]:

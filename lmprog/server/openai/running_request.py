@@ -13,10 +13,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -24,9 +32,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from lmprog import wire
-from lmprog.errors import ProtocolError
+from lmprog.errors import LmprogError, ProtocolError
 from lmprog.server.gateway.gateway import Gateway, version
 from lmprog.server.http.auth import calling_key, calling_label
+from lmprog.server.http.bodies import RequestBody
+from lmprog.server.http.http_errors import HttpError
+from lmprog.server.http.json_body import JsonBody
 from lmprog.server.http.large_answers import (
     IDS_PER_ENTRY,
     asked_entries,
@@ -38,7 +49,7 @@ from lmprog.server.http.large_answers import (
 from lmprog.server.http.limits import INT31, LIMITS, within
 from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.link.exchange import Exchange
-from lmprog.server.openai.shared_fields import AgentHints, GenerationFields, Nvext
+from lmprog.server.openai.shared_fields import SILENT, AgentHints, GenerationFields, Nvext
 
 NO_EFFECT = ("strict_priority", "latency_sensitivity")
 """Hints that nothing here follows."""
@@ -279,6 +290,43 @@ def running(
     results = sum([prompt.sampling.num_sequences for prompt in prompts])
     with gateway.admit(results), gateway.link.exchange() as exchange:
         yield RunningRequest(exchange, prompts, salt, stream, gateway.settings.request_timeout)
+
+
+Of = TypeVar("Of", bound=msgspec.Struct)
+
+
+async def read_prompt(
+    gateway: Gateway,
+    given: JsonBody[Of],
+    asked: Callable[[Of], tuple[Sequence[wire.Piece], str | None]],
+    silent: Iterable[str] = SILENT,
+) -> RequestBody[Of]:
+    """Reads a body. What is known of its prompt while the rest arrives is computed where nobody
+    else needs the runtime, until it is known what is asked. `asked` gives the prompt's pieces and
+    the salt that the body names. Raises HttpError, ClientGone.
+    """
+    with ExitStack() as known:
+
+        def begun(body: Of) -> None:
+            known.close()
+            try:
+                pieces, salt = asked(body)
+                if any(map(_is_begun, pieces)):
+                    exchange = known.enter_context(gateway.link.exchange())
+                    branch = exchange.branch()
+                    opened = wire.Open(branch, gateway.salt(given.caller, salt))
+                    exchange.send(opened, wire.Append(branch, tuple(pieces), early=True))
+            except (HttpError, LmprogError):  # the whole body is right, or is answered with that
+                known.close()
+
+        return await given.read(gateway.settings, silent, begun)
+
+
+def _is_begun(piece: wire.Piece) -> bool:
+    """Whether it ends where its text has not been said yet."""
+    if isinstance(piece, wire.Conversation):
+        return wire.UNSAID in piece.messages
+    return isinstance(piece, wire.TextPiece) and wire.UNSAID in piece.text
 
 
 def warned(warnings: Sequence[str]) -> Mapping[str, str]:

@@ -26,7 +26,13 @@ from lmprog.server.http.sse import EventStream, until_gone
 from lmprog.server.openai import answers
 from lmprog.server.openai.chat_completions import ChatCompletions, understood, usage_of
 from lmprog.server.openai.messages import CalledFunction, CalledTool, ChatMessage
-from lmprog.server.openai.running_request import RequestPrompt, counted, running, warned
+from lmprog.server.openai.running_request import (
+    RequestPrompt,
+    counted,
+    read_prompt,
+    running,
+    warned,
+)
 from lmprog.server.responses.response_events import Writer
 from lmprog.server.responses.responses_body import (
     SILENT,
@@ -222,7 +228,7 @@ def router(gateway: Gateway) -> GatewayRouter:
         responses=described(streams=True),
     )
     async def create_response(request: Request, given: Given[ResponsesBody]) -> Response:
-        read = await given.read(gateway.settings, SILENT)
+        read = await read_prompt(gateway, given, partial(_begun, gateway), SILENT)
         body = read.body
         _check(body)
         history = await _history(store, request.state.caller, body.previous_response_id)
@@ -364,6 +370,14 @@ def _check(body: ResponsesBody) -> None:
         raise refused(
             "background needs store=true; else the response could not be fetched.", "background"
         )
+
+
+def _begun(gateway: Gateway, body: ResponsesBody) -> tuple[Sequence[wire.Piece], str | None]:
+    """The prompt of a body that is still arriving, and its salt. Raises HttpError."""
+    if body.previous_response_id is not None:  # what that ended with is read with the whole body
+        return (), None
+    chat = chat_of(body, messages_of(body.input), ServedTools(body.tools))
+    return understood(gateway, chat).prompt.pieces, body.cache_salt
 
 
 async def _history(store: Store, caller: str, name: str | None) -> list[ChatMessage]:

@@ -39,7 +39,7 @@ from lmprog.server.http.large_answers import (
 )
 from lmprog.server.http.sse import END, EventStream, event, until_gone
 from lmprog.server.link.exchange import Exchange
-from lmprog.server.openai.running_request import warned
+from lmprog.server.openai.running_request import read_prompt, warned
 from lmprog.server.sglang.generate_body import (
     SILENT,
     GeneratePrompt,
@@ -223,7 +223,7 @@ class GenerateEndpoints:
 
     async def generate(self, request: Request, given: Given[GenerateRequest]) -> Response:
         gateway = self._gateway
-        read = await given.read(gateway.settings, SILENT)
+        read = await read_prompt(gateway, given, _last_prompt, SILENT)
         body = read.body
         gateway.check_model(body.model)
         prompts, is_batch = prompts_of(body, lambda: secrets.token_hex(16))
@@ -303,6 +303,12 @@ class GenerateEndpoints:
                 entries = batch.growing[place][index].entries if made is None else batch.entries
                 yield await made_aside(chunks, entries)
         yield END
+
+
+def _last_prompt(body: GenerateRequest) -> tuple[tuple[wire.Piece], str | None]:
+    """Of a body that is still arriving, what it ends in, and its salt. Raises HttpError."""
+    prompts, _ = prompts_of(body, str)
+    return (prompts[-1].piece,), body.extra_key
 
 
 def _encoding(text: str) -> Callable[[int], wire.Op]:
