@@ -421,7 +421,7 @@ class FakeStore:
     it then gives nothing back rather than something wrong.
     """
 
-    is_shared = False
+    is_shared = is_held_up = False
 
     def __init__(
         self, engine: FakeEngine, num_handles: int, rng: random.Random, faults: float
@@ -483,10 +483,6 @@ class FakeStore:
             for page, contents in zip(one.pages, one.contents, strict=False):
                 self._engine.write_page(page, contents)
         return [LoadEnd(one.ticket, len(one.contents)) for one in ended]
-
-    @property
-    def is_held_up(self) -> bool:
-        return False
 
     def abandon(self, ticket: int) -> None:
         for one in self._pending:

@@ -102,6 +102,7 @@ class Interpreter:
         self._news = PrefixNews(self._completion.send)
         self._constraints = constraints
         """None: constraints are refused."""
+        self._compiling: Sized = () if constraints is None else constraints.under_way
         tokenizer, vocab_size = model.tokenizer, model.welcome.vocab_size
         limits = CallLimits(vocab_size, scheduler.longest_sequence, scheduler.check_fits)
         service = TextService(tokenizer, vocab_size, limits.longest)
@@ -133,9 +134,7 @@ class Interpreter:
     # --- from clients
 
     def handle(self, client_id: ClientId, op: Received) -> None:
-        """Takes one op of one client; its branch carries it out in `go_on`. Never raises for a
-        client's mistake.
-        """
+        """Takes an op, for `go_on` to carry out. Never raises for a client's mistake."""
         if isinstance(op, Gone):
             self._forget_client(client_id)
         elif isinstance(op, wire.Hello):
@@ -143,17 +142,14 @@ class Interpreter:
         elif isinstance(op, Unreadable):
             self._refuse(client_id, op)
         else:
-            client = self.clients.get(client_id)
-            if client is None:
+            if (client := self.clients.get(client_id)) is None:
                 client = self.clients[client_id] = ClientState()
             self._take(client_id, client, op)
 
     def go_on(self) -> None:
-        """Branches carry out their ops, for a bounded time; then what they compile goes on, so that
-        what is compiled quickly is there for the step that follows.
-        """
+        """Branches carry out ops, for a bounded time, and what compiles quickly is there."""
         self._run_ready()
-        if self._constraints is not None and self._constraints.under_way:
+        if self._compiling:
             self._compile()
             self._run_ready()
 
@@ -182,16 +178,14 @@ class Interpreter:
             if number not in client.calls:
                 self._completion.send(client_id, failed(number, error))
         for number in frame.branches:
-            branch = client.branches.get(number)
-            if branch is not None:
+            if (branch := client.branches.get(number)) is not None:
                 self._completion.fail_branch(branch, error)
 
     def _take(self, client_id: ClientId, client: ClientState, op: wire.Op) -> None:
         match op:
             case wire.Open():
                 payer = payer_of(client_id, op.account)
-                branch = self._new_branch(client, op.branch, op.salt, payer)
-                if branch is not None:
+                if (branch := self._new_branch(client, op.branch, op.salt, payer)) is not None:
                     self._num_programs += 1
                     branch.program, branch.weight = self._num_programs, op.weight
                     branch.turn = None if op.turn is None else SessionTurn(op.session, op.turn)
@@ -408,8 +402,7 @@ class Interpreter:
     @property
     def awaits_thread(self) -> bool:
         """A branch may go on without a message or a step: when a thread has ended its work."""
-        is_compiling = self._constraints is not None and bool(self._constraints.under_way)
-        return is_compiling or any(map(itemgetter(0), self._works))
+        return bool(self._compiling) or any(map(itemgetter(0), self._works))
 
     @property
     def is_working(self) -> bool:

@@ -102,7 +102,17 @@ HELD_UP_SECONDS = 0.5
 the machine is slow, and not the store."""
 
 
-class PageStore(Protocol):
+class StoreWork(Protocol):
+    """What a store does beside steps."""
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it waits for a processor, or computes, and for no disk and no network: what is
+        late then is not late for long.
+        """
+
+
+class PageStore(StoreWork, Protocol):
     """Keeps pages. A load sees all stores before it; nothing here raises for what a disk does."""
 
     num_handles: int
@@ -112,12 +122,6 @@ class PageStore(Protocol):
     @property
     def costs(self) -> PageCosts:
         """Measured."""
-
-    @property
-    def is_held_up(self) -> bool:
-        """Whether it waits for a processor, or computes, and for no disk and no network: what is
-        late then is not late for long.
-        """
 
     def known(self) -> list[KnownPage]:
         """What it had when it was opened."""
