@@ -324,9 +324,9 @@ STEP_BOMBS: dict[str, Callable[[int], wire.Constraint]] = {
 
 
 def steps(*, seconds: float = 3.0) -> None:
-    """A loop around a model that computes nothing, with 131,000 tokens. For each bomb, 32 rows of it and
-    4 rows without constraints run for so long. Reported are the loop's processor time in the longest turn,
-    without the model's; the texts of others and of its rows; and the processor time of the process until small patterns of others are compiled, and until their calls have ended.
+    """A loop around a model that computes nothing, with 131,000 tokens. For each bomb, 32 rows of it and 4
+    rows without constraints run for so long. Reported are the loop's processor time in the longest turn, without the
+    model's; the texts of others and of its rows; and the process's until small patterns of others are compiled, or called.
     """
     tokenizer = ManyTokens(vocabulary_of_tokenizer(TEKKEN).tokens)
     letters = set(b"ab, catdogbir0123xyz")

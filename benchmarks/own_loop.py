@@ -148,9 +148,7 @@ class TimedModel:
 
 
 class TimedPool(CompilePool):
-    """Knows how long the newest job of each owner took, from when it was given: processor time of
-    the whole process, so at most what it waits with one core. The clock of a busy machine says nothing.
-    """
+    """Knows how long the newest job of each owner took, in the whole process's processor time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,8 +205,7 @@ class ModelFreeLoop:
         self.channel.sent = []
 
     def compiled_in(self, constraint: wire.Constraint) -> tuple[float, float]:
-        """Seconds of the processor until a bystander's constraint was compiled, and until its call
-        has ended."""
+        """Processor time until a bystander's constraint was compiled, and its call has ended."""
         self.pool.took.clear()
         began, call = time.process_time(), self.ask(constraint, 12, b"other")
         while call not in self.ended:

@@ -1,4 +1,4 @@
-"""Which of the compiles that are under way go on: those that have computed least."""
+"""Which of the compiles that are under way go on: those that have computed least; and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import time
 import pytest
 
 from lmprog.runtime.programs import compile_pool
+from lmprog.runtime.programs.call_constraints import CallConstraints
 from lmprog.runtime.programs.compile_pool import CompilePool
+from tests.constrained.test_compiling import Later, Slow, text_of
+from tests.constrained.writer import byte_tokenizer
 
 
 def test_of_long_compiles_those_go_on_that_have_computed_least(
@@ -78,3 +81,16 @@ def test_a_long_compile_stands_still_while_a_short_one_has_its_turn(
     may_end.set()
     pool.turn(busy=False)
     assert is_over.wait(60)
+
+
+def test_what_is_compiled_quickly_is_there_for_the_step_that_follows_its_request() -> None:
+    class InTheirTurn(Later):
+        def turn(self, busy: bool) -> None:
+            while self.jobs:
+                self.jobs.pop(0)()
+
+    slow = Slow(CallConstraints(byte_tokenizer(), workers=InTheirTurn()))
+    slow.gen(1, "[ab]{3}")
+    slow.writer.loop.step()
+    assert slow.writer.scheduler.stats.steps == 1
+    assert len(text_of(slow.replies()[1])) == 3

@@ -133,19 +133,6 @@ def test_a_branch_waits_for_its_constraint_and_others_go_on() -> None:
     assert not slow.writer.interpreter.awaits_thread
 
 
-def test_what_is_compiled_quickly_is_there_for_the_step_that_follows_its_request() -> None:
-    class InTheirTurn(Later):
-        def turn(self, busy: bool) -> None:
-            while self.jobs:
-                self.jobs.pop(0)()
-
-    slow = Slow(CallConstraints(byte_tokenizer(), workers=InTheirTurn()))
-    slow.gen(1, "[ab]{3}")
-    slow.writer.loop.step()
-    assert slow.writer.scheduler.stats.steps == 1
-    assert len(text_of(slow.replies()[1])) == 3
-
-
 def test_two_calls_with_one_constraint_compile_it_once() -> None:
     slow = Slow()
     slow.gen(1, "abc")

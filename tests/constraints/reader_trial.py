@@ -38,7 +38,12 @@ WORDS = ['"a', '": ', '", "', '{"', "true", "null", "abc", "éa", "日本", " a"
 def vocabularies() -> list[Vocabulary]:
     """The last one has no tokens for most bytes."""
     few: list[bytes | None] = [None, *(bytes([byte]) for byte in b'{}[]",: abcn0123')]
-    made = [make_vocabulary(WORDS), Vocabulary(few, [EOS], use_cache=False)]
+    large = make_vocabulary(WORDS).tokens
+    symbols = [len(large) - 1, len(large) - 4]  # of words that are in strings, or close one
+    made = [
+        Vocabulary(large, [EOS], use_cache=False, symbols=symbols),
+        Vocabulary(few, [EOS], use_cache=False),
+    ]
     for one in made:
         one.prepare()
     return made

@@ -147,10 +147,14 @@ class Interpreter:
             self._take(client_id, client, op)
 
     def go_on(self) -> None:
-        """Branches carry out ops, for a bounded time, and what compiles quickly is there."""
+        """Branches carry out their ops, for a bounded time, and what they wait for is compiled."""
         self._run_ready()
-        if self._compiling:
-            self._compile()
+        constraints = self._constraints
+        if constraints is not None and constraints.under_way:
+            constraints.turn(busy=not self.scheduler.idle)
+            for pending in constraints.collect(self.scheduler.shares.work):
+                for branch in pending.waiting:
+                    self._ready.wake(branch)
             self._run_ready()
 
     def _run_ready(self) -> None:
@@ -389,15 +393,6 @@ class Interpreter:
         for call, seconds in self._deadlines.expired(now):
             message = f"the call did not end within its timeout of {seconds:.3g} s."
             self._completion.fail(call, DeadlineExceeded(message))
-
-    def _compile(self) -> None:
-        """Workers go on, and branches whose constraints are there."""
-        constraints = self._constraints
-        assert constraints is not None, "something is compiled"
-        constraints.turn(busy=not self.scheduler.idle)
-        for pending in constraints.collect(self.scheduler.shares.work):
-            for branch in pending.waiting:
-                self._ready.wake(branch)
 
     @property
     def awaits_thread(self) -> bool:
