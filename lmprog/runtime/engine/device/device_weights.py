@@ -49,8 +49,8 @@ class WeightTransfer:
     """Copies host tensors to `driver`'s device; while one piece is on its way the next is read."""
 
     def __init__(self, driver: Driver, piece_bytes: int = PIECE_BYTES) -> None:
-        self._driver = driver
-        self._pieces = [driver.pinned(piece_bytes) for _ in range(2)]
+        self._driver, self._most = driver, piece_bytes
+        self._pieces: list[Tensor] = []
         self._sent: list[DeviceEvent | None] = [None, None]
 
     def sent(self, tensor: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class WeightTransfer:
 
     def _send(self, source: Tensor, target: Tensor) -> None:
         """Both in bytes."""
-        size = len(self._pieces[0])
+        size = self._make_room(len(source))
         for number, start in enumerate(range(0, len(source), size)):
             turn = number % 2
             before = self._sent[turn]
@@ -80,6 +80,16 @@ class WeightTransfer:
             piece.copy_(part)
             self._driver.copy(target[start : start + len(part)], piece)
             self._sent[turn] = self._driver.event()
+
+    def _make_room(self, num_bytes: int) -> int:
+        """Bytes of a piece: as many as a weight has, by powers of two, and no more than allowed."""
+        size = min(self._most, 1 << max(0, num_bytes - 1).bit_length())
+        if not self._pieces or len(self._pieces[0]) < size:
+            for before in self._sent:
+                if before is not None:
+                    before.wait()
+            self._pieces = [self._driver.pinned(size) for _ in range(2)]
+        return len(self._pieces[0])
 
 
 class TransferredWeights:
