@@ -15,7 +15,8 @@ Sides: each session is a *program*, whose branch pins what it stands on; the sam
 admission, so that only *pins* are left; each call is a *request* of its own, as a foreign harness sends
 it, *with hints* of the session's name, and *alone*: never taken for a turn of a session, also with `fcfs`.
 The columns are seconds of a session in the mean / p90 / percent of the prompts' tokens found / tokens
-computed over those of *memory for all*, where programs are never kept waiting. Sessions with a call that
+computed over those of *memory for all*, where programs are never kept waiting / over those of the offline
+optimum for the same calls in the same order, which evicts the leaf whose next use is farthest. Sessions with a call that
 a memory can never hold are refused by a server; they are left out of all its columns, and counted.
 """
 
@@ -243,6 +244,8 @@ class Replay:
         self.seconds: list[float] = []
         self.asked: dict[SequenceGroup, tuple[int, int]] = {}
         self.pins: dict[tuple[int, int], Pin] = {}
+        self.served: list[array[int]] = []
+        """The tokens of calls, in the order in which they ended."""
         self.cached = self.prompts = self.num_asked = 0
 
     def run(self) -> Outcome:
@@ -289,6 +292,7 @@ class Replay:
         number, turn = self.asked.pop(sequence.group)
         session = self.sessions[number]
         self.cached += sequence.group.cached
+        self.served.append(sequence.tokens)
         node, pins = self.scheduler.end(sequence), self.scheduler.pins
         assert node is not None
         place = number, session[turn].agent
@@ -355,6 +359,19 @@ def serving(dice: random.Random, seconds: float = 3600.0) -> list[Asked]:
             blocks = blocks + fresh(text.spread(2, 10, 60))
             then += text.spread(70, 500, 3000)
     return sorted(found, key=lambda one: one.at)
+
+
+def least_computed(served: Items[array[int]], memory: int) -> float:
+    """The tokens that the calls would have computed with pages evicted by what comes next."""
+    numbers, asked = dict[tuple[int, bytes], int](), list[Asked]()
+    for tokens in served:
+        blocks = array("i", [-1])
+        for at in range(0, len(tokens) - PAGE + 1, PAGE):
+            page = blocks[-1], tokens[at : at + PAGE].tobytes()
+            blocks.append(numbers.setdefault(page, len(numbers)))
+        asked.append(Asked(0.0, blocks[1:]))
+    num_pages = sum(len(one.blocks) for one in asked)
+    return sum(map(len, served)) - optimum(asked, memory // PAGE) * num_pages * PAGE
 
 
 POLICIES: dict[str, Callable[[int], EvictionPolicy | None]] = {
@@ -457,8 +474,11 @@ def main(
                 runner.say(cost, f"{rate:g}", "for all", beside, left_out)
             for name, side in SIDES.items():
                 if sides in name:
-                    got = Replay(fit, side, tokens, rate, COSTS[cost]).run()
-                    cells.append(f"{got} / {got.computed / beside.computed:.2f}")
+                    replay = Replay(fit, side, tokens, rate, COSTS[cost])
+                    got = replay.run()
+                    least = least_computed(replay.served, tokens)
+                    ratios = got.computed / beside.computed, got.computed / least
+                    cells.append(f"{got} / {ratios[0]:.2f} / {ratios[1]:.2f}")
             runner.say(cost, f"{rate:g}", f"{tokens:,}", *cells)
     return None
 
