@@ -388,9 +388,7 @@ class Request:
 
 @dataclass
 class QueueRun:
-    """Requests in the order of their arrival, under one configuration. `state`: see `states_of`.
-    `windows`: the memory of a model whose layers with windows have frames.
-    """
+    """Requests in the order of their arrival, under one configuration. `state`: see `states_of`."""
 
     config: SchedulerConfig
     now: float = 0.0
@@ -400,10 +398,8 @@ class QueueRun:
 
     def run(self, requests: list[Request]) -> float:
         """Answers all; the seconds that takes."""
-        states = states_of(self.config, self.state)
-        scheduler = Scheduler(
-            self.config, CONTEXT, clock=lambda: self.now, states=states, windows=self.windows
-        )
+        apart = states_of(self.config, self.state), self.windows
+        scheduler = Scheduler(self.config, CONTEXT, None, lambda: self.now, None, *apart)
         todo, open_ones = list(reversed(requests)), dict[SequenceGroup, Request]()
         while todo or open_ones:
             if not open_ones:
@@ -424,8 +420,7 @@ class QueueRun:
             if one.ended:
                 request.ended = self.now
                 del open_ones[one.sequence.group]
-                node = scheduler.end(one.sequence)
-                if node is not None:
+                if (node := scheduler.end(one.sequence)) is not None:
                     scheduler.unpin(node)
 
 
@@ -459,8 +454,7 @@ def policies(*, requests: int = 600) -> None:
         config = replace(FAIR, admission="unlimited", policy=policy, ageing=ageing)
         seconds, cells = QueueRun(config).run(arriving), []
         for kind in ("cold", "hot"):
-            waits = [one.waited for one in arriving if one.kind == kind]
-            p50, p99 = runner.middle_and_p99(waits)
+            p50, p99 = runner.middle_and_p99([one.waited for one in arriving if one.kind == kind])
             cells.append(f"{p50:.2f} / {p99:.2f}")
         name = policy if policy != "lpm" else f"lpm, ageing {ageing:g} s"
         runner.say(f"{load:g}", num_hot, name, *cells, f"{seconds:.1f}")

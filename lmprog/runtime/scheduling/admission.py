@@ -409,9 +409,10 @@ class ProgramAdmission:
         tables, num_paused = memory.tables, max(0, len(programs) - len(running))
         needed = tables.pages_for(sequence, len(sequence.tokens))
         growth = self._growth.plus(programs.growth_of(sequence))
-        kept = tables.pages_to_grow(programs.kept_tokens)
-        kept = min(kept, memory.pages.cost(memory.tree.num_pinned))
-        missing = memory.num_used - kept + needed - memory.pages.num_pages
+        missing: float = memory.num_used + needed - memory.pages.num_pages
+        if programs.kept_tokens:
+            kept = tables.pages_to_grow(programs.kept_tokens)
+            missing -= min(kept, memory.pages.cost(memory.tree.num_pinned))
         missing += tables.pages_to_grow(growth.most, running, num_paused)
         no_slots = programs.missing_slots(sequence, memory.tables.states)
         if missing > 0.0 or no_slots > 0:
