@@ -10,7 +10,7 @@ import msgspec
 from lmprog.wire.ops import Op
 from lmprog.wire.replies import Reply
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """Both sides must have the same. It is raised with every change of a message; a test knows the
 fields of each version.
 """

@@ -254,25 +254,27 @@ class Read(Message, frozen=True):
 
 
 class Encode(Message, frozen=True):
-    """Tokenises a text; `prefix`: with what the checkpoint puts before every text. `served_name`:
-    as of `Open`.
+    """Tokenises a text; `prefix`: with what the checkpoint puts before every text. `served_name`,
+    `account`: as of `Open`.
     """
 
     call: Id
     text: str
     prefix: bool = True
     served_name: ShortText = ""
+    account: ShortText = ""
 
 
 class Decode(Message, frozen=True):
     """Decodes tokens; `special`: special tokens by their names, which otherwise have no text.
-    `served_name`: as of `Open`.
+    `served_name`, `account`: as of `Open`.
     """
 
     call: Id
     tokens: tuple[TokenId, ...]
     special: bool = False
     served_name: ShortText = ""
+    account: ShortText = ""
 
 
 class Describe(Message, frozen=True):

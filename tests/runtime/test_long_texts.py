@@ -153,10 +153,42 @@ def test_who_asks_for_tokens_pays_from_the_first_character_on() -> None:
     encoder = ChunkedEncoder(tokenizer, Cutter(tokenizer))
     longs = LongTexts(encoder, service, None, lambda *one: paid.append(one), lambda: next(ticks))
     payer = (b"", "one")
-    longs.encode_now(wire.Encode(1, "short"), payer)
-    assert paid == [(payer, 1)]
     longs.encode(story(CHARS_PER_STEP), lambda: True, lambda outcome: None, payer)
-    assert paid == [(payer, 1), (payer, 1)]
+    assert paid == [(payer, 1)]
+
+
+def test_others_calls_do_not_wait_for_all_texts_that_an_account_has_tokenised() -> None:
+    """All of one connection, as those of a gateway's keys are."""
+    talk = roomy()
+    clock = itertools.count()
+    talk.interpreter._work._clock = lambda: next(clock) * 0.003  # two pieces in a turn
+    asked = [wire.Encode(call, f"text {call}", account="one") for call in range(100, 140)]
+    gen = wire.Generate(1, 1, GREEDY)
+    talk.say(*asked, wire.Open(1, account="two"), text(1, "hello"), gen)
+    talk.say(wire.Encode(2, "little", account="two"))
+    replies: list[list[wire.Reply]] = []
+    while not any(isinstance(one, wire.CallDone) for one in talk_step(talk, replies)):
+        pass
+    told = [one.call for step in replies for one in step if isinstance(one, wire.TokensAre)]
+    assert len(replies) <= 8, "the call's own steps"
+    assert 2 in told[:12], "accounts take turns"
+    assert len(told) < 20
+    told += [one.call for one in talk.until_idle() if isinstance(one, wire.TokensAre)]
+    assert [call for call in told if call >= 100] == [op.call for op in asked]
+
+
+def talk_step(talk: Talk, replies: list[list[wire.Reply]]) -> list[wire.Reply]:
+    replies.append(talk.step())
+    return replies[-1]
+
+
+def test_texts_of_a_client_that_has_gone_are_not_tokenised() -> None:
+    talk = roomy()
+    talk.say(*[wire.Encode(call, "text") for call in range(9)], client=OTHER)
+    talk.channel.inbox.append((OTHER, Gone()))
+    encoded = talk.tokenizer.num_chars
+    talk.until_idle()
+    assert talk.tokenizer.num_chars == encoded
 
 
 def test_long_texts_take_turns() -> None:

@@ -65,7 +65,7 @@ from lmprog.runtime.programs.clients import (
 )
 from lmprog.runtime.programs.delivery import Addressed, CallCompletion, Deadlines, Delivery
 from lmprog.runtime.programs.early_texts import EarlyTexts
-from lmprog.runtime.programs.long_texts import LONG, LongTexts
+from lmprog.runtime.programs.long_texts import LONG, LongTexts, Spelling
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.logits_requests import Progress
 from lmprog.runtime.scheduling.scheduler import Scheduler, trim
@@ -113,6 +113,8 @@ class Interpreter:
         forcing = constraints.forcing if constraints is not None and model.is_forcing else None
         calls = CallBuilder(model, limits, texts, forcing, rng, judging)
         self._work = work = HostWork(scheduler.shares, clock)
+        send, is_open = self._completion.send, self.clients.__contains__
+        self._spelling = Spelling(texts, work, send, is_open)
         delivery = Delivery(scheduler, self._completion, calls, model, encoder, judging, work)
         self._delivery = delivery
         self._runner = BranchRunner(scheduler, self._completion, delivery, calls, texts, model)
@@ -217,23 +219,17 @@ class Interpreter:
                 self._news.share(client_id, keys)
             case wire.AwaitPrefixes(call=number):
                 self._news.answer(client_id, number)
-            case wire.Encode(text=text) if self._texts.is_long(text):
-                self._encode_long(client_id, op)
-            case wire.Encode() | wire.Decode() | wire.Describe() | wire.Inspect() | wire.Flush():
+            case wire.Encode() | wire.Decode():
+                self._spelling.ask(client_id, op)
+            case wire.Describe() | wire.Inspect() | wire.Flush():
                 self._completion.send(client_id, self._answer(client_id, op))
 
     def _answer(
-        self,
-        client_id: ClientId,
-        op: wire.Encode | wire.Decode | wire.Describe | wire.Inspect | wire.Flush,
+        self, client_id: ClientId, op: wire.Describe | wire.Inspect | wire.Flush
     ) -> wire.Reply:
         """The reply to a call on no branch, which is answered at once."""
         try:
             match op:
-                case wire.Encode():
-                    return self._texts.encode_now(op, payer_of(client_id, ""))
-                case wire.Decode():
-                    return self._texts.service.decode(op)
                 case wire.Inspect():
                     return self._snapshots.take(client_id, op, self._clock(), self.figures())
                 case wire.Flush():
@@ -245,15 +241,6 @@ class Interpreter:
             return wire.Described(op.call, self.figures(), self._snapshots.costs(self._constraints))
         except LmprogError as error:
             return failed(op.call, error)
-
-    def _encode_long(self, client_id: ClientId, op: wire.Encode) -> None:
-        def got(outcome: list[int] | LmprogError) -> None:
-            if isinstance(outcome, LmprogError):
-                self._completion.send(client_id, failed(op.call, outcome))
-            else:
-                self._completion.send(client_id, self._texts.service.encoded(op, outcome))
-
-        self._texts.encode(op.text, lambda: client_id in self.clients, got, payer_of(client_id, ""))
 
     def figures(self) -> dict[str, float]:
         """Counters, and the state of tree, pages and queue right now."""

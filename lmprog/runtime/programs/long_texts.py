@@ -7,9 +7,10 @@ encoder has kept costs nothing. The parts are those of `ChunkedEncoder`, so the 
 the whole text. A part longer than `LONG` (a text without spaces, say) is encoded in a thread, those
 of different texts in turn, and its text waits for that.
 
-Whoever's text it is pays for what is encoded in turns, here and in the thread.
+Whoever's text it is pays for what is encoded in turns, here and in the thread. What clients ask of
+texts and tokens by themselves is done one after the other for each account, as host work.
 
-Knows the encoder, the branches that wait and who pays; does not know ops.
+Knows the encoder, the branches that wait and who pays; of ops only these questions.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lmprog import wire
 from lmprog.errors import LmprogError
 from lmprog.runtime.programs.branch import Awaited, BranchState, RuntimeBranch
+from lmprog.runtime.programs.clients import HostWork, Pieces, failed, payer_of
 from lmprog.runtime.scheduling.sequence import Client
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, TextPart
+from lmprog.transport import ClientId
 
 if TYPE_CHECKING:
     pass
@@ -268,14 +272,6 @@ class LongTexts:
         self._begin(LongText(len(text), self.encoder.parts(text, ()), is_wanted, finish, payer))
         self._charge(payer, self.clock() - began)
 
-    def encode_now(self, op: wire.Encode, payer: Client) -> wire.TokensAre:
-        """The reply to what is not long. Raises LmprogError."""
-        began = self.clock()
-        try:
-            return self.service.encode(op)
-        finally:
-            self._charge(payer, self.clock() - began)
-
     def encode_elsewhere(self, text: LongText, part: TextPart) -> Future[array[int]]:
         """The tokens of a part of `text`; where its length is checked, also why it cannot fit."""
 
@@ -359,3 +355,58 @@ class LongTexts:
 def _wanted(branch: RuntimeBranch) -> Callable[[], bool]:
     """Whether the branch still waits for its text."""
     return lambda: branch.failure is None and branch.state is BranchState.OPEN
+
+
+class Spelling:
+    """Answers what clients ask of texts and tokens: `send` takes the replies, `is_open` says of a
+    client whether it is still there.
+    """
+
+    def __init__(
+        self,
+        texts: LongTexts,
+        work: HostWork,
+        send: Callable[[ClientId, wire.Reply], object],
+        is_open: Callable[[ClientId], bool],
+    ) -> None:
+        self._texts = texts
+        self._work = work
+        self._send = send
+        self._is_open = is_open
+        self._asked: dict[Client, deque[tuple[ClientId, wire.Encode | wire.Decode]]] = {}
+        """Of each account that has any."""
+
+    def ask(self, client: ClientId, op: wire.Encode | wire.Decode) -> None:
+        payer = payer_of(client, op.account)
+        if isinstance(op, wire.Encode) and self._texts.is_long(op.text):
+            wanted, told = partial(self._is_open, client), partial(self._tell, client, op)
+            self._texts.encode(op.text, wanted, told, payer)
+            return
+        asked = self._asked.get(payer)
+        if asked is None:
+            asked = self._asked[payer] = deque()
+            self._work.begin(payer, self._answered(payer, asked), lambda: True)
+        asked.append((client, op))
+
+    def _answered(
+        self, payer: Client, asked: deque[tuple[ClientId, wire.Encode | wire.Decode]]
+    ) -> Pieces:
+        service = self._texts.service
+        while asked:
+            client, op = asked.popleft()
+            if self._is_open(client):
+                try:
+                    reply: wire.Reply = (
+                        service.encode(op) if isinstance(op, wire.Encode) else service.decode(op)
+                    )
+                except LmprogError as error:
+                    reply = failed(op.call, error)
+                self._send(client, reply)
+                yield
+        del self._asked[payer]
+
+    def _tell(self, client: ClientId, op: wire.Encode, outcome: list[int] | LmprogError) -> None:
+        if isinstance(outcome, LmprogError):
+            self._send(client, failed(op.call, outcome))
+        else:
+            self._send(client, self._texts.service.encoded(op, outcome))

@@ -331,8 +331,9 @@ class Exchange:
         """New branches are of this session, model and adapter, and of the account of its key."""
         served = self._served_name
         if not isinstance(op, wire.Open):
-            if served and isinstance(op, wire.Encode | wire.Decode):
-                return msgspec.structs.replace(op, served_name=served)
+            if isinstance(op, wire.Encode | wire.Decode):
+                account = op.account or ("" if self._account is None else self._account.name)
+                return msgspec.structs.replace(op, served_name=served, account=account)
             return op
         session, lora = self._session or op.session, self._adapter or op.lora
         account, weight = op.account, op.weight

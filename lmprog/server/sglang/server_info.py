@@ -25,6 +25,8 @@ from lmprog.server.http.sse import until_gone
 
 HEALTH_SECONDS = 20.0
 HEALTH_ACCOUNT = "(health)"
+ASKED_AT_A_TIME = 65_536
+"""Characters to tokenise, or tokens to decode."""
 """No key's: what is asked for it waits for nobody who was served more."""
 
 
@@ -168,15 +170,32 @@ def _add_tokens(made: GatewayRouter, gateway: Gateway) -> None:
 
 
 async def _spelled(gateway: Gateway, makes: list[Any]) -> list[wire.Reply]:
-    """The answers to small questions, in their order. Raises why one of them failed."""
+    """The answers to questions of texts and tokens, in their order: some are asked at a time, so
+    that not much goes on when nobody waits any more. Raises why one of them failed.
+    """
+    found: dict[int, wire.Reply | None] = {}
+    sizes: dict[int, int] = {}
     with gateway.link.exchange() as exchange:
-        calls = [exchange.call() for _ in makes]
-        exchange.send(*(make(call) for make, call in zip(makes, calls, strict=True)))
-        found: dict[int, wire.Reply] = {}
-        while len(found) < len(calls):
+
+        async def answered() -> int:
+            """The size of what was."""
             reply = await exchange.next()
-            found[getattr(reply, "call", None) or 0] = reply
-    return [found[call] for call in calls]
+            call = getattr(reply, "call", None) or 0
+            found[call] = reply
+            return sizes.pop(call, 0)
+
+        total = 0
+        for make in makes:
+            op: wire.Encode | wire.Decode = make(exchange.call())
+            size = len(op.text if isinstance(op, wire.Encode) else op.tokens)
+            while sizes and total + size > ASKED_AT_A_TIME:
+                total -= await answered()
+            found[op.call], sizes[op.call] = None, size
+            total += size
+            exchange.send(op)
+        while sizes:
+            await answered()
+    return [reply for reply in found.values() if reply is not None]
 
 
 def _tokens(reply: wire.Reply) -> tuple[int, ...]:
