@@ -480,14 +480,11 @@ class FakeStore:
                 self._engine.write_page(page, contents)
         return [LoadEnd(one.ticket, len(one.contents)) for one in ended]
 
-    @property
-    def is_held_up(self) -> bool:
-        return False
-
-    def abandon(self, ticket: int) -> None:
+    def abandon(self, ticket: int, *, is_patient: bool = False) -> bool:
         for one in self._pending:
             if one.ticket == ticket:
                 one.pages.clear()
+        return True
 
     def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         return None

@@ -227,10 +227,6 @@ class DiskStore:
         self._measured("copy", began)
         return True
 
-    @property
-    def is_held_up(self) -> bool:
-        return is_runnable(self._thread.native_id or 0)
-
     def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         if not self.is_shared or time.monotonic() < self._refused_until:
             return None
@@ -265,8 +261,11 @@ class DiskStore:
             self._measured("enter", began)
         return ended
 
-    def abandon(self, ticket: int) -> None:
+    def abandon(self, ticket: int, *, is_patient: bool = False) -> bool:
+        if is_patient and self.is_shared and is_runnable(self._thread.native_id or 0):
+            return False
         self._abandoned.add(ticket)
+        return True
 
     def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
         self._todo.put(lambda: self._erase(handles, keys))

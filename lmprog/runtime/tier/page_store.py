@@ -110,12 +110,6 @@ class PageStore(Protocol):
     def costs(self) -> PageCosts:
         """Measured."""
 
-    @property
-    def is_held_up(self) -> bool:
-        """Whether it waits for a processor, or computes, and for no disk and no network: what is
-        late then is not late for long.
-        """
-
     def known(self) -> list[KnownPage]:
         """What it had when it was opened."""
 
@@ -140,8 +134,11 @@ class PageStore(Protocol):
     def finished(self) -> list[LoadEnd]:
         """Loads that have ended since the last time, and questions that were answered."""
 
-    def abandon(self, ticket: int) -> None:
-        """The pages of that load are not written from now on. It still ends, some time."""
+    def abandon(self, ticket: int, *, is_patient: bool = False) -> bool:
+        """The pages of that load are not written from now on. It still ends, some time. False where
+        it `is_patient`, and the store waits for a processor, and for no disk and no network: then
+        it goes on.
+        """
 
     def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
         """Their contents are wrong, and must not be known when the store is opened again. `keys`
