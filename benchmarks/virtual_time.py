@@ -173,9 +173,8 @@ class VirtualStore:
         self._loads = [(at, end) for at, end in self._loads if at > now]
         return ended
 
-    is_held_up = False
-
-    def abandon(self, ticket: int) -> None: ...
+    def abandon(self, ticket: int, *, is_patient: bool = False) -> bool:
+        return True
 
     def find(self, keys: Items[PageKey], states: Items[PageKey] = ()) -> int | None:
         return None

@@ -341,12 +341,14 @@ class FleetChannel:
             for name in self._lines.forget(members.keys(), self._now):
                 log.warning("nobody serves %r any more", name)
                 self._router.forget(name, RuntimeGone(f"nobody serves {name!r} any more"))
-            asleep = {name: self._lines.served_by(name) for name in self._asleep}
-            self._router.tick([one for one in asleep.values() if one is not None])
             waited_for = self._router.waited_for
+            served = {name: self._lines.served_by(name) for name in self._asleep}
+            # one that has never answered may serve whatever is waited for
+            asleep = {at: waited_for if one is None else {one} for at, one in served.items()}
+            self._router.tick(set().union(*asleep.values()))
             self._pass_on()
         for name, member in self._asleep.items():
-            if member.wake is not None and asleep[name] in waited_for:
+            if member.wake is not None and asleep[name] & waited_for:
                 member.wake()
         for link in overdue:
             self._lose(link, "its programs did not end in time for the update", died=False)

@@ -414,14 +414,12 @@ class PendingLoad:
 
 
 class FakeStore:
-    """See `PageStore`. `faults` is the chance that a page is refused, lost or damaged.
-
-    Slow, full and torn. It keeps contents in a dictionary and gives them back some turns later. A
-    stored page may be refused, or be lost or damaged without a word; like a file with checksums,
-    it then gives nothing back rather than something wrong.
+    """See `PageStore`; slow, full and torn. `faults` is the chance that a page is refused, or lost
+    or damaged without a word: like a file with checksums, it then gives nothing back rather than
+    something wrong. It keeps contents in a dictionary and gives them back some turns later.
     """
 
-    is_shared = is_held_up = False
+    is_shared = False
 
     def __init__(
         self, engine: FakeEngine, num_handles: int, rng: random.Random, faults: float
@@ -484,10 +482,11 @@ class FakeStore:
                 self._engine.write_page(page, contents)
         return [LoadEnd(one.ticket, len(one.contents)) for one in ended]
 
-    def abandon(self, ticket: int) -> None:
+    def abandon(self, ticket: int, *, is_patient: bool = False) -> bool:
         for one in self._pending:
             if one.ticket == ticket:
                 one.pages.clear()
+        return True
 
     def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         return None

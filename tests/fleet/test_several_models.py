@@ -339,6 +339,18 @@ def test_a_model_that_sleeps_is_woken_by_who_asks_for_it_and_by_nobody_else(
         assert found == [before["large"]]
 
 
+def test_one_that_sleeps_and_has_never_answered_is_woken_by_whoever_waits(
+    folders: tuple[Path, Path],
+) -> None:
+    with Several(a=small(folders[0])) as fleet:
+        woken = threading.Event()
+        fleet.places.sleepers["unknown"] = woken.set
+        fleet.places.replicas.pop("a").die()
+        until(lambda: not fleet.there and fleet.channel.is_asleep)
+        fleet.client.call(wire.Encode(fleet.client.number(), "ab"))  # type: ignore[arg-type]
+        assert woken.wait(PATIENCE)
+
+
 def test_who_asks_for_tokens_wakes_their_model(folders: tuple[Path, Path]) -> None:
     with Several(a=small(folders[0]), b=large(folders[1])) as fleet:
         woken = threading.Event()

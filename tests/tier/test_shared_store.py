@@ -281,6 +281,9 @@ class Late:
     def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int:
         return 7
 
+    def abandon(self, ticket: int, *, is_patient: bool) -> bool:
+        return not (is_patient and self.is_held_up)
+
 
 def test_a_store_that_has_no_processor_is_waited_for_and_one_that_hangs_is_not(
     monkeypatch: pytest.MonkeyPatch,

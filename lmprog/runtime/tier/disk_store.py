@@ -141,6 +141,8 @@ RETRY_SECONDS = 10.0
 """After a page could not be written, so long none is tried."""
 MOST_LOST = 4
 """After so many loads in turn that gave no page a shared store is left alone for as long."""
+LOCK_SECONDS = 0.001
+"""So long the thread of a shared store gets Python's lock before something late is given up."""
 CLOSE_SECONDS = 5.0
 """What is not written so long after the end is given up."""
 MEASURED = 16
@@ -227,10 +229,6 @@ class DiskStore:
         self._measured("copy", began)
         return True
 
-    @property
-    def is_held_up(self) -> bool:
-        return is_runnable(self._thread.native_id or 0)
-
     def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         if not self.is_shared or time.monotonic() < self._refused_until:
             return None
@@ -265,8 +263,19 @@ class DiskStore:
             self._measured("enter", began)
         return ended
 
-    def abandon(self, ticket: int) -> None:
+    def abandon(self, ticket: int, *, is_patient: bool = False) -> bool:
+        if is_patient and self.is_shared and self._is_held_up(ticket):
+            return False
         self._abandoned.add(ticket)
+        return True
+
+    def _is_held_up(self, ticket: int) -> bool:
+        """Whether the thread waits for a processor, or has waited for Python's lock, which it gets
+        here for a moment, and has just done it.
+        """
+        time.sleep(LOCK_SECONDS)
+        ended = [one.ticket for one in list(self._read) if isinstance(one, LoadEnd)]
+        return ticket in ended or is_runnable(self._thread.native_id or 0)
 
     def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
         self._todo.put(lambda: self._erase(handles, keys))

@@ -102,17 +102,7 @@ HELD_UP_SECONDS = 0.5
 the machine is slow, and not the store."""
 
 
-class StoreWork(Protocol):
-    """What a store does beside steps."""
-
-    @property
-    def is_held_up(self) -> bool:
-        """Whether it waits for a processor, or computes, and for no disk and no network: what is
-        late then is not late for long.
-        """
-
-
-class PageStore(StoreWork, Protocol):
+class PageStore(Protocol):
     """Keeps pages. A load sees all stores before it; nothing here raises for what a disk does."""
 
     num_handles: int
@@ -147,8 +137,11 @@ class PageStore(StoreWork, Protocol):
     def finished(self) -> list[LoadEnd]:
         """Loads that have ended since the last time, and questions that were answered."""
 
-    def abandon(self, ticket: int) -> None:
-        """The pages of that load are not written from now on. It still ends, some time."""
+    def abandon(self, ticket: int, *, is_patient: bool = False) -> bool:
+        """The pages of that load are not written from now on. It still ends, some time. False where
+        it `is_patient`, and the store waits for a processor, and for no disk and no network: then
+        it goes on.
+        """
 
     def forget(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
         """Their contents are wrong, and must not be known when the store is opened again. `keys`

@@ -337,19 +337,15 @@ class SecondTier:
                 self._finish(load, done)
         if self._loads:
             now = self._clock()
-            late = [one for one, load in self._loads.items() if load.ends < now]
-            if late and self._store.is_shared and self._store.is_held_up:
-                late = [one for one in late if self._loads[one].ends < now - HELD_UP_SECONDS]
-            for ticket in late:
-                self._abandon(ticket)
+            for ticket, ends in [(one, load.ends) for one, load in self._loads.items()]:
+                is_patient = now < ends + HELD_UP_SECONDS
+                if ends < now and self._store.abandon(ticket, is_patient=is_patient):
+                    self._abandon(ticket)
         if self._questions is not None:
-            for ticket in self._questions.overdue():
-                self._store.abandon(ticket)
-                self._abandoned.add(ticket)
+            self._abandoned |= set(self._questions.overdue())
 
     def _abandon(self, ticket: int) -> None:
         """Nobody waits for that load any more, and its pages are free."""
-        self._store.abandon(ticket)
         self._abandoned.add(ticket)
         load = self._loads.pop(ticket)
         self._pages.free(load.pages)

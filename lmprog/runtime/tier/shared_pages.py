@@ -132,14 +132,16 @@ class TierQuestions:
         return 0 if asked is None else self._learn(asked, answer.num_good)
 
     def overdue(self) -> list[int]:
-        """Questions for whose answers nobody waits from now on."""
+        """Questions that have been abandoned: nobody waits for their answers from now on."""
         if not self._open:
             return []
         now = self._clock()
-        late = {ticket: asked for ticket, asked in self._open.items() if asked.ends < now}
-        if late and self._store.is_held_up:
-            now -= HELD_UP_SECONDS
-            late = {ticket: asked for ticket, asked in late.items() if asked.ends < now}
+        late = {
+            ticket: asked
+            for ticket, asked in self._open.items()
+            if asked.ends < now
+            and self._store.abandon(ticket, is_patient=now < asked.ends + HELD_UP_SECONDS)
+        }
         for ticket in late:
             del self._open[ticket]
         self._late |= late

@@ -72,12 +72,9 @@ class HostStore:
             return [LoadEnd(ticket, 0) for ticket, _ in loads]
         return [LoadEnd(ticket, len(pages)) for ticket, pages in loads]
 
-    @property
-    def is_held_up(self) -> bool:
-        return False
-
-    def abandon(self, ticket: int) -> None:
+    def abandon(self, ticket: int, *, is_patient: bool = False) -> bool:
         self._loads = [(one, [] if one == ticket else pages) for one, pages in self._loads]
+        return True
 
     def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
         return None
