@@ -182,7 +182,7 @@ CALL_MUTANTS = [
         "the last delta of a stream is dropped",
         "programs",
         _PROGRAMS + "delivery.py",
-        "        if op.stream:\n            self._send_new(call, run, index, ended.delta, 0)\n",
+        "        if op.stream:\n            self._send_new(call, run, index, ended.delta)\n",
         "",
     ),
     Mutant(

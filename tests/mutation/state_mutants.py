@@ -203,8 +203,8 @@ STATE_MUTANTS = [
         "pages behind the last state are stored",
         "stored states",
         _STORING,
-        "            del tokens[end:], pages[-(-end // size) :]\n        if pages:",
-        "        if pages:",
+        "            del tokens[end:], pages[-(-end // size) :]\n        framed",
+        "        framed",
     ),
     Mutant(
         "a state is stored by its pages alone",
@@ -287,7 +287,7 @@ STATE_MUTANTS = [
         "a state serves what is a part of its tokens",
         "stored states",
         "runtime/tier/page_store.py",
-        "            not self.part and other.tokens",
+        "            not 0 < self.part < FRAME and other.tokens",
         "            other.tokens",
     ),
     Mutant(

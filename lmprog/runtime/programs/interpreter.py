@@ -150,18 +150,20 @@ class Interpreter:
 
     def go_on(self) -> None:
         """Branches carry out their ops, for a bounded time, and what they wait for is compiled."""
-        self._run_ready()
-        constraints = self._constraints
-        if constraints is not None and constraints.under_way:
-            constraints.turn(busy=not self.scheduler.idle)
-            for pending in constraints.collect(self.scheduler.shares.work):
-                for branch in pending.waiting:
-                    self._ready.wake(branch)
-            self._run_ready()
-
-    def _run_ready(self) -> None:
         if self._ready.waiting:
             self._ready.turn(self._runner.run)
+        if self._compiling:
+            self._compile()
+            self._ready.turn(self._runner.run)
+
+    def _compile(self) -> None:
+        """Constraints are compiled further, and branches go on whose constraints are there."""
+        constraints = self._constraints
+        assert constraints is not None, "something is compiled"
+        constraints.turn(busy=not self.scheduler.idle)
+        for pending in constraints.collect(self.scheduler.shares.work):
+            for branch in pending.waiting:
+                self._ready.wake(branch)
 
     def _greet(self, client_id: ClientId, hello: wire.Hello) -> None:
         if hello.version != wire.PROTOCOL_VERSION:
@@ -373,7 +375,8 @@ class Interpreter:
         for under_way, go_on in self._works:
             if under_way:
                 go_on()
-        self._run_ready()
+        if self._ready.waiting:
+            self._ready.turn(self._runner.run)
         return self._completion.take_replies()
 
     def _expire(self, now: float) -> None:

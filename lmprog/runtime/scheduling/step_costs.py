@@ -185,9 +185,12 @@ class StepCosts:
         twice as long, or longer, where prompts would have less than their shares of its time.
         """
         rest, per_token = self._decoding(num_decodes), self.per_token * max(1.0, self._drift)
-        least, wanted = [self._share(rest, one, per_token) for one in (SHARE_BESIDE, WANTED_BESIDE)]
-        within, within_two = [self.tokens_within(n * seconds) - num_decodes for n in (1, 2)]
-        return max(within, min(wanted, within_two), least)
+        within = self.tokens_within(seconds) - num_decodes
+        wanted = self._share(rest, WANTED_BESIDE, per_token)
+        if within >= wanted:
+            return within
+        within_two = self.tokens_within(2 * seconds) - num_decodes
+        return max(within, min(wanted, within_two), self._share(rest, SHARE_BESIDE, per_token))
 
     def _decoding(self, num_decodes: int) -> float:
         """Seconds of so many decodes alone: as such steps took, or by the fit before any."""
