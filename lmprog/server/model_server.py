@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from lmprog.errors import InvalidParameter
 from lmprog.launch import RuntimeProcess
 from lmprog.server.app import build_app, route_modules
 from lmprog.server.gateway.gateway import Gateway
@@ -68,11 +69,25 @@ class ModelServer(GatewayServer):
     def __init__(
         self, model: str = "nano", settings: ServerSettings | None = None, **runtime_options: Any
     ) -> None:
-        """Starts nothing yet. `runtime_options` are fields of RuntimeConfig and SchedulerConfig."""
+        """Starts nothing yet. `runtime_options` are fields of RuntimeConfig and SchedulerConfig.
+        Raises `InvalidParameter` for settings of several runtimes.
+        """
+        for name in ("join", "ray", "models"):
+            if settings is not None and getattr(settings, name):
+                raise _several(name)
+        if settings is not None and settings.starts_several:
+            raise _several("replicas")
         super().__init__(
             settings,
             one_runtime(lambda: RuntimeProcess(model, log_to_stderr=True, **runtime_options)),
         )
+
+
+def _several(name: str) -> InvalidParameter:
+    return InvalidParameter(
+        f"{name} is for `lmprog serve`; this application starts one runtime of its own.",
+        name=name,
+    )
 
 
 def create_app(

@@ -15,6 +15,7 @@ from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
+from lmprog.errors import InvalidParameter
 from lmprog.server import ModelServer, create_app
 from lmprog.server.app import build_app, route_modules
 from lmprog.server.gateway.gateway import Gateway
@@ -282,3 +283,13 @@ def test_programs_load_nothing_of_the_server() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [("replicas", 2), ("join", ("tcp://127.0.0.1:5555",)), ("models", ("a=nano", "b=nano"))],
+)
+def test_an_application_refuses_settings_of_several_runtimes(name: str, setting: Any) -> None:
+    with pytest.raises(InvalidParameter, match="one runtime of its own") as caught:
+        create_app(settings=ServerSettings(**{name: setting}))
+    assert caught.value.name == name
