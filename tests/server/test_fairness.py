@@ -16,12 +16,13 @@ import pytest
 
 from lmprog import wire
 from lmprog.errors import InvalidParameter
+from lmprog.server.app import build_app
 from lmprog.server.fairness.accounts import KeyAccount, KeyAccounts
 from lmprog.server.fairness.dispatch import PIECE, Dispatcher, FairQueue, cost_of
 from lmprog.server.observability.meters import HELD_KINDS
 from lmprog.server.options.api_keys import ApiKey, digest, keys_of
 from lmprog.server.options.server_settings import ServerSettings
-from tests.server.fake_runtime import Fake, asking
+from tests.server.fake_runtime import Asgi, Fake, asking
 
 PLACES = 1280
 
@@ -537,3 +538,18 @@ def test_a_file_of_keys_closes_the_server_even_when_it_is_empty(fake: Fake, tmp_
             return (await client.get("/v1/models")).status_code
 
     assert asyncio.run(run()) == 401
+
+
+def test_without_keys_work_is_on_the_account_of_the_address_that_asks(fake: Fake) -> None:
+    async def run() -> set[str]:
+        async with asking(fake) as (_, gateway):
+            app = build_app(gateway)
+            body = {"prompt": "hello", "max_tokens": 3}
+            for client in ("10.0.0.1", "10.0.0.2"):
+                for path in ("/v1/completions", "/tokenize"):
+                    request = Asgi(app, "POST", path, body=body, client=client)
+                    await request.task
+                    assert request.status == 200
+            return set((await gateway.link.described()).accounts)
+
+    assert {"10.0.0.1", "10.0.0.2"} <= asyncio.run(run())

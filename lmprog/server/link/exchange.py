@@ -264,6 +264,8 @@ class Exchange:
         self._served_name, self._adapter = model
         self._connection = connection
         self._account = account
+        self._payer = record.origin.account if account is None else account.name
+        """Of whom branches are: the key, or without keys the address that asks."""
         self._streamed: dict[int, int] = {}  # call -> tokens that its deltas had
         self._branches: list[int] = []
         self.following: dict[int, wire.Conversation] = {}
@@ -318,7 +320,7 @@ class Exchange:
         if self._is_closed:
             raise self._why_ended()
         account, turns = self._account, self._link.turns
-        if self._session or self._adapter or self._served_name or account is not None:
+        if self._session or self._adapter or self._served_name or self._payer:
             ops = tuple(self._as_own(op) for op in ops)
         if account is not None:
             account.check(ops)
@@ -328,17 +330,16 @@ class Exchange:
         self.send_now(ops)
 
     def _as_own(self, op: wire.Op) -> wire.Op:
-        """New branches are of this session, model and adapter, and of the account of its key."""
+        """New branches are of this session, model and adapter, and on the account of who asks."""
         served = self._served_name
         if not isinstance(op, wire.Open):
             if isinstance(op, wire.Encode | wire.Decode):
-                account = op.account or ("" if self._account is None else self._account.name)
+                account = op.account or self._payer
                 return msgspec.structs.replace(op, served_name=served, account=account)
             return op
         session, lora = self._session or op.session, self._adapter or op.lora
-        account, weight = op.account, op.weight
-        if self._account is not None:
-            account, weight = account or self._account.name, self._account.weight
+        account = op.account or self._payer
+        weight = op.weight if self._account is None else self._account.weight
         return msgspec.structs.replace(
             op, session=session, weight=weight, lora=lora, account=account, served_name=served
         )
