@@ -236,7 +236,8 @@ def test_a_service_is_not_asked_again(tmp_path: Path) -> None:
 @lmprog.function
 def told(s: lmprog.Branch) -> list[str]:
     s += "Once upon a time "
-    return [s.gen(max_tokens=6).value, s.gen(max_tokens=6).value, s.select("yes", "no").value]
+    first, second = [s.gen(max_tokens=6, ignore_eos=True).value for _ in range(2)]
+    return [first, second, s.select("yes", "no").value]
 
 
 @pytest.mark.parametrize(
