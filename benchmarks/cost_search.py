@@ -39,6 +39,8 @@ BYSTANDERS_SECONDS = 0.5
 """Of processor time: a bystander may wait no longer ..."""
 MOST_P99 = 0.1
 """... and of 99 in a hundred bodies no longer than this."""
+MOST_SHOWN = 60
+"""Characters of a field's value."""
 TRIED_AGAIN = 4
 """Times that a body beyond a bar is tried again."""
 GROWN_MEGABYTES = 128
@@ -338,11 +340,12 @@ async def searched(target: Target, search: Search, goes_on: Callable[[], bool]) 
 
 def _line(attack: Attack, harm: Harm) -> str:
     size = len(attack.raw)
-    shown = json.dumps(attack.body, ensure_ascii=True)
+    fields = {name: json.dumps(value) for name, value in attack.body.items()}
+    shown = ", ".join(f"{name} {text[:MOST_SHOWN]}" for name, text in fields.items())
     costs = f"{harm.seconds:8.3f} s  {harm.grown:+7.1f} MB"
     if harm.again:
         costs += f"  (again {', '.join(f'{one:.3f}' for one in harm.again)})"
-    return f"{costs}  {size:>9,} bytes  {harm.status}  {attack.path} {shown[:300]}"
+    return f"{costs}  {size:>9,} bytes  {harm.status}  {attack.path} {shown}"
 
 
 async def _run(target: LiveTarget, seed: int, until: float, keep: int) -> None:
