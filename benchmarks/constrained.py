@@ -34,6 +34,7 @@ from lmprog.constraints.token_bytes import vocabulary_of_tokenizer
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, RequestRejected
 from lmprog.runtime.assembly import assemble
+from lmprog.runtime.main import COLLECTED_EVERY
 from lmprog.runtime.text.tokenizer import load_tokenizer
 from lmprog.simulation.world import SimChannel
 
@@ -268,6 +269,7 @@ def bombs(
     bench.rest()
     gc.collect()
     gc.freeze()  # as the runtime's process does
+    gc.set_threshold(*COLLECTED_EVERY)
     each = [slowest(number) for number in range(1, 4)]
     others: dict[str, Sequence[wire.Constraint | None]] = {
         "alone": [],
@@ -337,7 +339,8 @@ def steps(*, seconds: float = 3.0) -> None:
     usual, call = (1e3 * median(of) for of in zip(*alone, strict=True))
     beside_all: list[float] = []
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # as the runtime's process does
+    gc.set_threshold(*COLLECTED_EVERY)
     bench.took = []
     print(f"a small pattern alone: compiled in {usual:.2f} ms, its call in {call:.1f} ms")
     worst_of_all = 0.0

@@ -38,7 +38,7 @@ BACKLOG = 65_535
 """Connections that wait to be accepted; the system has a limit of its own. One that finds no place
 there tries again after a second.
 """
-COLLECTED_EVERY = (10_000, 20, 10)
+COLLECTED_EVERY = (5_000, 2, 200)
 """New objects until the youngest are looked at, and of how many such looks one takes in the next
 older ones. Few objects here stand in cycles, so that little garbage waits for it.
 """
