@@ -182,6 +182,21 @@ def talk_step(talk: Talk, replies: list[list[wire.Reply]]) -> list[wire.Reply]:
     return replies[-1]
 
 
+def test_an_account_has_no_more_questions_waiting_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(long_texts, "MOST_ASKED", 500)
+    talk = roomy()
+    asked = [wire.Encode(call, "a" * 100, account="one") for call in range(9)]
+    replies = talk.ask(*asked, wire.Encode(9, "other", account="two"))
+    refused = failed(replies)
+    assert set(refused) == {4, 5, 6, 7, 8}
+    assert {reply.code for reply in refused.values()} == {"overloaded"}
+    told = [one.call for one in replies if isinstance(one, wire.TokensAre)]
+    assert sorted(told) == [0, 1, 2, 3, 9]
+    assert [one.call for one in talk.ask(asked[8])] == [8], "there is room again"
+
+
 def test_texts_of_a_client_that_has_gone_are_not_tokenised() -> None:
     talk = roomy()
     talk.say(*[wire.Encode(call, "text") for call in range(9)], client=OTHER)

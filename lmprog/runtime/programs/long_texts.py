@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lmprog import wire
-from lmprog.errors import LmprogError
+from lmprog.errors import LmprogError, Overloaded
 from lmprog.runtime.programs.branch import Awaited, BranchState, RuntimeBranch
 from lmprog.runtime.programs.clients import HostWork, Pieces, failed, payer_of
 from lmprog.runtime.scheduling.sequence import Client
@@ -357,6 +357,11 @@ def _wanted(branch: RuntimeBranch) -> Callable[[], bool]:
     return lambda: branch.failure is None and branch.state is BranchState.OPEN
 
 
+MOST_ASKED = 32 * 1024 * 1024
+"""Characters, or tokens, of an account's questions that wait; each counts as some more."""
+_QUESTION = 64
+
+
 class Spelling:
     """Answers what clients ask of texts and tokens: `send` takes the replies, `is_open` says of a
     client whether it is still there.
@@ -374,7 +379,9 @@ class Spelling:
         self._send = send
         self._is_open = is_open
         self._asked: dict[Client, deque[tuple[ClientId, wire.Encode | wire.Decode]]] = {}
-        """Of each account that has any."""
+        """Of each account that has any ..."""
+        self._sizes: dict[Client, int] = {}
+        """... and how much that is."""
 
     def ask(self, client: ClientId, op: wire.Encode | wire.Decode) -> None:
         payer = payer_of(client, op.account)
@@ -385,7 +392,13 @@ class Spelling:
         asked = self._asked.get(payer)
         if asked is None:
             asked = self._asked[payer] = deque()
+            self._sizes[payer] = 0
             self._work.begin(payer, self._answered(payer, asked), lambda: True)
+        if self._sizes[payer] >= MOST_ASKED:
+            says = "this client waits for more texts and tokens than may wait; ask again later."
+            self._send(client, failed(op.call, Overloaded(says)))
+            return
+        self._sizes[payer] += _size(op)
         asked.append((client, op))
 
     def _answered(
@@ -394,6 +407,7 @@ class Spelling:
         service = self._texts.service
         while asked:
             client, op = asked.popleft()
+            self._sizes[payer] -= _size(op)
             if self._is_open(client):
                 try:
                     reply: wire.Reply = (
@@ -403,10 +417,14 @@ class Spelling:
                     reply = failed(op.call, error)
                 self._send(client, reply)
                 yield
-        del self._asked[payer]
+        del self._asked[payer], self._sizes[payer]
 
     def _tell(self, client: ClientId, op: wire.Encode, outcome: list[int] | LmprogError) -> None:
         if isinstance(outcome, LmprogError):
             self._send(client, failed(op.call, outcome))
         else:
             self._send(client, self._texts.service.encoded(op, outcome))
+
+
+def _size(op: wire.Encode | wire.Decode) -> int:
+    return _QUESTION + len(op.text if isinstance(op, wire.Encode) else op.tokens)

@@ -134,7 +134,7 @@ def router(gateway: Gateway) -> GatewayRouter:
             gateway, given, lambda body: (last_prompt(gateway, completion_of(body)), None), SILENT
         )
         body = read.body
-        asked = understood(gateway, completion_of(body), read.warnings)
+        asked = await read.aside(lambda: understood(gateway, completion_of(body), read.warnings))
         request.state.names = {**asked.names, "max_tokens": "n_predict"}
         asked = await until_gone(request, _fitted(gateway, asked, body.n_predict))
         headers = warned(asked.warnings)

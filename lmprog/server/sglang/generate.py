@@ -226,7 +226,9 @@ class GenerateEndpoints:
         read = await read_prompt(gateway, given, _last_prompt, SILENT)
         body = read.body
         gateway.check_model(body.model)
-        prompts, is_batch = prompts_of(body, lambda: secrets.token_hex(16))
+        prompts, is_batch = await read.aside(
+            lambda: prompts_of(body, lambda: secrets.token_hex(16))
+        )
         for prompt in prompts:
             prompt.params.constraint()
         await until_gone(request, self._check_entries(prompts))
