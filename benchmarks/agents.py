@@ -5,19 +5,20 @@ blocks of a production trace in the real prefix tree. No model computes.
     python -m benchmarks.agents --trace FOLDER            public traces that you have fetched
     python -m benchmarks.agents --like production [--blocks 1000,3000,10000]
     python -m benchmarks.agents bars [--trace FOLDER]     all rates and memories; prints what misses its bar
+    python -m benchmarks.agents serve [--model nano]      sessions on a real model, through `lmprog serve`
 
 A folder holds either sessions, one in each `*.jsonl` file, whose lines have `timestamp` (microseconds),
 `input` and `output`; or requests of a service, whose lines have `timestamp` (milliseconds) and `hash_ids`.
 Without one they are made, with the figures of such traces: how long prompts and answers are, what of a
 prompt the calls before it had, and how long a tool takes.
 
-Sides: each session is a *program*, whose branch pins what it stands on; the same with `unlimited`
-admission, so that only *pins* are left; each call is a *request* of its own, as a foreign harness sends
-it, *with hints* of the session's name, and *alone*: never taken for a turn of a session, also with `fcfs`.
-The columns are seconds of a session in the mean / p90 / percent of the prompts' tokens found / tokens
-computed over those of *memory for all*, where programs are never kept waiting / over those of the offline
-optimum for the same calls in the same order, which evicts the leaf whose next use is farthest. Sessions with a call that
-a memory can never hold are refused by a server; they are left out of all its columns, and counted.
+Sides: each session is a *program*, whose branches pin what their next calls begin with; the same with
+`unlimited` admission, so that only *pins* are left; each call is a *request* of its own, as a foreign
+harness sends it, *with hints* of the session's name, and *alone*: never taken for a turn of a session,
+also with `fcfs`. The columns are seconds of a session in the mean / p90 / percent of the prompts' tokens
+found / tokens computed over those of *memory for all*, where programs never wait / over those of the
+offline optimum for the same calls in the same order, which evicts the leaf whose next use is farthest.
+Sessions with a call that a memory can never hold are left out of all its columns, and counted.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from __future__ import annotations
 import heapq
 import json
 import random
-import zlib
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product, takewhile
+from itertools import product, takewhile
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated, Any, Literal
 
 from benchmarks import runner
+from benchmarks.agent_sessions import Session, Texts, common_length, sessions_of
+from benchmarks.agents_served import serve
 from benchmarks.virtual_time import CONFIG, PAGE, TOKEN, submit
 from lmprog.config import SchedulerConfig
 from lmprog.radix import PageAllocator, RadixTree
@@ -48,128 +50,10 @@ from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SessionTurn
 
 CONTEXT = 65_536
-MOST_PROMPT = 60_000
-MOST_ANSWER = 2000
 COSTS = {"cheap": (0.010, 0.00005), "dear": (0.020, 0.0005)}
 """Seconds of a step, and of each of its tokens."""
 FOR_ALL = 2_000_000
 """Tokens of memory in which nothing is ever evicted."""
-
-
-# -- sessions
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """`think`: seconds since the answer before it."""
-
-    prompt: array[int]
-    answer: int
-    think: float = 0.0
-    agent: int = 0
-    """Of those that take turns in a session."""
-
-
-Session = list[Call]
-
-
-class Texts:
-    """Tokens that nobody else has."""
-
-    def __init__(self, dice: random.Random) -> None:
-        self._dice = dice
-
-    def __call__(self, count: float) -> array[int]:
-        return array("i", (self._dice.getrandbits(30) for _ in range(max(1, int(count)))))
-
-    def spread(self, middle: float, ninth: float, most: float) -> float:
-        """Of a long-tailed distribution with that median and ninth decile."""
-        above = self._dice.gauss(0.0, 1.0) / 1.2816  # 1 is the ninth decile
-        return min(most, middle * float((ninth / middle) ** above))
-
-
-def coding(dice: random.Random, count: int) -> list[Session]:
-    """Like Mini-SWE-agent: a long common beginning, many short calls, tools of a second; the prompts
-    keep the results and leave the answers out."""
-    text = Texts(dice)
-    common, sessions = text(1100), list[Session]()
-    for _ in range(count):
-        prompt, calls = common + text(text.spread(350, 1500, 2000)), list[Call]()
-        curious = text.spread(1.0, 4.0, 10.0)
-        for turn in range(int(min(30, max(6, dice.gauss(21, 9))))):
-            think = text.spread(0.1, 0.8, 3.0) if turn else 0.0
-            calls.append(Call(prompt[:], int(text.spread(98, 190, 390)), think))
-            prompt = prompt + text(curious * text.spread(26, 500, 2650))
-        sessions.append(calls)
-    return sessions
-
-
-def teams(dice: random.Random, count: int) -> list[Session]:
-    """Like Magentic-One: an orchestrator and those it asks take turns, each with its own prompt, of
-    which the next one of the same agent has nearly all; tools of seconds, some of minutes."""
-    text = Texts(dice)
-    sessions = []
-    beginnings = [text(60), text(25), text(500)]
-    for _ in range(count):
-        task = text(300)
-        prompts = [beginning + task for beginning in beginnings]
-        calls = []
-        for turn in range(int(min(44, max(10, dice.gauss(31, 9))))):
-            agent = 0 if turn % 2 == 0 else dice.choice((1, 1, 2))
-            think = min(140.0, text.spread(2.0, 8.0, 140.0)) if turn else 0.0
-            prompt = prompts[agent] + text(60)  # what is asked anew at its end
-            calls.append(Call(prompt, int(text.spread(377, 563, 2000)), think, agent))
-            if dice.random() < 0.3:
-                prompts[agent] = prompts[agent] + text(text.spread(150, 2500, 6000))
-        sessions.append(calls)
-    return sessions
-
-
-def chatting(dice: random.Random, count: int) -> list[Session]:
-    """People who read: half of the chats have one turn, pauses are of a minute."""
-    text = Texts(dice)
-    common, sessions = text(800), list[Session]()
-    for _ in range(count):
-        prompt, calls = common + text(text.spread(120, 2500, 12_000)), []
-        turn = 0
-        while not turn or (turn < 20 and dice.random() < 0.65):
-            answer = int(text.spread(250, 800, 2000))
-            calls.append(Call(prompt[:], answer, dice.expovariate(1 / 60) if turn else 0.0))
-            prompt = prompt + array("i", [TOKEN] * answer) + text(text.spread(40, 300, 2000))
-            turn += 1
-        sessions.append(calls)
-    return sessions
-
-
-KINDS = {"miniswe": coding, "magentic": teams, "chat": chatting}
-
-
-def pieces(text: str) -> array[int]:
-    """Four letters a token."""
-    end = min(len(text) // 4, MOST_PROMPT) * 4
-    return array("i", [zlib.crc32(text[i : i + 4].encode()) >> 2 for i in range(0, end, 4)] or [1])
-
-
-def recorded(folder: Path, count: int) -> list[Session]:
-    """The sessions of a folder's files. A pause is what is left of the time between two calls when
-    the model's own, at a hundred tokens a second, is taken away."""
-    sessions = []
-    for file in sorted(folder.glob("*.jsonl"))[:count]:
-        lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-        lines.sort(key=lambda line: line["timestamp"])
-        calls = list[Call]()
-        for before, line in pairwise([None, *lines]):
-            said = line["output"]
-            said = said if isinstance(said, str) else json.dumps(said)
-            think = 0.0
-            if before is not None:
-                gap = (line["timestamp"] - before["timestamp"]) / 1e6
-                think = max(0.05, gap - calls[-1].answer / 100 - 0.3)
-            answer = min(max(1, len(said) // 4), MOST_ANSWER)
-            calls.append(Call(pieces(line["input"]), answer, think))
-        if calls:
-            sessions.append(calls)
-    return sessions
 
 
 # -- a replay
@@ -244,8 +128,8 @@ class Replay:
         self.seconds: list[float] = []
         self.asked: dict[SequenceGroup, tuple[int, int]] = {}
         self.pins: dict[tuple[int, int], Pin] = {}
-        self.served: list[array[int]] = []
-        """The tokens of calls, in the order in which they ended."""
+        self.served: list[tuple[array[int], int]] = []
+        """Of calls, in the order in which they ended: tokens, and how long the prompt was."""
         self.cached = self.prompts = self.num_asked = 0
 
     def run(self) -> Outcome:
@@ -292,7 +176,7 @@ class Replay:
         number, turn = self.asked.pop(sequence.group)
         session = self.sessions[number]
         self.cached += sequence.group.cached
-        self.served.append(sequence.tokens)
+        self.served.append((sequence.tokens, len(session[turn].prompt)))
         node, pins = self.scheduler.end(sequence), self.scheduler.pins
         assert node is not None
         place = number, session[turn].agent
@@ -300,8 +184,9 @@ class Replay:
             self.scheduler.pause(sequence.group.turn, node)
         if self.side.are_programs:
             old = self.pins.pop(place, None)
-            if any(call.agent == place[1] for call in session[turn + 1 :]):
-                self.pins[place] = pins.pin(node, number + 1)
+            after = (call for call in session[turn + 1 :] if call.agent == place[1])
+            if call := next(after, None):
+                self.pins[place] = self._pin(sequence.tokens, call.prompt, number + 1)
             if old is not None:
                 pins.unpin(old)
         self.scheduler.unpin(node)
@@ -310,6 +195,15 @@ class Replay:
         else:
             think = session[turn + 1].think
             heapq.heappush(self.todo, (self.now + think, number, turn + 1))
+
+    def _pin(self, tokens: array[int], prompt: array[int], program: int) -> Pin:
+        """The branch that is left: an answer that the next prompt leaves out was a fork's."""
+        tree = self.scheduler.tree
+        match = tree.match(prompt[: common_length(tokens, prompt)])
+        node = tree.lock(match.node, match.length)
+        pin = self.scheduler.pins.pin(node, program)
+        tree.unlock(node)
+        return pin
 
 
 # -- the blocks of a service's requests
@@ -321,6 +215,12 @@ class Asked:
 
     at: float
     blocks: array[int]
+    num_made: int = 0
+    """Of the last of them: its answer is made anew, whoever has made the same before."""
+
+    @property
+    def prompt(self) -> array[int]:
+        return self.blocks[: len(self.blocks) - self.num_made]
 
 
 def served(folder: Path) -> list[Asked]:
@@ -361,17 +261,18 @@ def serving(dice: random.Random, seconds: float = 3600.0) -> list[Asked]:
     return sorted(found, key=lambda one: one.at)
 
 
-def least_computed(served: Items[array[int]], memory: int) -> float:
+def least_computed(served: Items[tuple[array[int], int]], memory: int) -> float:
     """The tokens that the calls would have computed with pages evicted by what comes next."""
     numbers, asked = dict[tuple[int, bytes], int](), list[Asked]()
-    for tokens in served:
+    for tokens, num_prompt in served:
         blocks = array("i", [-1])
         for at in range(0, len(tokens) - PAGE + 1, PAGE):
             page = blocks[-1], tokens[at : at + PAGE].tobytes()
             blocks.append(numbers.setdefault(page, len(numbers)))
-        asked.append(Asked(0.0, blocks[1:]))
-    num_pages = sum(len(one.blocks) for one in asked)
-    return sum(map(len, served)) - optimum(asked, memory // PAGE) * num_pages * PAGE
+        num_made = len(blocks) - 1 - (num_prompt - 1) // PAGE  # and a prompt's last token
+        asked.append(Asked(0.0, blocks[1:], num_made))
+    num_found = optimum(asked, memory // PAGE) * sum(len(one.prompt) for one in asked)
+    return sum(len(tokens) for tokens, _ in served) - num_found * PAGE
 
 
 POLICIES: dict[str, Callable[[int], EvictionPolicy | None]] = {
@@ -408,7 +309,7 @@ def optimum(requests: list[Asked], num_blocks: int) -> float:
     """The part that is found where the leaf goes whose next use is farthest, which nobody can know."""
     uses = defaultdict[int, list[int]](list)
     for number, one in enumerate(requests):
-        for block in one.blocks:
+        for block in one.prompt:
             uses[block].append(number)
     held, parent, children = set[int](), dict[int, int](), Counter[int]()
     passed, heap = Counter[int](), list[tuple[int, int]]()
@@ -420,10 +321,9 @@ def optimum(requests: list[Asked], num_blocks: int) -> float:
         heapq.heappush(heap, (-(left[0] if left else len(requests)), block))
 
     for one in requests:
-        found = list(takewhile(held.__contains__, one.blocks))
-        num_found += len(found)
+        num_found += sum(1 for _ in takewhile(held.__contains__, one.prompt))
+        passed.update(one.prompt)
         for before, block in zip([-1, *one.blocks], one.blocks, strict=False):
-            passed[block] += 1
             if block not in held:
                 held.add(block)
                 parent[block] = before
@@ -438,7 +338,7 @@ def optimum(requests: list[Asked], num_blocks: int) -> float:
                 children[parent[block]] -= 1
                 if not children[parent[block]]:
                     wait(parent[block])
-    return num_found / sum(len(one.blocks) for one in requests)
+    return num_found / sum(len(one.prompt) for one in requests)
 
 
 # -- the command
@@ -458,7 +358,7 @@ def main(
     """See above."""
     if like == "production" or (trace is not None and is_service(trace)):
         return production(serving(random.Random(1)) if trace is None else served(trace), blocks)
-    made = KINDS[like](random.Random(1), sessions) if trace is None else recorded(trace, sessions)
+    made = sessions_of(like, trace, sessions)
     runner.head("costs", "a second", "memory", *(side for side in SIDES if sides in side), texts=1)
     for cost, rate in product(costs, rates):
         best = Replay(made, SIDES["pins"], FOR_ALL, rate, COSTS[cost]).run()
@@ -538,7 +438,7 @@ def bars(
     """All cells of rates, memories and costs; those in which a side misses its bar. What took the time:
     tokens computed / seconds that the calls of a session waited for memory / a place / a load / a step.
     """
-    made = KINDS[like](random.Random(1), sessions) if trace is None else recorded(trace, sessions)
+    made = sessions_of(like, trace, sessions)
     titles = ("side", "of", "costs", "a second", "memory", "times", "±", "bar", "seconds")
     runner.head(*titles, "its time", "the other's", texts=3)
     num_bars = num_missed = 0
@@ -582,4 +482,4 @@ def production(requests: list[Asked], blocks: Items[int]) -> None:
         runner.say(f"{count:,}", *(f"{100 * part:.1f}" for part in found))
 
 
-COMMANDS = runner.commands(main, bars)
+COMMANDS = runner.commands(main, bars, serve)

@@ -11,22 +11,22 @@ from statistics import median
 
 import pytest
 
+from benchmarks.agent_sessions import Call, coding, recorded, teams
 from benchmarks.agents import (
     COSTS,
     FOR_ALL,
     SIDES,
     Asked,
-    Call,
     Replay,
-    coding,
     fitting,
     found_in_tree,
+    least_computed,
     main,
     optimum,
-    recorded,
-    teams,
 )
+from benchmarks.virtual_time import PAGE
 from lmprog.errors import ContextOverflow
+from lmprog.runtime.scheduling.active_programs import Pin
 
 
 def part_of_the_last(calls: list[Call]) -> list[float]:
@@ -100,6 +100,27 @@ def test_blocks_are_found_while_the_tree_has_room_for_them() -> None:
     assert found_in_tree(requests, 2) == 0.0
     assert optimum(requests, 4) == 0.5
     assert optimum(requests, 3) == 0.375  # of the first two blocks again, and one of the others
+
+
+def test_an_answer_is_made_though_the_same_one_is_kept() -> None:
+    """Of those that ask the same twice the prompt's pages are found at best, but for its last token."""
+    tokens = array("i", range(5 * PAGE))
+    assert least_computed([(tokens, 3 * PAGE), (tokens, 3 * PAGE)], FOR_ALL) == 8 * PAGE
+
+
+def test_a_program_keeps_what_its_next_call_begins_with() -> None:
+    prompt = array("i", range(4 * PAGE))
+    ends = list[int]()
+
+    class Watched(Replay):
+        def _pin(self, tokens: array[int], prompt: array[int], program: int) -> Pin:
+            pin = super()._pin(tokens, prompt, program)
+            ends.append(pin.end)
+            return pin
+
+    calls = [Call(prompt, 2 * PAGE), Call(prompt, 2 * PAGE, 1.0)]
+    Watched([calls], SIDES["programs"], FOR_ALL, 1.0, COSTS["cheap"]).run()
+    assert ends == [len(prompt)]
 
 
 def test_sessions_that_fit_one_after_another_do_not_wait_for_memory() -> None:
