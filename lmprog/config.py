@@ -441,7 +441,8 @@ class RuntimeConfig:
         default=None,
         metadata=_rules(
             "a small model of the same vocabulary, whose drafts the model verifies several at a "
-            "time, in place of text that stood before; it has an eighth of kv_memory_mb",
+            "time, in place of text that stood before; it has an eighth of kv_memory_mb. mtp: the "
+            "layer of a Qwen 3.5 or Qwen 3 Next that predicts further tokens",
             needs=(
                 Need(
                     "speculation",

@@ -116,6 +116,7 @@ LIBRARIES: dict[str, tuple[Unit, ...]] = {
         Unit("engine_step.cpp"),
         Unit("engine_products.cpp"),
         Unit("engine_mixture.cpp"),
+        Unit("engine_prediction.cpp"),
         Unit("engine_adapters.cpp"),
         Unit("engine_recurrent.cpp"),
         Unit("sampling.cpp"),

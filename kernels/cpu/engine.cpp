@@ -75,6 +75,10 @@ int32_t lmprog_engine_step(lmprog_engine *handle, const lmprog_step *step, float
     return handle->engine.step(*step, logits, stride);
 }
 
+int32_t lmprog_engine_predict(lmprog_engine *handle, const lmprog_step *step, float *given, float *logits, int64_t stride) {
+    return handle->engine.predict(*step, given, logits, stride);
+}
+
 void lmprog_engine_sample(lmprog_engine *handle, const lmprog_sampling *sampling) { handle->engine.sample(*sampling); }
 
 int32_t lmprog_engine_multiply(const char *path, const lmprog_product *product, const void *packed, const float *x,

@@ -33,6 +33,7 @@ Engine::Engine(const lmprog_model &model, const StepKernels *kernels, const Kern
     for (const lmprog_layer &layer : layers_) {
         layouts_.push_back(layout_of(layer.shape));
         if (layer.qkv != nullptr && !layer.reads) last_kept_ = &layer;
+        if (layer.join != nullptr) predictor_ = &layer;
         const lmprog_mixture &mixture = model.mixture;
         const long met = mixture.used + mixture.shared;
         const long inner = layer.inner + (layer.router == nullptr ? 0 : met * mixture.inner);
@@ -68,6 +69,7 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
     turn(step);
     if (model_.recurrent.kind != 0) stretches_.take(step, model_.recurrent.num_slots);
     for (const lmprog_layer &layer : layers_) {
+        if (&layer == predictor_) break;
         if (layer.states != nullptr)
             recur(layer, step);
         else if (layer.qkv != nullptr)
@@ -79,7 +81,12 @@ int Engine::step(const lmprog_step &step, float *logits, int64_t stride) {
         if (layer.gate_up != nullptr) feed_forward(layer);
         finish_layer(layer);
     }
-    head(logits, stride);
+    if (predictor_ != nullptr) {
+        take_given();
+        keep_wanted(step);
+    }
+    if (count_ > 0) head(model_.norm, logits, stride);
+    if (predictor_ != nullptr) keep_for_prediction(step);
     return 0;
 }
 
@@ -148,6 +155,11 @@ void Engine::take_memory(int count) {
         per_layer_.take(count, static_cast<long>(model_.num_layers) * model_.per_layer);
         opened_.take(count, model_.per_layer);
         open(opened_in_, opened_, count, static_cast<int>(opened_.width));
+    }
+    if (predictor_ != nullptr) {
+        given_.take(count, model_.hidden);
+        joined_.take(count, 2L * model_.hidden);
+        open(joined_in_, joined_, count, static_cast<int>(joined_.width));
     }
     if (model_.mixture.experts > 0) {
         beside_.take(count, model_.hidden);
@@ -248,12 +260,12 @@ void Engine::project(const lmprog_layer &layer) {
     adapt(layer, LMPROG_ADAPTED_QKV, normed_, {qkv_.data, qkv_.width, false});
 }
 
-void Engine::attend(const lmprog_layer &layer, const lmprog_step &step) {
+void Engine::attend(const lmprog_layer &layer, const lmprog_step &step, bool only_keeps) {
     project(layer);
     by_row(count_, 4L * projected(layer), [&](int first, int last, int) {
         for (int r = first; r < last; r++) finish_row(layer, step, r);
     });
-    write_and_attend(layer, step);
+    write_and_attend(layer, step, only_keeps);
 }
 
 // Norms and rotation of one row's queries and keys; the norm of its values.
@@ -295,7 +307,7 @@ void Engine::norm_heads(const lmprog_layer &layer, float *q, float *k) const {
     }
 }
 
-void Engine::write_and_attend(const lmprog_layer &layer, const lmprog_step &step) {
+void Engine::write_and_attend(const lmprog_layer &layer, const lmprog_step &step, bool only_keeps) {
     const Layout &l = layout(layer);
     const lmprog_attention_batch &rows = layer.apart ? *step.apart : step.rows;
     const long heads = static_cast<long>(l.kv_heads) * l.group, dim = l.head_dim;
@@ -304,7 +316,7 @@ void Engine::write_and_attend(const lmprog_layer &layer, const lmprog_step &step
     const lmprog_attention_array v = {qkv_.data + (heads + l.kv_heads) * dim, qkv_.width, LMPROG_F32};
     const lmprog_attention_array out = {attended_.data, attended_.width, LMPROG_F32};
     if (!layer.reads) write_layer(workers_, l, rows, layer.keys, layer.values, k, v, alone_);
-    if (step.num_logits == 0 && &layer == last_kept_) return;
+    if (only_keeps || (step.num_logits == 0 && &layer == last_kept_)) return;
     const bool alone = alone_ || attention_products(l, layer.attention, rows) < kWorthWaking;
     const Plan &plan = plan_of(layer, rows, alone);
     attention_.attend(workers_, plan, l, layer.attention, rows, layer.keys, layer.values, q, out, alone);
@@ -416,10 +428,10 @@ void Engine::square(float *x, long count) const {
     if (activation_.kind == LMPROG_RELU2) kernels_->activate(activation_, x, x, x, count);
 }
 
-void Engine::head(float *logits, int64_t stride) {
+void Engine::head(const float *norm, float *logits, int64_t stride) {
     by_row(count_, 4L * model_.hidden, [&](int first, int last, int) {
         for (int r = first; r < last; r++) {
-            norm_row(x_.row(r), model_.norm, normed_.row(r));
+            norm_row(x_.row(r), norm, normed_.row(r));
             prepare(hidden_in_, normed_, r, static_cast<int>(normed_.width));
         }
     });

@@ -38,6 +38,7 @@ class Engine {
 
     const StepKernels *kernels() const { return kernels_; }
     int step(const lmprog_step &step, float *logits, int64_t stride);
+    int predict(const lmprog_step &step, float *given, float *logits, int64_t stride);
     void sample(const lmprog_sampling &call);
     void take_adapters(const lmprog_low_rank *low_ranks, int count);
 
@@ -89,7 +90,11 @@ class Engine {
     void embed_per_layer(const lmprog_step &step);
     void turn(const lmprog_step &step);
     void copy_slots_of(const lmprog_step &step);
-    void attend(const lmprog_layer &layer, const lmprog_step &step);
+    void attend(const lmprog_layer &layer, const lmprog_step &step, bool only_keeps = false);
+    float *given(int slot) const { return predictor_->given + slot * up32(model_.hidden); }
+    void take_given();
+    void keep_for_prediction(const lmprog_step &step);
+    void join(const lmprog_step &step);
     void project(const lmprog_layer &layer);
     void gate_attended(const lmprog_layer &layer);
     void recur(const lmprog_layer &layer, const lmprog_step &step);
@@ -98,7 +103,7 @@ class Engine {
     void recur_head(const lmprog_layer &layer, int head);
     void finish_head(const lmprog_layer &layer, int head, long row);
     void finish_whole_row(const lmprog_layer &layer, long row);
-    void write_and_attend(const lmprog_layer &layer, const lmprog_step &step);
+    void write_and_attend(const lmprog_layer &layer, const lmprog_step &step, bool only_keeps);
     void finish_row(const lmprog_layer &layer, const lmprog_step &step, long row);
     void norm_heads(const lmprog_layer &layer, float *q, float *k) const;
     void carry_on(long row, float times);
@@ -113,7 +118,7 @@ class Engine {
     void route(const lmprog_layer &layer);
     void experts(const lmprog_layer &layer);
     void gather();
-    void head(float *logits, int64_t stride);
+    void head(const float *norm, float *logits, int64_t stride);
     const Plan &plan_of(const lmprog_layer &layer, const lmprog_attention_batch &batch, bool alone);
 
     void open(Prepared &prepared, const Rows &rows, int count, int inputs);
@@ -160,6 +165,7 @@ class Engine {
     const StepKernels *kernels_;
     std::vector<Layout> layouts_;              // of each layer
     const lmprog_layer *last_kept_ = nullptr;  // what layers behind it compute, no later token sees
+    const lmprog_layer *predictor_ = nullptr;  // the last layer, where it is for drafts only
     const Activation activation_;
     Workers workers_;
     AttentionRun attention_;
@@ -171,6 +177,8 @@ class Engine {
 
     Rows x_, normed_, qkv_, attended_, out_, inner_;
     Prepared hidden_in_, heads_in_, inner_in_;
+    Rows given_, joined_;  // of a predictor: what all layers before it gave; an embedding, and what was given before
+    Prepared joined_in_;
     Rows per_layer_, opened_;  // each layer's inputs; what comes of one's gate
     Prepared opened_in_;
     Groups whole_ = Groups(1);

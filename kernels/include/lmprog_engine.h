@@ -98,6 +98,13 @@ typedef struct {
     const void *per_layer_gate, *per_layer_out; /* [per_layer][hidden], [hidden][per_layer] */
     const float *per_layer_post_norm;           /* [hidden] */
     const float *scale;                         /* one number: what the layer gives is multiplied by it; NULL: by 1 */
+    /* The last layer of a model with recurrent layers may predict the token after the next one (multi-token prediction); it is
+     * no part of the model's logits. What goes in is join of a token's embedding and what the layers before it gave, normalized
+     * as for the head, at the token before, each by its norm. join_end_norm normalizes what comes out. NULL: it is a layer as all
+     * others. */
+    const void *join;                                                    /* [hidden][2 * hidden] */
+    const float *join_embedding_norm, *join_given_norm, *join_end_norm; /* [hidden] */
+    float *given; /* [num_slots + 1][hidden filled up to a multiple of 32]: what is kept beside states for the next token */
 } lmprog_layer;
 
 /* What a model's recurrent layers are. All begin with a causal convolution of each channel over its last `taps` tokens, at most 4.
@@ -229,6 +236,12 @@ LMPROG_API int64_t lmprog_engine_state_bytes(const lmprog_recurrent *recurrent);
  * stride >= vocab filled up to a multiple of 32. Returns 0, or 1 where
  * a token, position, wanted logit, adapter or slot of a state is out of range, or pages apart are missing. */
 LMPROG_API int32_t lmprog_engine_step(lmprog_engine *handle, const lmprog_step *step, float *logits, int64_t stride);
+
+/* Of a model whose last layer predicts: one token for each row, whose key and value it keeps as a step does, and the logits of what
+ * may follow. What the layers gave at the token before is read from the slots `state_sources`, or, where they are NULL, from `given`
+ * [num_tokens][hidden], which has what the layer gives afterwards. Returns as lmprog_engine_step; 1 also where no layer predicts. */
+LMPROG_API int32_t lmprog_engine_predict(lmprog_engine *handle, const lmprog_step *step, float *given, float *logits,
+                                         int64_t stride);
 
 /* One product alone, for tests and measurements: out[r * stride + o] = sum of x[r][i] * weight[o][i]; x has rows of
  * inputs filled up to a multiple of 32 with zeros, out of outputs filled up likewise. 1 where `path` cannot run here. */

@@ -9,7 +9,7 @@ import functools
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +78,7 @@ def assemble(
     store = open_store(config, engine, fingerprint)
     kept = store, _states(engine), getattr(engine, "windows", None)
     scheduler = Scheduler(scheduling, engine.context_len, None, clock, *kept)
-    draft_model = _draft_model(config, selected, tokenizer)
+    draft_model = _draft_model(config, selected, tokenizer, scheduler.tables.copies.origins)
     if scheduler.drafting is not None:
         scheduler.drafting.model = draft_model
     # loaded when it is first asked for: a model without a template serves plain text all the same
@@ -142,16 +142,19 @@ def _states(engine: Any) -> StatePool | None:
 
 
 def _draft_model(
-    config: RuntimeConfig, selected: SelectedEngine, tokenizer: PieceTokenizer
+    config: RuntimeConfig,
+    selected: SelectedEngine,
+    tokenizer: PieceTokenizer,
+    copied: Container[int],
 ) -> DraftModel | None:
     """What drafts for the engine that was selected, where that is asked for. Raises
     InvalidParameter where tokens of the draft model mean something else.
     """
-    from lmprog.runtime.engine.draft_model import EngineDraftModel, load_draft_engine
+    from lmprog.runtime.engine.draft_model import EngineDraftModel, load_draft_engine, own_drafts
 
     drafting = load_draft_engine(config, selected)
     if drafting is None:
-        return None
+        return own_drafts(config, selected, copied)
     difference = first_difference(tokenizer, load_tokenizer(drafting.engine.location))
     if difference is not None:
         raise InvalidParameter(

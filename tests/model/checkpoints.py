@@ -123,6 +123,16 @@ LATER = {
         },
     ),
     "exaone4": Recipe("Exaone4", {"sliding_window": 37, "num_hidden_layers": 4}),
+    "exaone-moe": Recipe(
+        "ExaoneMoe",
+        {"sliding_window": 37, "num_hidden_layers": 4, "head_dim": 24, "num_experts": 6}
+        | {"num_experts_per_tok": 3, "moe_intermediate_size": 40, "routed_scaling_factor": 1.5}
+        | {"num_shared_experts": 2},
+    ),
+    "hunyuan-moe": Recipe(
+        "HunYuanMoEV1",
+        {"head_dim": 24, "num_experts": 5, "moe_topk": [2, 2, 2], "intermediate_size": 40},
+    ),
     "exaone4-whole": Recipe(
         "Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}
     ),

@@ -19,6 +19,7 @@ from lmprog.runtime.tier.storing import PageWorth
 from lmprog.transport import LocalRuntimeChannel
 from tests.house import ROOT
 from tests.model.checkpoints import FOREIGN, RECURRENT, Recipe
+from tests.model.predicting import saved
 from tests.runtime.runtime_thread import serving
 
 NANO = ROOT / "lmprog" / "nano"
@@ -140,6 +141,27 @@ def test_programs_give_the_same_while_states_come_and_go_in_a_second_tier(
     monkeypatch.setattr(resolution, "STATES_OF_MEMORY", 1e-9)
     monkeypatch.setattr(resolution, "FEWEST_STATES", 3)
     assert values(folder, 2, fields, num_pages=24, speculation="always") == plain
+
+
+def test_programs_give_the_same_with_drafts_of_a_layer_of_the_model(tmp_path: Path) -> None:
+    """Also in little memory, and while what it keeps comes and goes in a second tier."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    saved(folder, "qwen3_next", vocab_size=2048)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(NANO / name, folder)
+    plain = values(folder, share=False)
+    own = {"draft_model": "mtp"}
+    found, figures = told(folder, 1, own, speculation="always")
+    assert found == plain
+    assert figures["drafted_tokens"] > 100
+    assert values(folder, 2, own, speculation="auto") == plain
+    assert values(folder, fields=own, num_pages=24, token_budget=32, speculation="always") == plain
+    own |= {"kv_disk_mb": 64, "kv_disk_folder": str(tmp_path)}
+    assert values(folder, 2, own, num_pages=24, speculation="always") == plain
+    again, figures = told(folder, 1, own, num_pages=24, speculation="always")
+    assert again == plain
+    assert figures["tier_pages_found"] > 50
 
 
 def test_programs_give_the_same_while_frames_come_and_go_in_a_second_tier(

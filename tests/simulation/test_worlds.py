@@ -62,6 +62,13 @@ def test_a_page_is_not_stored_before_the_step_that_copies_to_it() -> None:
     run_world(720_000_055, 100)
 
 
+def test_who_loses_its_work_with_its_row_gets_further_before_it_loses_it_again() -> None:
+    """Three clients take turns in one row, without a cache: each computed its prompt from the
+    beginning in each of its turns, and none of them ever to its end.
+    """
+    run_world(2_611_293_148)
+
+
 @pytest.mark.parametrize("seed", [750_001_166, 750_002_686])
 def test_calls_of_one_client_do_not_preempt_each_other_for_ever(seed: int) -> None:
     """One had been admitted before another that ran, and was preempted for that one in the next

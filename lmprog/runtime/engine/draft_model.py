@@ -1,4 +1,5 @@
-"""A draft model: a small model of the same vocabulary, which writes what a large one may say next.
+"""A draft model: a small model of the same vocabulary, which writes what a large one may say next;
+or a layer of the large one itself, which predicts further tokens.
 
 It is an engine like any other, with pages of its own. Of each sequence it keeps the keys and values
 of what it has read, and reads what is new when it is asked again; a long prompt is read a part at a
@@ -13,6 +14,7 @@ and whether the vocabularies are the same, tokenizers tell.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Container
 from collections.abc import Sequence as Drafts
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +25,8 @@ from lmprog.config import RuntimeConfig
 from lmprog.config_check import check_options
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.engine import SelectedEngine, select_engine
+from lmprog.runtime.engine.model.resolution import OWN_LAYER, cannot_predict
+from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.scheduling.batch import build_batch
 from lmprog.runtime.scheduling.drafting import GrowingDraft
 from lmprog.runtime.scheduling.plan import Plan, Row
@@ -82,15 +86,7 @@ class EngineDraftModel:
         logits = self._engine.forward(build_batch(Plan(tuple(rows)), self._page_size))
         for row in rows:
             self._read[row.sequence].tokens.extend(row.tokens)
-        asked = [(draft, draft.request(index)) for index, draft in enumerate(drafts)]
-        picks = tuple(request for _, request in asked if request is not None)
-        results = iter(self._sampler.sample(logits, picks, ()).samples)
-        for draft, request in asked:
-            sampled = None if request is None else next(results)
-            if sampled is None or sampled.token >= self._vocab_size:
-                draft.is_over = True
-            else:
-                draft.take(sampled.token)
+        _write(drafts, self._sampler, logits, self._vocab_size)
 
     def _begun(self, drafts: Drafts[GrowingDraft]) -> list[GrowingDraft]:
         """Those whose text can be read whole in this step. Of others a part is read now."""
@@ -175,6 +171,78 @@ class EngineDraftModel:
             assert len(read.tokens) <= len(read.pages) * self._page_size, "no place for a token"
 
 
+def _write(drafts: Drafts[GrowingDraft], sampler: Any, logits: Any, vocab_size: int) -> None:
+    """The next token of each draft, whose logits are in that order."""
+    asked = [(draft, draft.request(index)) for index, draft in enumerate(drafts)]
+    picks = tuple(request for _, request in asked if request is not None)
+    results = iter(sampler.sample(logits, picks, ()).samples)
+    for draft, request in asked:
+        sampled = None if request is None else next(results)
+        if sampled is None or sampled.token >= vocab_size:
+            draft.is_over = True
+        else:
+            draft.take(sampled.token)
+
+
+class PredictedDrafts:
+    """Drafts with the layer of `engine` that predicts further tokens.
+
+    Steps have that layer keep keys and values of all tokens, in the pages of all layers, and what
+    it goes on from, in the slots of recurrent states: so the tree, forks and a second tier have
+    them as they have all others. A draft is written where its row's pages end at the latest: what
+    it keeps there, the step writes again. It goes on from the state of a row of one token.
+    """
+
+    num_pages = num_free_pages = 0
+
+    def __init__(
+        self, engine: NativeEngine, sampler: Any, page_size: int, copied: Container[int]
+    ) -> None:
+        """`copied`: slots that the step which is planned copies to."""
+        self._engine = engine
+        self._sampler = sampler
+        self._page_size = page_size
+        self._copied = copied
+
+    def extend(self, drafts: Drafts[GrowingDraft]) -> None:
+        """Writes on each draft until it is over; on none whose state, or part of whose last page,
+        is not there yet.
+        """
+        slots = [self._slot_before(draft.row) for draft in drafts]
+        for draft, slot in zip(drafts, slots, strict=True):
+            draft.is_over = draft.is_over or slot is None
+        going = [draft for draft in drafts if not draft.is_over]
+        known = [slot for draft, slot in zip(drafts, slots, strict=True) if not draft.is_over]
+        sources = np.array(known, np.int32) if going else None
+        given = np.empty((len(going), self._engine.hidden), np.float32)
+        while going:
+            ends = [len(draft.tokens) for draft in going]
+            rows = [
+                Row(draft.sequence, draft.tokens[-1:], end - 1, end, draft.row.pages, end - 1)
+                for draft, end in zip(going, ends, strict=True)
+            ]
+            batch = build_batch(Plan(tuple(rows)), self._page_size)
+            logits = self._engine.predict(batch, sources, given)
+            _write(going, self._sampler, logits, self._engine.vocab_size)
+            kept = [
+                at
+                for at, (draft, end) in enumerate(zip(going, ends, strict=True))
+                if not draft.is_over
+                and len(draft.tokens) == end + 1  # forced tokens, too, it cannot go on from
+                and end < len(draft.row.pages) * self._page_size
+            ]
+            going, given, sources = [going[at] for at in kept], given[kept], None
+
+    def _slot_before(self, row: Row) -> int | None:
+        """Where the state before the row's one token is; None: it has several, or begins from what
+        others left.
+        """
+        own = row.sequence.recurrent
+        if own is None or not own.at == row.start == row.end - 1:
+            return None
+        return None if row.pages[-1] * self._page_size in self._copied else own.slot
+
+
 def _common(one: array[int], other: array[int]) -> int:
     """How many of their first tokens are the same."""
     count = min(len(one), len(other))
@@ -195,7 +263,7 @@ def without_draft_memory(config: RuntimeConfig) -> RuntimeConfig:
     that cannot be.
     """
     check_options(config)
-    if config.draft_model is None or config.kv_memory_mb is None:
+    if config.draft_model in (None, OWN_LAYER) or config.kv_memory_mb is None:
         return config
     return replace(config, kv_memory_mb=config.kv_memory_mb - _megabytes(config.kv_memory_mb))
 
@@ -204,7 +272,7 @@ def load_draft_engine(config: RuntimeConfig, target: SelectedEngine) -> Selected
     """The engine of the draft model of `config`, which drafts for `target`; None where it asks for
     none.
     """
-    if config.draft_model is None:
+    if config.draft_model in (None, OWN_LAYER):
         return None
     if target.device != "cpu":
         raise InvalidParameter(
@@ -231,6 +299,17 @@ def load_draft_engine(config: RuntimeConfig, target: SelectedEngine) -> Selected
             value=config.draft_model,
         )
     return made
+
+
+def own_drafts(
+    config: RuntimeConfig, target: SelectedEngine, copied: Container[int]
+) -> PredictedDrafts | None:
+    """What a layer of `target` itself drafts; None where that is not asked for."""
+    if config.draft_model != OWN_LAYER:
+        return None
+    if not isinstance(target.engine, NativeEngine):
+        raise cannot_predict(f"it is computed on the processor, not on {target.device}")
+    return PredictedDrafts(target.engine, target.sampler, config.scheduler.page_size, copied)
 
 
 def _megabytes(kv_memory_mb: int) -> int:

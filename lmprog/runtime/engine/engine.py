@@ -24,13 +24,16 @@ from lmprog.runtime.engine.model.decoders import text_part
 from lmprog.runtime.engine.model.families import is_native, read_native_shape
 from lmprog.runtime.engine.model.locate import DUMMY_SEED, dummy_shape, locate
 from lmprog.runtime.engine.model.resolution import (
+    OWN_LAYER,
     StateSlots,
+    cannot_predict,
     computable,
     context_length,
     data_type,
     num_pages,
     quantized_type,
     state_slots,
+    with_predictor,
 )
 from lmprog.runtime.engine.model.rope import FeatureNotComputed
 from lmprog.runtime.engine.model.shape import FAMILIES, ModelShape, read_config
@@ -168,6 +171,8 @@ def load_engine(
             name=name,
             value=getattr(config, name),
         )
+    if config.draft_model == OWN_LAYER:
+        raise cannot_predict(f"the native engine computes it, which cannot run here: {reason}")
     require_torch(f"without the native engine ({reason}) lmprog")
     from lmprog.runtime.engine.torch_engine.engine import load_torch_engine
 
@@ -293,7 +298,12 @@ def _load_native(
 def _described(config: RuntimeConfig, folder: Path | None) -> tuple[ModelShape, str]:
     """The model's shape, and the type it is computed in."""
     if folder is None:
+        if config.draft_model == OWN_LAYER:
+            raise cannot_predict(f"{config.model!r} has none")
         return dummy_shape(config.model), computable(config.dtype or "float32")
     described = read_config(folder)
     fast = frozenset({"bfloat16"} if best_path() in BF16_PATHS else ())
-    return read_native_shape(described), data_type(config, text_part(described), folder, fast)
+    shape = read_native_shape(described)
+    if config.draft_model == OWN_LAYER:
+        shape = with_predictor(shape, described)
+    return shape, data_type(config, text_part(described), folder, fast)

@@ -89,7 +89,11 @@ class RunningSequences:
         """
         served, admission, most = self._served, self.admission, self._memory.config.max_rows
         for _ in range(min(MOST_GIVEN, len(self.sequences))):
-            last = max(self.sequences, key=lambda one: (served(one.group.client), _order(one)))
+            # who lost its work with its row is further than it was before it loses it again
+            known = [one for one in self.sequences if one.computed > one.reached or not one.reached]
+            if not known:
+                return
+            last = max(known, key=lambda one: (served(one.group.client), _order(one)))
             if len(self.sequences) > most and self._is_owed(last):
                 self.preempt(last)
                 continue

@@ -67,15 +67,15 @@ class Checkpoint:
     """The mapped safetensors files of one folder. Arrays that it gave out stay valid.
 
     Of a model that also sees pictures there is the text part, under the names that it has alone;
-    parts that draft further tokens are left out.
+    what drafts further tokens is left out, unless it `predicts`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, predicts: bool = False) -> None:
         self.folder = folder
         self._stored: dict[str, Stored] = {}
         for path in checkpoint_files(folder):
             for told, stored in _contents(path).items():
-                if told.startswith(_OTHER_PARTS):
+                if told.startswith(_OTHER_PARTS) and not (predicts and told.startswith("mtp.")):
                     continue
                 name = told
                 for pattern, begin in _RENAMED:

@@ -187,7 +187,7 @@ def _olmo3(config: Config) -> ModelShape:
     theta = config.pop("rope_theta", None) or 500_000.0
     plain = {"rope_theta": theta}
     whole = plain | (config.pop("rope_scaling", None) or {}) | ropes.get("full_attention", {})
-    shape = _olmo2(_without(config, "layer_types", "sliding_window") | {"rope_parameters": whole})
+    shape = _olmo2(without(config, "layer_types", "sliding_window") | {"rope_parameters": whole})
     local = {"rope_parameters": plain | ropes.get("sliding_attention", {})}
     return replace(
         shape,
@@ -198,7 +198,7 @@ def _olmo3(config: Config) -> ModelShape:
 
 def _exaone4(config: Config) -> ModelShape:
     window, pattern = config.get("sliding_window", 4096), config.get("sliding_window_pattern", 4)
-    rest = _without(config, "layer_types", "sliding_window", "sliding_window_pattern")
+    rest = without(config, "layer_types", "sliding_window", "sliding_window_pattern")
     shape = as_llama(rest, rms_norm_eps=1e-5, num_key_value_heads=32)
     windows: tuple[int | None, ...] = (None,) * shape.num_layers
     if window is not None:
@@ -242,7 +242,7 @@ def _hunyuan(config: Config) -> ModelShape:
             config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         )
         theta *= alpha ** (dim / (dim - 2))
-    rest = _without(config, "rope_scaling", "rope_theta", "use_qk_norm", "attention_bias")
+    rest = without(config, "rope_scaling", "rope_theta", "use_qk_norm", "attention_bias")
     shape = as_llama(rest | {"rope_parameters": {**ropes, "rope_theta": theta}}, rms_norm_eps=1e-5)
     has_bias = bool(config.get("attention_bias"))
     return replace(
@@ -289,7 +289,7 @@ def _ministral3(config: Config) -> ModelShape:
             "a Ministral 3 needs llama_4_scaling_beta and a length that it counts from"
         )
     shape = as_llama(
-        _without(config, "sliding_window") | {"rope_parameters": ropes},
+        without(config, "sliding_window") | {"rope_parameters": ropes},
         num_key_value_heads=8,
         head_dim=128,
         max_position_embeddings=262_144,
@@ -299,7 +299,7 @@ def _ministral3(config: Config) -> ModelShape:
     return replace(shape, windows=windows, growth=QueryGrowth(float(by), int(every)))
 
 
-def _without(config: Config, *names: str) -> Config:
+def without(config: Config, *names: str) -> Config:
     return {name: value for name, value in config.items() if name not in names}
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lmprog.errors import ModelError
 from lmprog.runtime.engine.model.checkpoint import Checkpoint, check_weights, says_more
 from lmprog.runtime.engine.model.mixture import ExpertNames, Mixture, SharedExpert
+from lmprog.runtime.engine.model.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +139,17 @@ class DerivedWeights:
 
 
 def shared_experts(
-    weights: DerivedWeights, mixture: Mixture, made: Mapping[str, Derived]
+    weights: DerivedWeights, shape: ModelShape, made: Mapping[str, Derived]
 ) -> dict[str, Derived]:
     """The weights that take the place of the shared expert's and the router's; those of `weights`
     in `made` are made of others. Raises ModelError where one is not there.
     """
-    shared = mixture.shared
-    if shared is None:
+    mixture = shape.mixture
+    if mixture is None or (shared := mixture.shared) is None:
         return {}
     found: dict[str, Derived] = {}
     for layer in sorted(mixture.layers):
-        prefix = f"model.layers.{layer}."
+        prefix = shape.prefix_of(layer)
         cut = _Cut(weights, made, prefix)
         found |= cut.parts(mixture, shared)
         if shared.share is not None:

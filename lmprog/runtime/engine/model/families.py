@@ -22,13 +22,16 @@ from lmprog.runtime.engine.model.decoders import (
     read_gemma4,
     text_part,
     windows_of,
+    without,
 )
 from lmprog.runtime.engine.model.mixture import (
     ExpertNames,
-    Mixture,
     SharedExpert,
+    deepseek_mixture,
+    nemotron_mixture,
     read_mixture,
     size_of,
+    with_shared_expert,
 )
 from lmprog.runtime.engine.model.recurrent import (
     Recurrent,
@@ -59,7 +62,9 @@ def device_families() -> tuple[str, ...]:
 
 
 def is_native(model_type: str) -> bool:
-    return model_type in FAMILIES or model_type in DECODERS | _MIXTURES | _HYBRIDS | _LAYERED
+    return (
+        model_type in FAMILIES or model_type in DECODERS | _MIXTURES | _HYBRIDS | _LAYERED | _ALONE
+    )
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -68,7 +73,11 @@ def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
     name = config["model_type"]
     if name in FAMILIES:
         return read_shape(config)
-    return (DECODERS | _MIXTURES | _HYBRIDS | _LAYERED)[name](dict(config))
+    return _readers()[name](dict(config))
+
+
+def _readers() -> dict[str, Callable[[Config], ModelShape]]:
+    return DECODERS | _MIXTURES | _HYBRIDS | _LAYERED | _ALONE
 
 
 _EXPERTS = ("num_local_experts", "num_experts", "num_experts_per_tok")
@@ -153,24 +162,51 @@ def _glm4_moe(config: Config) -> ModelShape:
     )
     told: Config = {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
     told |= {"moe_intermediate_size": 1408} | config
-    told |= {"num_experts": told["n_routed_experts"]}
-    told.pop("num_local_experts", None)
-    inner = told["n_shared_experts"] * size_of(told, "moe_intermediate_size")
-    shared = (f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
+    layers = frozenset(range(config.get("first_k_dense_replace", 1), shape.num_layers))
     return replace(
         shape,
         qkv_bias=has_bias,
         qk_norm=bool(config.get("use_qk_norm")),
         rotary_dim=int(shape.head_dim * (partial or 0.5)),
+        mixture=deepseek_mixture(told | {"num_experts": told["n_routed_experts"]}, layers),
+    )
+
+
+def _exaone_moe(config: Config) -> ModelShape:
+    """An EXAONE 4 with norms before its halves, and a mixture behind the first layers."""
+    if config.get("n_group", 1) != 1:
+        raise FeatureNotComputed("groups of experts are not supported by the native decoder")
+    shape = DECODERS["exaone4"](without(config, *_EXPERTS))
+    dense = config.get("first_k_dense_replace", 1)
+    kinds = config.get("mlp_layer_types") or [
+        "dense" if layer < dense else "sparse" for layer in range(shape.num_layers)
+    ]
+    told: Config = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024}
+    told |= {"num_shared_experts": 1, "routed_scaling_factor": 2.5} | config
+    told |= {"n_shared_experts": told["num_shared_experts"]}
+    layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
+    mixture = replace(deepseek_mixture(told, layers), choice_bias="mlp.e_score_correction_bias")
+    return replace(shape, norms=Norms(), mixture=mixture)
+
+
+def _hunyuan_moe(config: Config) -> ModelShape:
+    """Experts and a shared one as large as each of them, in every layer."""
+    told: Config = {"num_experts": 1, "moe_topk": config.get("num_experts_per_tok", 1)} | config
+    for name in ("num_experts", "moe_topk"):
+        each = told[name] if isinstance(told[name], list) else [told[name]]
+        if len(set(each)) != 1:
+            raise FeatureNotComputed(f"a Hunyuan with several {name} is not supported natively")
+        told[name] = each[0]
+    told |= {"num_experts_per_tok": told["moe_topk"]}
+    shape = DECODERS["hunyuan_v1_dense"](without(config, *_EXPERTS))
+    shared = (f"mlp.shared_mlp.{name}_proj.weight" for name in ("gate", "up", "down"))
+    layers, inner = frozenset(range(shape.num_layers)), size_of(told, "intermediate_size")
+    return replace(
+        shape,
         mixture=read_mixture(
-            *(told, "moe_intermediate_size"),
-            frozenset(range(config.get("first_k_dense_replace", 1), shape.num_layers)),
-            normalized=bool(config.get("norm_topk_prob", True)),
-            sigmoid=True,
-            share_floor=1e-20,
-            share_scale=float(config.get("routed_scaling_factor", 1.0)),
-            choice_bias="mlp.gate.e_score_correction_bias",
-            shared=SharedExpert(inner, *shared) if inner else None,
+            *(told, "intermediate_size", layers),
+            names=ExpertNames(router="gate.wg"),
+            shared=SharedExpert(inner, *shared),
         ),
     )
 
@@ -203,24 +239,8 @@ def _qwen2_moe(config: Config) -> ModelShape:
     return replace(
         shape,
         qkv_bias=has_bias,
-        mixture=_with_shared_expert(described, shape.num_layers),
+        mixture=with_shared_expert(described, _mixed_layers(described, shape.num_layers)),
         windows=windows,
-    )
-
-
-def _with_shared_expert(config: Config, num_layers: int) -> Mixture:
-    shared = SharedExpert(
-        size_of(config, "shared_expert_intermediate_size"),
-        gate="mlp.shared_expert.gate_proj.weight",
-        up="mlp.shared_expert.up_proj.weight",
-        down="mlp.shared_expert.down_proj.weight",
-        share="mlp.shared_expert_gate.weight",
-    )
-    return read_mixture(
-        *(config, "moe_intermediate_size", _mixed_layers(config, num_layers)),
-        normalized=bool(config["norm_topk_prob"]),
-        layout="stacked",
-        shared=shared,
     )
 
 
@@ -239,7 +259,7 @@ def _olmoe(config: Config) -> ModelShape:
 
 def _granite_moe(config: Config) -> ModelShape:
     """With a shared expert or without."""
-    rest = {name: value for name, value in config.items() if name not in _EXPERTS}
+    rest = without(config, *_EXPERTS)
     shape = granite({"max_position_embeddings": 2048} | rest)
     names = ExpertNames("block_sparse_moe", router="router.layer")
     described = {"num_local_experts": 8, "num_experts_per_tok": 2} | config
@@ -319,7 +339,7 @@ def _lfm2(config: Config) -> ModelShape:
 
 
 def _lfm2_moe(config: Config) -> ModelShape:
-    rest = {name: value for name, value in config.items() if name not in _EXPERTS}
+    rest = without(config, *_EXPERTS)
     shape = _lfm2({"block_auto_adjust_ff_dim": False} | rest)
     told: Config = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792}
     layers = frozenset(range(config.get("num_dense_layers", 2), shape.num_layers))
@@ -404,14 +424,16 @@ def _qwen3_5_mixture(config: Config) -> ModelShape:
     if config["model_type"] != "qwen3_next":
         described = described | {"norm_topk_prob": True, "mlp_only_layers": None}
         described["decoder_sparse_step"] = 1
-    return replace(shape, mixture=_with_shared_expert(described, shape.num_layers))
+    return replace(
+        shape, mixture=with_shared_expert(described, _mixed_layers(described, shape.num_layers))
+    )
 
 
 def _granite_hybrid(config: Config) -> ModelShape:
     experts, inner = config.get("num_local_experts", 8), config.get("shared_intermediate_size")
     inner = size_of({"shared_intermediate_size": inner or 1024}, "shared_intermediate_size")
     own = ("layer_types", "layers_block_type", *_EXPERTS)
-    rest = {name: value for name, value in config.items() if name not in own}
+    rest = without(config, *own)
     if not experts:
         rest["intermediate_size"] = inner
     shape = granite({"max_position_embeddings": 2048} | rest)
@@ -458,7 +480,7 @@ def _minimax(config: Config) -> ModelShape:
     factors = {name: float(config.pop(f"{name}_factor", None) or 1.0) for name in _MINIMAX_FACTORS}
     if len({factors[name] for name in factors if "beta" in name}) > 1:
         raise FeatureNotComputed("a MiniMax with several beta factors is not supported natively")
-    shape = _mixtral({"num_key_value_heads": 8} | _without(config, "layer_types", "sliding_window"))
+    shape = _mixtral({"num_key_value_heads": 8} | without(config, "layer_types", "sliding_window"))
     kinds = config.get("layer_types") or [
         "linear_attention" if layer % 2 else "full_attention" for layer in range(shape.num_layers)
     ]
@@ -487,10 +509,6 @@ _MINIMAX_FACTORS = (
     *("full_attn_alpha", "full_attn_beta", "linear_attn_alpha", "linear_attn_beta"),
     *("mlp_alpha", "mlp_beta"),
 )
-
-
-def _without(config: Config, *names: str) -> Config:
-    return {name: value for name, value in config.items() if name not in names}
 
 
 _NEMOTRON_LAYERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
@@ -536,28 +554,10 @@ def _nemotron_h(config: Config) -> ModelShape:
         activation="relu2",
         unrotated=frozenset(range(shape.num_layers)),
         lone_mlps=mixed | {at for at, kind in enumerate(kinds) if kind == "mlp"},
-        mixture=_nemotron_mixture(config, mixed) if mixed else None,
+        mixture=nemotron_mixture(config, mixed) if mixed else None,
         recurrent=replace(
             recurrent, block="mixer", least_step=float(config.get("time_step_min", 0.001))
         ),
-    )
-
-
-def _nemotron_mixture(config: Config, layers: frozenset[int]) -> Mixture:
-    told: Config = {"num_experts": config.get("n_routed_experts", 8), "num_experts_per_tok": 2}
-    told |= {"moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688}
-    told |= {name: config[name] for name in told if name in config}
-    inner = size_of(told, "moe_shared_expert_intermediate_size")
-    names = ("mixer.shared_experts.up_proj.weight", "mixer.shared_experts.down_proj.weight")
-    return read_mixture(
-        *(told, "moe_intermediate_size", layers),
-        normalized=bool(config.get("norm_topk_prob", True)),
-        sigmoid=True,
-        share_floor=1e-20,
-        share_scale=float(config.get("routed_scaling_factor", 1.0)),
-        choice_bias="mixer.gate.e_score_correction_bias",
-        names=ExpertNames("mixer", gate=""),
-        shared=SharedExpert(inner, "", *names),
     )
 
 
@@ -592,5 +592,7 @@ _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     ),
 }
 """Whose layers have heads of several sizes."""
+_ALONE = {"hunyuan_v1_moe": _hunyuan_moe, "exaone_moe": _exaone_moe}
+"""Mixtures that only the native engine computes."""
 _UNSHARED = frozenset({"gpt_oss", "glm4_moe", "minimax_m2"}) | LATER
 """Whose sinks and biases of experts ranks do not share, or that no test has compared there."""

@@ -111,6 +111,60 @@ def read_mixture(
     return Mixture(experts, used, size_of(config, inner), layers, **further)
 
 
+def deepseek_mixture(config: Mapping[str, Any], layers: frozenset[int]) -> Mixture:
+    """Experts that are chosen by sigmoids and a bias, without groups, beside shared ones."""
+    told = {name: one for name, one in config.items() if name != "num_local_experts"}
+    inner = told["n_shared_experts"] * size_of(told, "moe_intermediate_size")
+    shared = (f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down"))
+    return read_mixture(
+        *(told, "moe_intermediate_size", layers),
+        normalized=bool(told.get("norm_topk_prob", True)),
+        sigmoid=True,
+        share_floor=1e-20,
+        share_scale=float(told.get("routed_scaling_factor", 1.0)),
+        choice_bias="mlp.gate.e_score_correction_bias",
+        shared=SharedExpert(inner, *shared) if inner else None,
+    )
+
+
+def with_shared_expert(config: Mapping[str, Any], layers: frozenset[int]) -> Mixture:
+    """Qwen's: beside a shared expert that a gate weighs."""
+    shared = SharedExpert(
+        size_of(config, "shared_expert_intermediate_size"),
+        gate="mlp.shared_expert.gate_proj.weight",
+        up="mlp.shared_expert.up_proj.weight",
+        down="mlp.shared_expert.down_proj.weight",
+        share="mlp.shared_expert_gate.weight",
+    )
+    return read_mixture(
+        *(config, "moe_intermediate_size", layers),
+        normalized=bool(config["norm_topk_prob"]),
+        layout="stacked",
+        shared=shared,
+    )
+
+
+def nemotron_mixture(config: Mapping[str, Any], layers: frozenset[int]) -> Mixture:
+    told: dict[str, Any] = {
+        "num_experts": config.get("n_routed_experts", 8),
+        "num_experts_per_tok": 2,
+    }
+    told |= {"moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688}
+    told |= {name: config[name] for name in told if name in config}
+    inner = size_of(told, "moe_shared_expert_intermediate_size")
+    names = ("mixer.shared_experts.up_proj.weight", "mixer.shared_experts.down_proj.weight")
+    return read_mixture(
+        *(told, "moe_intermediate_size", layers),
+        normalized=bool(config.get("norm_topk_prob", True)),
+        sigmoid=True,
+        share_floor=1e-20,
+        share_scale=float(config.get("routed_scaling_factor", 1.0)),
+        choice_bias="mixer.gate.e_score_correction_bias",
+        names=ExpertNames("mixer", gate=""),
+        shared=SharedExpert(inner, "", *names),
+    )
+
+
 def size_of(config: Mapping[str, Any], name: str) -> int:
     size = config.get(name)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:

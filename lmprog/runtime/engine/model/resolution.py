@@ -1,4 +1,5 @@
-"""What a configuration leaves open, decided from model and machine: types, context, pages.
+"""What a configuration leaves open, decided from model and machine: types, context, pages; and
+which model has a layer for drafts.
 
 Knows numbers and names; knows no tensors.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +17,10 @@ from lmprog.config import RuntimeConfig
 from lmprog.errors import InvalidParameter
 from lmprog.runtime.engine.machine.resources import free_memory, pages_that_fit
 from lmprog.runtime.engine.model.checkpoint import checkpoint_files
+from lmprog.runtime.engine.model.decoders import text_part
 from lmprog.runtime.engine.model.gguf_weights import mostly_quantized
 from lmprog.runtime.engine.model.quantization import WeightType, read_quantization
-from lmprog.runtime.engine.model.shape import read_config
+from lmprog.runtime.engine.model.shape import ModelShape, read_config
 
 log = logging.getLogger("lmprog")
 
@@ -32,6 +35,11 @@ FEWEST_STATES = 32
 """One for each sequence that runs, and those that are kept."""
 CLOSEST_STATES = 64
 """Tokens of a prompt between two kept states, at least: each cuts the computing of the prompt."""
+OWN_LAYER = "mtp"
+"""As a draft model: the model's own layer."""
+_PREDICTING = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+_COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""What config.json calls the number of such layers; where it says nothing, there is one."""
 
 
 def data_type(
@@ -110,3 +118,28 @@ def quantized_type(config: RuntimeConfig, location: Path | None) -> WeightType |
         return mostly_quantized(location)
     how = read_quantization(read_config(location))
     return None if how is None else how.weight_type
+
+
+# --- the layer that predicts further tokens (multi-token prediction), for drafts
+
+
+def with_predictor(shape: ModelShape, config: Mapping[str, Any]) -> ModelShape:
+    """The shape with that layer. Raises InvalidParameter where none is computed here."""
+    name, told = config["model_type"], text_part(config)
+    if name not in _PREDICTING:
+        raise cannot_predict(f"it is computed of {', '.join(_PREDICTING)}, not of {name}")
+    count = next((told[one] for one in _COUNTS if told.get(one) is not None), 1)
+    if count != 1:
+        raise cannot_predict(f"the checkpoint has {count} such layers, and one is computed")
+    mixture, last = shape.mixture, shape.num_layers
+    if mixture is not None:
+        mixture = replace(mixture, layers=mixture.layers | {last})
+    return replace(shape, windows=(*shape.windows, None), mixture=mixture, predicts=True)
+
+
+def cannot_predict(why: str) -> InvalidParameter:
+    return InvalidParameter(
+        f"draft_model = {OWN_LAYER!r}, a layer of the model itself, is not possible: {why}",
+        name="draft_model",
+        value=OWN_LAYER,
+    )

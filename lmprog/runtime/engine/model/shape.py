@@ -163,10 +163,22 @@ class ModelShape:
     """Numbers that each token has for each layer besides its embedding (Gemma 3n and 4)."""
     layer_scales: bool = False
     """What a layer gives is multiplied by a number of its own."""
+    predicts: bool = False
+    """The last layer is none of the model's own: it predicts the token after the next one, for
+    drafts (multi-token prediction)."""
 
     @property
     def num_layers(self) -> int:
         return len(self.windows)
+
+    @property
+    def predictor(self) -> int | None:
+        """The layer that is for drafts; None: there is none."""
+        return self.num_layers - 1 if self.predicts else None
+
+    def prefix_of(self, layer: int) -> str:
+        """What the names of the layer's weights begin with."""
+        return "mtp.layers.0." if layer == self.predictor else f"model.layers.{layer}."
 
     @property
     def num_recurrent(self) -> int:

@@ -64,7 +64,7 @@ def stored_weights(location: Path, shape: ModelShape) -> StoredWeights:
         file = GgufCheckpoint(location)  # each expert of it is a weight already
         derived = _with_shared_experts(file, {}, frozenset(), shape)
         return DerivedWeights(file, derived) if derived else file
-    checkpoint = Checkpoint(location)
+    checkpoint = Checkpoint(location, shape.predicts)
     how = read_quantization(read_config(location))
     derived = {} if how is None else dict(_quantized(checkpoint, how, shape))
     derived |= _olmo_weights(checkpoint, shape)
@@ -115,7 +115,7 @@ def _with_shared_experts(
     """`derived`, with a shared expert's weights cut into experts."""
     if shape.mixture is None or shape.mixture.shared is None:
         return derived
-    parts = shared_experts(DerivedWeights(stored, derived, unused), shape.mixture, derived)
+    parts = shared_experts(DerivedWeights(stored, derived, unused), shape, derived)
     used = {source for part in parts.values() for source in part.sources}
     return {name: one for name, one in derived.items() if used.isdisjoint(one.sources)} | parts
 

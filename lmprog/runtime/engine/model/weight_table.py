@@ -119,7 +119,7 @@ def norm(shape: ModelShape) -> Vector:
 def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
     """The layer's products by their names."""
     shape = replace(shape, norms=shape.norms_of(layer))
-    prefix = f"model.layers.{layer}."
+    prefix = shape.prefix_of(layer)
     mixture = shape.mixture_of(layer)
     ends = _feed_forward(shape, layer) if mixture is None else _experts(shape, mixture, layer)
     ends = ends if shape.has_mlp(layer) else {}
@@ -128,6 +128,9 @@ def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
     recurrent = shape.recurrent_of(layer)
     if not shape.has_mixer(layer):
         return ends
+    if layer == shape.predictor:
+        whole = Part("mtp.fc.weight", 0, shape.hidden)
+        ends |= {"join": Matrix(shape.hidden, 2 * shape.hidden, (whole,))}
     if recurrent is None:
         return _attention(shape, layer) | ends
     return _RECURRENT[recurrent.kind](shape, recurrent, prefix) | ends
@@ -136,7 +139,7 @@ def products(shape: ModelShape, layer: int) -> dict[str, Matrix]:
 def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
     """The layer's biases and norms by their names; what the model lacks is absent."""
     shape = replace(shape, norms=shape.norms_of(layer))
-    prefix = f"model.layers.{layer}."
+    prefix = shape.prefix_of(layer)
     mixture = shape.mixture_of(layer)
     recurrent = shape.recurrent_of(layer)
     found: dict[str, Vector] = {}
@@ -162,9 +165,19 @@ def vectors(shape: ModelShape, layer: int) -> dict[str, Vector]:
     if shape.per_layer is not None:
         weight = f"{prefix}post_per_layer_input_norm.weight"
         found["per_layer_post_norm"] = _whole(weight, shape.hidden)
+    for name, weight in _PREDICTION.items() if layer == shape.predictor else ():
+        found[name] = _whole(f"mtp.{weight}.weight", shape.hidden, _plus(shape))
     if shape.layer_scales:
         found["scale"] = _whole(f"{prefix}layer_scalar", 1)
     return found
+
+
+_PREDICTION = {
+    "join_embedding_norm": "pre_fc_norm_embedding",
+    "join_given_norm": "pre_fc_norm_hidden",
+    "join_end_norm": "norm",
+}
+"""The norms around a layer that predicts further tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +268,7 @@ def _vector_parts(shape: ModelShape) -> Iterator[VectorPart]:
 
 
 def _attention(shape: ModelShape, layer: int) -> dict[str, Matrix]:
-    hidden, block = shape.hidden, f"model.layers.{layer}.{shape.names.attention}."
+    hidden, block = shape.hidden, f"{shape.prefix_of(layer)}{shape.names.attention}."
     sizes = shape.heads_of(layer)
     q, kv = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     if shape.gated_attention:
@@ -289,7 +302,7 @@ def _attention(shape: ModelShape, layer: int) -> dict[str, Matrix]:
 
 def _feed_forward(shape: ModelShape, layer: int) -> dict[str, Matrix]:
     hidden, inner = shape.hidden, shape.inner_of(layer)
-    block = f"model.layers.{layer}.{shape.names.mlp}."
+    block = f"{shape.prefix_of(layer)}{shape.names.mlp}."
     gates, opening = [], shape.opening
     for offset, product in enumerate(opening):
         name = getattr(shape.names, product)
@@ -326,7 +339,7 @@ def _per_layer(shape: ModelShape, size: int, prefix: str) -> dict[str, Matrix]:
 def _experts(shape: ModelShape, mixture: Mixture, layer: int) -> dict[str, Matrix]:
     """The router, and all experts one after the other, each filled up to whole panels: a gate and
     its partner for each, and what ends it. Parts of a shared expert come last."""
-    prefix = f"model.layers.{layer}."
+    prefix = shape.prefix_of(layer)
     beside = _feed_forward(shape, layer) if mixture.is_beside else {}
     names, norm = mixture.names, _placed("mlp_norm", shape)
     hidden, inner, count = shape.hidden, mixture.inner, mixture.computed_experts
@@ -374,7 +387,7 @@ def _vectors_beside(
 
 
 def _attention_vectors(shape: ModelShape, layer: int) -> Iterator[tuple[str, Vector]]:
-    prefix, heads = f"model.layers.{layer}.{shape.names.attention}.", shape.heads_of(layer)
+    prefix, heads = f"{shape.prefix_of(layer)}{shape.names.attention}.", shape.heads_of(layer)
     of_heads = {
         "q": (heads.num_heads, heads.num_heads, Split("heads")),
         "k": (heads.num_kv_heads, heads.num_kv_heads, Split("kv_heads")),

@@ -37,7 +37,9 @@ from lmprog.runtime.engine.native.page_memory import (
     NativePageMemory,
     SlotMemory,
     c_attention,
+    c_mixture,
     c_recurrent,
+    given_bytes,
     kv_sizes,
     layers_apart,
     page_bytes,
@@ -253,6 +255,7 @@ class NativeEngine:
         """Digests by name; rows' numbers count them from 1 on."""
         self.memory = memory
         self.states, self.windows = memory.states, memory.windows
+        self.hidden = shape.hidden
         self.packed = packed
         self._library = interface.opened()
         self._shape = shape
@@ -341,8 +344,7 @@ class NativeEngine:
             )
             step.num_snapshots = len(of.snapshots)
         wanted = len(batch.logit_tokens)
-        if len(self._logits) < wanted:
-            self._logits = np.empty((wanted, self._logits.shape[1]), np.float32)
+        self._take_logits(wanted)
         num_rows = len(batch.kv_lens)
         order = np.empty((2, num_rows), np.int32)
         if num_rows > 1:
@@ -361,6 +363,31 @@ class NativeEngine:
             what = "a token, a position, a logit, an adapter or a state"
             raise ValueError(f"the batch names {what} that is out of range")
         return self._logits[:wanted, : self.vocab_size]
+
+    def predict(self, batch: Batch, slots: Ints | None, given: Logits) -> Logits:
+        """Where the last layer predicts: the logits of what may follow each row's one token, whose
+        key and value it keeps. `given` [rows, hidden] has what the layer gives afterwards. The
+        layers before it gave what is in these slots at the tokens before, or `given` where it is
+        asked again. # [rows, vocab], overwritten by the next call
+        """
+        assert given.flags.c_contiguous
+        assert given.shape == (batch.num_rows, self._shape.hidden)
+        tokens, positions = _pointers(batch.tokens, batch.positions)
+        rows, count = self._rows(batch, batch), batch.num_rows
+        (wanted,) = _pointers(batch.logit_tokens)
+        step = interface.CStep(rows, count, count, 0, tokens, positions, wanted)
+        if slots is not None:
+            step.state_sources, step.state_targets = _pointers(slots, slots)
+        self._take_logits(count)
+        to, stride = c_void_p(self._logits.ctypes.data), self._logits.shape[1]
+        into = c_void_p(given.ctypes.data)
+        if self._library.lmprog_engine_predict(self._handle, byref(step), into, to, stride):
+            raise ValueError("no layer predicts, or a token or a state is out of range")
+        return self._logits[:count, : self.vocab_size]
+
+    def _take_logits(self, wanted: int) -> None:
+        if len(self._logits) < wanted:
+            self._logits = np.empty((wanted, self._logits.shape[1]), np.float32)
 
     @property
     def computed_by(self) -> str:
@@ -455,7 +482,8 @@ class NativeEngine:
         ones = np.ones(max(heads.head_dim for heads in map(shape.heads_of, range(len(layers)))))
         ones = ones.astype(np.float32)
         self._pool = pool = Region(sum(aligned(size) for both in sizes.values() for size in both))
-        self._state_pool = Region(aligned(state_bytes) * shape.num_recurrent)
+        given = given_bytes(shape) * (recurrent.num_slots + 1) if shape.predicts else 0
+        self._state_pool = Region(aligned(state_bytes) * shape.num_recurrent + aligned(given))
         for index, (layer, parts) in enumerate(zip(layers, packed.layers, strict=True)):
             layer.shape, layer.inner = attention[index], shape.inner_of(index)
             layer.carried, layer.mlp_carried = shape.carried_of(index)
@@ -475,6 +503,9 @@ class NativeEngine:
                 taken = [pool.take(size) for size in sizes[index]]
                 layer.keys, layer.values = (part.ctypes.data for part in taken)
                 (self._apart_parts if layer.apart else self._kv_parts).extend(taken)
+            if index == shape.predictor:
+                self._state_parts.append(self._state_pool.take(given))
+                layer.given = self._state_parts[-1].ctypes.data
             if shape.value_norm:
                 layer.v_norm = ones.ctypes.data
             rope = shape.rope_of(index)
@@ -495,7 +526,7 @@ class NativeEngine:
             activation=interface.ACTIVATIONS[shape.activation],
             growth=shape.growth.by,
             grows_every=shape.growth.every,
-            mixture=_mixture(shape),
+            mixture=c_mixture(shape),
             recurrent=recurrent,
             logit_softcap=shape.logit_softcap or 0.0,
             layers=layers,
@@ -556,20 +587,6 @@ def fixed_decays(heads: int, layer: int, num_layers: int) -> NDArray[np.float32]
     factor = 1 - layer / (num_layers - 1 + 1e-5) + 1e-5
     found: NDArray[np.float32] = np.log(base ** np.arange(1, heads + 1) * factor).astype(np.float32)
     return found
-
-
-def _mixture(shape: ModelShape) -> interface.CMixture:
-    """Without experts where no layer has a mixture."""
-    mixture = shape.mixture
-    if mixture is None:
-        return interface.CMixture()
-    sizes = mixture.experts, mixture.used, mixture.inner, mixture.shared_parts
-    named = ("normalized", "sigmoid", "share_floor", "share_scale")
-    return interface.CMixture(
-        *sizes,
-        shared_gated=mixture.is_shared_gated,
-        **{name: getattr(mixture, name) for name in named},
-    )
 
 
 def _pointers(*arrays: Ints) -> list[int]:

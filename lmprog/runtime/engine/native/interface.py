@@ -111,6 +111,8 @@ DENSE_BESIDE = (
 """Of layers that have a feed-forward and a mixture."""
 PER_LAYER = ("per_layer_gate", "per_layer_out", "per_layer_post_norm", "scale")
 """Of models with inputs per layer, and scales of layers."""
+PREDICTION = ("join", "join_embedding_norm", "join_given_norm", "join_end_norm", "given")
+"""Of a layer that predicts further tokens."""
 
 
 class CLayer(ctypes.Structure):
@@ -124,7 +126,7 @@ class CLayer(ctypes.Structure):
         *((name, c_void_p) for name in ("router", "router_bias", "choice_bias", *DENSE_BESIDE)),
         *(("rope", c_int32), ("apart", c_int32)),
         *((name, c_void_p) for name in ("keys", "values", "states", "gates", *STATE_VECTORS)),
-        *((name, c_void_p) for name in PER_LAYER),
+        *((name, c_void_p) for name in (*PER_LAYER, *PREDICTION)),
     )
 
 
@@ -222,7 +224,9 @@ def opened() -> ctypes.CDLL:
     declare(found, "lmprog_engine_close", None, c_void_p)
     declare(found, "lmprog_engine_adapters", None, c_void_p, POINTER(CLowRank), c_int32)
     declare(found, "lmprog_engine_state_bytes", c_int64, POINTER(CRecurrent))
-    declare(found, "lmprog_engine_step", c_int32, c_void_p, POINTER(CStep), c_void_p, c_int64)
+    step = (c_void_p, POINTER(CStep))
+    declare(found, "lmprog_engine_step", c_int32, *step, c_void_p, c_int64)
+    declare(found, "lmprog_engine_predict", c_int32, *step, c_void_p, c_void_p, c_int64)
     declare(found, "lmprog_engine_sample", None, c_void_p, c_void_p)
     multiplied = (c_char_p, product, c_void_p, c_void_p, c_int32, c_void_p, c_int64)
     declare(found, "lmprog_engine_multiply", c_int32, *multiplied)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from lmprog.runtime.engine.machine.resources import Region
 from lmprog.runtime.engine.model.resolution import StateSlots
 from lmprog.runtime.engine.model.shape import ModelShape
+from lmprog.runtime.engine.model.weight_table import up32
 from lmprog.runtime.engine.native import interface
 from lmprog.runtime.engine.native.interface import CAttentionShape
 
@@ -195,9 +196,14 @@ def page_bytes(
 
 
 def state_bytes(shape: ModelShape) -> int:
-    """Of all recurrent layers, for one sequence."""
+    """Of all recurrent layers, for one sequence; and what a predictor goes on from."""
     each = interface.opened().lmprog_engine_state_bytes(byref(c_recurrent(shape)))
-    return int(each) * shape.num_recurrent
+    return int(each) * shape.num_recurrent + shape.predicts * given_bytes(shape)
+
+
+def given_bytes(shape: ModelShape) -> int:
+    """What a layer that predicts further tokens goes on from, in a slot of states."""
+    return 4 * up32(shape.hidden)
 
 
 def c_recurrent(shape: ModelShape, slots: StateSlots | None = None) -> interface.CRecurrent:
@@ -213,6 +219,20 @@ def c_recurrent(shape: ModelShape, slots: StateSlots | None = None) -> interface
         num_slots=0 if slots is None else slots.num_slots,
         norm_eps=recurrent.norm_eps or shape.norm_eps,
         **{name: getattr(recurrent, name) for name in named},
+    )
+
+
+def c_mixture(shape: ModelShape) -> interface.CMixture:
+    """Without experts where no layer has a mixture."""
+    mixture = shape.mixture
+    if mixture is None:
+        return interface.CMixture()
+    sizes = mixture.experts, mixture.used, mixture.inner, mixture.shared_parts
+    named = ("normalized", "sigmoid", "share_floor", "share_scale")
+    return interface.CMixture(
+        *sizes,
+        shared_gated=mixture.is_shared_gated,
+        **{name: getattr(mixture, name) for name in named},
     )
 
 
