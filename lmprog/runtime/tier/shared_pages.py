@@ -9,9 +9,6 @@ mapped, so that one that is cut short is an error and not the end of the process
 to by the few commands that this needs (RESP, since Redis 2.0): contents are read straight into the
 buffers, an answer is waited for a bounded time, and a runtime needs no library for it.
 
-What others have put there is asked for when a sequence needs it. The sequence that asked waits a
-moment for the answer of the store's thread; one that comes later is for the next sequence.
-
 docs/replicas.md describes the formats.
 """
 
@@ -24,156 +21,20 @@ import os
 import socket
 import struct
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from lmprog.radix import PageAllocator, RadixTree, Tokens
 from lmprog.runtime.tier.disk_store import FileInUse
 from lmprog.runtime.tier.page_store import (
-    HELD_UP_SECONDS,
     ID_BYTES,
     Contents,
     KnownPage,
-    LoadEnd,
     PageKey,
-    PageStore,
     RecordFormat,
     aligned,
-    page_keys,
-    root_of,
 )
-from lmprog.runtime.tier.stored_states import StoredStates, make_room
-
-FIND_SECONDS = 0.02
-"""A sequence waits so long at most for an answer."""
-ASK_AGAIN_SECONDS = 1.0
-"""What nobody had stored is not asked for again for so long."""
-MOST_MISSING = 4096
-"""Pages that are remembered as such."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierQuestion:
-    """How many of `keys` are stored, which are the pages of `tokens` from number `first` on."""
-
-    tokens: Tokens
-    salt: str
-    first: int
-    keys: list[PageKey]
-    ends: float
-    """When nobody waits for the answer any more."""
-
-
-class TierQuestions:
-    """Those to `store`, whose pages `index` knows under `handles`."""
-
-    def __init__(
-        self,
-        store: PageStore,
-        index: RadixTree,
-        handles: PageAllocator,
-        pays: Callable[[int, int], bool],
-        clock: Callable[[], float],
-        states: StoredStates | None = None,
-    ) -> None:
-        """`pays` says whether so many tokens, on so many pages, are worth loading. `states` are
-        those of a model with recurrent layers: then it is asked for pages up to one that others
-        have stored, between two pages.
-        """
-        self._states = states
-        self._store = store
-        self._index = index
-        self._handles = handles
-        self._pays = pays
-        self._clock = clock
-        self._open: dict[int, TierQuestion] = {}
-        self._late: dict[int, TierQuestion] = {}
-        self._missing: OrderedDict[bytes, float] = OrderedDict()
-        """Pages that nobody had stored, and when that was; the oldest first."""
-
-    def is_open(self, ticket: int) -> bool:
-        """Whether that question is not answered, and somebody waits for it."""
-        return ticket in self._open
-
-    def ask(self, tokens: Tokens, salt: str, known: int, limit: int) -> int | None:
-        """Asks whether others have stored more whole pages of `tokens[:limit]` than the index has;
-        the pool has the first `known` tokens. None where that is not worth it, or was answered a
-        moment ago.
-        """
-        size, root = self._index.page_size, root_of(salt)
-        end = limit - limit % size
-        match, num_parts = self._index.match(tokens, root.hex(), end), 0
-        first = match.length // size
-        if self._states is not None:
-            first, num_parts = self._states.last(match) // size, self._states.num_parts
-        gain = end - max(known, first * size)
-        if gain <= 0 or not self._pays(gain, -(-gain // size) + num_parts):
-            return None
-        keys = page_keys(root, tokens[:end].tobytes(), size)[first:]
-        now = self._clock()
-        if now - self._missing.get(keys[0].id, now - ASK_AGAIN_SECONDS) < ASK_AGAIN_SECONDS:
-            return None
-        for ticket, other in self._open.items():
-            if other.keys[0] == keys[0]:
-                return ticket
-        states = [replace(key, part=num_parts) for key in keys] if num_parts else ()
-        asked = self._store.find(keys, states)
-        if asked is not None:
-            self._open[asked] = TierQuestion(tokens[:end], salt, first, keys, now + FIND_SECONDS)
-        return asked
-
-    def take(self, answer: LoadEnd) -> int:
-        """How many pages have become known by it; none where it answers no question."""
-        asked = self._open.pop(answer.ticket, None) or self._late.pop(answer.ticket, None)
-        return 0 if asked is None else self._learn(asked, answer.num_good)
-
-    def overdue(self) -> list[int]:
-        """Questions that have been abandoned: nobody waits for their answers from now on."""
-        if not self._open:
-            return []
-        now = self._clock()
-        late = {
-            ticket: asked
-            for ticket, asked in self._open.items()
-            if asked.ends < now
-            and self._store.abandon(ticket, is_patient=now < asked.ends + HELD_UP_SECONDS)
-        }
-        for ticket in late:
-            del self._open[ticket]
-        self._late |= late
-        return list(late)
-
-    def _learn(self, asked: TierQuestion, num_there: int) -> int:
-        """The first `num_there` pages are stored. Returns how many of them were not known."""
-        size, salt = self._index.page_size, root_of(asked.salt).hex()
-        if num_there < len(asked.keys):
-            self._missing[asked.keys[num_there].id] = self._clock()
-            if len(self._missing) > MOST_MISSING:
-                self._missing.popitem(last=False)
-        tokens = asked.tokens[: (asked.first + num_there) * size]
-        known = self._index.match(tokens, salt)
-        count = len(tokens) // size - known.length // size
-        if known.length // size < asked.first or (count <= 0 and self._states is None):
-            return 0  # what is before them is not known any more, or they are known by now
-        node = self._index.lock(known.node, known.length)
-        make_room(self._index, self._handles, self._states, count)
-        handles = self._handles.allocate(min(count, self._handles.num_free)) or []
-        table = [*known.pages, *handles]
-        if handles:
-            inserted = self._index.insert(tokens[: len(table) * size], table, salt)
-            lock = self._index.lock(inserted.node)
-            self._index.unlock(node)
-            node = lock
-        num_known = len(handles)
-        if self._states is not None and num_there and len(table) * size == len(tokens):
-            num_known += self._states.learn(node, len(tokens))
-        self._index.unlock(node)
-        return num_known
-
 
 SHARED_MAGIC = b"lmprog-kv-share\n"
 SHARED_VERSION = 2
@@ -262,6 +123,10 @@ class SharedPageFile:
             if self._way_of(key.id)[1] is None:
                 return number
         return len(keys)
+
+    def first(self, keys: Sequence[PageKey]) -> int | None:
+        there = (at for at, key in enumerate(keys) if self._way_of(key.id)[1] is not None)
+        return next(there, None)
 
     def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None:
         digest = key.id
@@ -360,6 +225,9 @@ class SharedFolder:
             if not self._place_of(key.id).exists():
                 return number
         return len(keys)
+
+    def first(self, keys: Sequence[PageKey]) -> int | None:
+        return next((at for at, key in enumerate(keys) if self._place_of(key.id).exists()), None)
 
     def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None:
         place = self._place_of(key.id)
@@ -468,6 +336,10 @@ class RedisPages:
             if b":0" in there:
                 return start + there.index(b":0")
         return len(keys)
+
+    def first(self, keys: Sequence[PageKey]) -> int | None:
+        there = self._asked([(b"EXISTS", self._name(key)) for key in keys])
+        return there.index(b":1") if b":1" in there else None
 
     def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None:
         meta = self._format.meta(key, age, contents)

@@ -17,16 +17,26 @@ Knows trees, pages, handles and measured costs; loads nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.radix.frames import WindowStretch
 from lmprog.radix.snapshots import StateSnapshot
-from lmprog.runtime.tier.page_store import PageCosts, PageKey, PageStore, page_keys, root_of
+from lmprog.runtime.tier.page_store import (
+    TOKEN_BYTES,
+    PageCosts,
+    PageKey,
+    PageStore,
+    page_keys,
+    root_of,
+)
 from lmprog.runtime.tier.stored_frames import StoredFrames
 from lmprog.runtime.tier.stored_states import StoredStates, above, contents, make_room
+
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.tier_questions import StoredParts
 
 DECLINED_IN_TURN = 64
 """One in so many decisions against storing or loading is taken the other way."""
@@ -155,6 +165,8 @@ class TierStoring:
         self._store = store
         self._tree = tree
         self._index = index
+        self.parts: StoredParts | None = None
+        """Of pages, in a store that others share."""
         self._handles = handles
         self._worth = worth
         self.counters = TierCounters()
@@ -199,23 +211,24 @@ class TierStoring:
 
     def save_recent(self, has_time: Callable[[], bool]) -> bool:
         """Stores leaves of the pool's tree that are not stored yet, those used last first, while
-        there is time. False where there was nothing to store.
+        there is time. Whether it came to the end of them.
         """
-        before = self.counters.stored
         for node in self._tree.newest_first():
             if (not node.children and self._save(node, 1.0, self._takes)) or not has_time():
-                break
-        return self.counters.stored > before
+                return False
+        return True
 
-    def rest(self, num_steps: int) -> None:
+    def rest(self, num_steps: int) -> bool:
         """A turn had no work, after so many steps in all: stores for a little while, until there
-        is nothing new since the last of them.
+        is nothing new since the last of them. Whether it could go on at once.
         """
         if num_steps == self._num_steps_stored:
-            return
-        ends = self._clock() + REST_SECONDS
-        if not self.save_recent(lambda: self._clock() < ends):
+            return False
+        ends, before = self._clock() + REST_SECONDS, self.counters.stored
+        if self.save_recent(lambda: self._clock() < ends):
             self._num_steps_stored = num_steps
+            return False
+        return self.counters.stored > before  # else the store is full, for a moment
 
     def save_ahead(self, num_pages: int) -> None:
         """Stores what was used again where others want it too, and what will be evicted next, for a
@@ -303,7 +316,40 @@ class TierStoring:
         """
         if node.saved_to >= node.end:
             return 0
-        return self._save_path(node, node.end, returns, takes)
+        num_left = self._save_path(node, node.end, returns, takes)
+        if self.parts is not None and not num_left and (ends := self.parts.missing(node)):
+            num_left = self._save_parts(self.parts, ends, returns, takes)
+            node.saved_to = 0 if num_left else node.end
+        return num_left
+
+    def _save_parts(
+        self, parts: StoredParts, ends: Sequence[Node], returns: float, takes: Take
+    ) -> int:
+        """Stores what a page has before each of these ends, where texts part inside it, if it is
+        worth it and the pages before it are stored. Returns how many of them `takes` has left.
+        """
+        size, num_left, costs = self._page_size, 0, self._store.costs
+        tokens, _ = contents(self._tree, ends[0], ends[0].end, is_shared=False)
+        root = root_of(ends[0].salt)
+        stored = self._index.match(tokens, root.hex()).length
+        keys = page_keys(root, tokens.tobytes(), size)
+        for end in ends:
+            at, num_tokens = end.end // size, end.end % size
+            page = self._tree.partial_page(end, end.end)
+            if end.end > len(tokens) or at * size > stored or page is None:
+                continue
+            page = self.source(page)
+            if self.is_written(page):
+                continue
+            key = replace(keys[at], tokens=keys[at].tokens[: num_tokens * TOKEN_BYTES])
+            if self._worth.pays_to_store(num_tokens, 1, costs, max(1.0, returns)):
+                if not takes(0, page, key):
+                    num_left += 1
+                    continue
+                parts.learn(key)
+                self.counters.stored += 1
+            parts.done(end)
+        return num_left
 
     def _save_path(self, node: Node, end: int, returns: float, takes: Take) -> int:
         """The same for its part up to position `end`, and the states behind parts of it, or the
