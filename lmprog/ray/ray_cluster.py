@@ -35,7 +35,8 @@ Leave: TypeAlias = Callable[[], None]
 def enter(address: str | None, num_cpus: int | None = None) -> Leave:
     """Connects this process to the cluster at `address` (`auto`: RAY_ADDRESS, or that of this
     machine; None: one on this machine that is started here), where it is in none yet. One that is
-    started here counts `num_cpus`, whatever the machine has (None: what it has). Raises RuntimeGone where there is no cluster.
+    started here counts `num_cpus`, whatever the machine has (None: what it has). Raises RuntimeGone
+    where there is no cluster.
 
     Ray has its own ideas about signals: call this on the main thread, before handlers are set.
     """
