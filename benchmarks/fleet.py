@@ -200,7 +200,7 @@ def deaths(times: int = 5) -> None:
 AMPLE_MB = 8
 """Memory that holds all families."""
 WHOLE = 335
-"""Characters of a prefix that ends where a page does: of others the store has not the last part."""
+"""Characters of a prefix that ends where a page does."""
 HEAVY = "dummy:768x12"
 """88 million weights."""
 
@@ -216,6 +216,7 @@ def store() -> int:
         (1.05, False, partial(computed_in_a_quarter, WHOLE, at_random=False)),
         (1.05, False, partial(computed_in_a_quarter, WHOLE, at_random=True)),
         (1.05, False, partial(computed_in_a_quarter, PREFIX, at_random=False)),
+        (1.05, False, partial(computed_in_a_quarter, PREFIX, at_random=True)),
         (0.05, False, computed_after_death),
         (0.2, False, cost_of_loading),
         *((0.02, False, partial(added_by, kind)) for kind in FAULTS if SERVER is not None),

@@ -153,6 +153,8 @@ CLOSE_SECONDS = 5.0
 MEASURED = 16
 """Pages last copied, written, read. The fastest of them counts: the others waited for processors.
 """
+FEW_MEASURED = 4
+"""With fewer the cost is not known, and counts as none: the first page of all takes longest."""
 
 
 class StagingBuffers:
@@ -377,4 +379,5 @@ class DiskStore:
         """One of the parts; each is measured by one thread alone."""
         measures = self._measures[what]
         measures.append(time.perf_counter() - began)
-        self._best[what] = min(measures)
+        if len(measures) >= FEW_MEASURED:
+            self._best[what] = min(measures)

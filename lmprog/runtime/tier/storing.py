@@ -17,8 +17,8 @@ Knows trees, pages, handles and measured costs; loads nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
@@ -316,40 +316,40 @@ class TierStoring:
         """
         if node.saved_to >= node.end:
             return 0
+        part = None if self.parts is None else self._parting(self.parts, node)
         num_left = self._save_path(node, node.end, returns, takes)
-        if self.parts is not None and not num_left and (ends := self.parts.missing(node)):
-            num_left = self._save_parts(self.parts, ends, returns, takes)
+        if self.parts is not None and part is not None and not num_left:
+            num_left = self._save_part(self.parts, *part, max(1.0, returns), takes)
             node.saved_to = 0 if num_left else node.end
         return num_left
 
-    def _save_parts(
-        self, parts: StoredParts, ends: Sequence[Node], returns: float, takes: Take
-    ) -> int:
-        """Stores what a page has before each of these ends, where texts part inside it, if it is
-        worth it and the pages before it are stored. Returns how many of them `takes` has left.
+    def _parting(self, parts: StoredParts, node: Node) -> tuple[PageKey, int] | None:
+        """What the path to `node` has in common of a page with another one that is stored, from
+        which it parts inside that page; and the pool's page. None where that is known to be stored.
         """
-        size, num_left, costs = self._page_size, 0, self._store.costs
-        tokens, _ = contents(self._tree, ends[0], ends[0].end, is_shared=False)
-        root = root_of(ends[0].salt)
-        stored = self._index.match(tokens, root.hex()).length
-        keys = page_keys(root, tokens.tobytes(), size)
-        for end in ends:
-            at, num_tokens = end.end // size, end.end % size
-            page = self._tree.partial_page(end, end.end)
-            if end.end > len(tokens) or at * size > stored or page is None:
-                continue
-            page = self.source(page)
-            if self.is_written(page):
-                continue
-            key = replace(keys[at], tokens=keys[at].tokens[: num_tokens * TOKEN_BYTES])
-            if self._worth.pays_to_store(num_tokens, 1, costs, max(1.0, returns)):
-                if not takes(0, page, key):
-                    num_left += 1
-                    continue
-                parts.learn(key)
-                self.counters.stored += 1
-            parts.done(end)
-        return num_left
+        size, root = self._page_size, root_of(node.salt)
+        tokens, pages = contents(self._tree, node, node.end, is_shared=False)
+        common = self._index.match(tokens, root.hex()).length
+        at = common // size
+        if not (at and common % size) or common == len(tokens):
+            return None
+        key = page_keys(root, tokens[:common].tobytes(), size)[-1]
+        return None if parts.has(key) else (key, pages[at])
+
+    def _save_part(
+        self, parts: StoredParts, key: PageKey, page: int, returns: float, takes: Take
+    ) -> int:
+        """Stores it, if it is worth it. Returns how many pages `takes` has left."""
+        num_tokens, page = len(key.tokens) // TOKEN_BYTES, self.source(page)
+        if self.is_written(page):
+            return 0
+        if not self._worth.pays_to_store(num_tokens, 1, self._store.costs, returns):
+            return 0
+        if not takes(0, page, key):
+            return 1
+        parts.learn(key)
+        self.counters.stored += 1
+        return 0
 
     def _save_path(self, node: Node, end: int, returns: float, takes: Take) -> int:
         """The same for its part up to position `end`, and the states behind parts of it, or the

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lmprog.radix import Node, PageAllocator, RadixTree, Tokens, path
+from lmprog.radix import PageAllocator, RadixTree, Tokens
 from lmprog.runtime.tier.page_store import (
     HELD_UP_SECONDS,
     TOKEN_BYTES,
@@ -61,8 +61,9 @@ class StoredParts:
         self._known: OrderedDict[tuple[int, bytes], set[PageKey]] = OrderedDict()
         """By the page's place on its path and its first token, those used last at the end: who
         goes past a place without any computes no digest."""
-        self._done: OrderedDict[tuple[int, int], None] = OrderedDict()
-        """Numbers and ends of nodes of the pool's tree whose parts have been stored."""
+
+    def has(self, key: PageKey) -> bool:
+        return key in self._known.get(_place(key), ())
 
     def learn(self, key: PageKey) -> None:
         """It is stored."""
@@ -103,26 +104,6 @@ class StoredParts:
         parts = self._on(keys)
         self.forget(parts)
         return keys + parts
-
-    def missing(self, node: Node) -> list[Node]:
-        """The nodes of the path to `node`, of the pool's tree, that end inside a page where texts
-        part, and whose parts were not stored here.
-        """
-        size = self._page_size
-        return [
-            one
-            for one in path(node)
-            if one.end % size
-            and len(one.children) > 1
-            and one.end > size
-            and (one.number, one.end) not in self._done
-        ]
-
-    def done(self, node: Node) -> None:
-        """What ends there is stored, or is not worth it."""
-        self._done[node.number, node.end] = None
-        if len(self._done) > MOST_PARTS:
-            self._done.popitem(last=False)
 
 
 def _place(key: PageKey) -> tuple[int, bytes]:
