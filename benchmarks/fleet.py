@@ -211,16 +211,17 @@ def store() -> int:
     """
     runner.head("what", "bar", "figure", "met", texts=4)
     are_met = []
-    for bar, is_least, measured in (
+    rows: list[tuple[float, bool, Callable[[str], tuple[float, str]]]] = [
         (0.95, True, found_cold),
-        (1.05, False, partial(computed_in_a_quarter, WHOLE, at_random=False)),
-        (1.05, False, partial(computed_in_a_quarter, WHOLE, at_random=True)),
-        (1.05, False, partial(computed_in_a_quarter, PREFIX, at_random=False)),
-        (1.05, False, partial(computed_in_a_quarter, PREFIX, at_random=True)),
+        *(
+            (1.05, False, partial(computed_in_a_quarter, prefix, at_random=at_random))
+            for prefix, at_random in product((WHOLE, PREFIX), (False, True))
+        ),
         (0.05, False, computed_after_death),
         (0.2, False, cost_of_loading),
         *((0.02, False, partial(added_by, kind)) for kind in FAULTS if SERVER is not None),
-    ):
+    ]
+    for bar, is_least, measured in rows:
         with tempfile.TemporaryDirectory(
             ignore_cleanup_errors=True
         ) as folder:  # they may begin anew
