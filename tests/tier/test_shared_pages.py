@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lmprog.redis_server import RedisRefused
 from lmprog.runtime.engine import kept_pages
 from lmprog.runtime.tier import shared_pages
 from lmprog.runtime.tier.disk_store import FileInUse
@@ -28,7 +29,6 @@ from lmprog.runtime.tier.page_store import (
 from lmprog.runtime.tier.shared_pages import (
     WAYS,
     RedisPages,
-    RedisRefused,
     SharedFolder,
     SharedPageFile,
 )
