@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import socket
+import subprocess
 import tempfile
 import threading
 import time
@@ -197,7 +200,7 @@ def deaths(times: int = 5) -> None:
 AMPLE_MB = 8
 """Memory that holds all families."""
 WHOLE = 335
-"""Characters of a prefix that ends where a page does: of others the store has not the last part."""
+"""Characters of a prefix that ends where a page does."""
 HEAVY = "dummy:768x12"
 """88 million weights."""
 
@@ -208,14 +211,17 @@ def store() -> int:
     """
     runner.head("what", "bar", "figure", "met", texts=4)
     are_met = []
-    for bar, is_least, measured in (
+    rows: list[tuple[float, bool, Callable[[str], tuple[float, str]]]] = [
         (0.95, True, found_cold),
-        (1.05, False, partial(computed_in_a_quarter, WHOLE, at_random=False)),
-        (1.05, False, partial(computed_in_a_quarter, WHOLE, at_random=True)),
-        (1.05, False, partial(computed_in_a_quarter, PREFIX, at_random=False)),
+        *(
+            (1.05, False, partial(computed_in_a_quarter, prefix, at_random=at_random))
+            for prefix, at_random in product((WHOLE, PREFIX), (False, True))
+        ),
         (0.05, False, computed_after_death),
         (0.2, False, cost_of_loading),
-    ):
+        *((0.02, False, partial(added_by, kind)) for kind in FAULTS if SERVER is not None),
+    ]
+    for bar, is_least, measured in rows:
         with tempfile.TemporaryDirectory(
             ignore_cleanup_errors=True
         ) as folder:  # they may begin anew
@@ -332,6 +338,89 @@ def cost_of_loading(folder: str) -> tuple[float, str]:
     return seconds[1] / seconds[
         0
     ], "processor time of loading by that of computing, 88 million weights"
+
+
+SERVER = shutil.which("valkey-server") or shutil.which("redis-server")
+"""Without one what faults of a store add is not measured, which is said."""
+FAULTS = ("hung", "full", "torn", "gone")
+
+
+class FailingServer:
+    """A server of pages, for two runtimes of this machine."""
+
+    def __init__(self, folder: str) -> None:
+        self._socket = f"{folder}/socket"
+        self.url = f"unix://{self._socket}"
+        assert SERVER is not None
+        command = [SERVER, "--port", "0", "--unixsocket", self._socket, "--save", ""]
+        self._process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tear)
+        while not os.path.exists(self._socket):
+            time.sleep(0.01)
+
+    def fail(self, kind: str) -> None:
+        match kind:
+            case "hung":
+                self._process.send_signal(signal.SIGSTOP)
+            case "full":
+                self._said("CONFIG SET maxmemory 1")
+            case "torn":
+                self._thread.start()
+            case "gone":
+                self._process.kill()
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._process.kill()
+        self._process.wait()
+
+    def _tear(self) -> None:
+        """In every page, whenever one is there, some bytes are other ones."""
+        while not self._ended.wait(0.01):
+            for name in self._said("KEYS lmprog-kv:*").split():
+                if name.startswith("lmprog-kv:"):
+                    self._said(f"SETRANGE {name} 300 torn")
+
+    def _said(self, command: str) -> str:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(self._socket)
+            client.sendall(f"{command}\r\nQUIT\r\n".encode())
+            return b"".join(iter(lambda: client.recv(1 << 16), b"")).decode()
+
+
+def added_by(kind: str, folder: str) -> tuple[float, str]:
+    """Programs one by one, each on a runtime without a store and on one whose store fails after a
+    quarter of them; the answers must be the same. Then all of them, three times.
+    """
+    texts, took = prompts(random.Random(7)), {False: [0.0] * 0, True: [0.0] * 0}
+    calm = len(texts) // 4
+    few = {**HALF, "kv_memory_mb": AMPLE_MB // 8}
+    server = FailingServer(folder)
+    try:
+        with (
+            lmprog.Runtime(MODEL, **few) as plain,
+            lmprog.Runtime(MODEL, **few, kv_store=server.url) as stored,
+        ):
+            for number, text in enumerate(texts[:calm] + 3 * texts):
+                if number == calm:
+                    assert describe(stored)["tier_pages_loaded"] > 0
+                    server.fail(kind)
+                    took = {False: [], True: []}
+                values = []
+                for is_stored in (False, True) if number % 2 else (True, False):
+                    began = time.perf_counter()
+                    run = ask.using(backend=stored if is_stored else plain).run(text)
+                    took[is_stored].append(time.perf_counter() - began)
+                    values.append(run.value)
+                assert values[0] == values[1], text
+    finally:
+        server.close()
+    alone, beside = (runner.percentile(took[one], 0.99) for one in (False, True))
+    said = f"seconds that a store which is {kind} adds to the 99th percentile, which is {alone:.3f}"
+    return beside - alone, said
 
 
 def processor_seconds(pid: int) -> float:

@@ -6,7 +6,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY constraints.txt pyproject.toml README.md hatch_build.py ./
+COPY constraints.txt pyproject.toml README.md LICENSE hatch_build.py ./
 COPY kernels kernels
 COPY lmprog lmprog
 # Where builds of torch for processors are; without it the usual index gives a larger one.

@@ -7,7 +7,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY constraints.txt pyproject.toml README.md hatch_build.py ./
+COPY constraints.txt pyproject.toml README.md LICENSE hatch_build.py ./
 COPY kernels kernels
 COPY lmprog lmprog
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \

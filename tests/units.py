@@ -26,6 +26,7 @@ UNITS = {
     "linux": Unit("lmprog.linux"),
     "weight_cache": Unit("lmprog.weight_cache", "native linux"),
     "transport": Unit("lmprog.transport", "errors wire"),
+    "redis_server": Unit("lmprog.redis_server"),
     "launch": Unit("lmprog.launch", "errors config wire linux transport"),
     "fleet": Unit("lmprog.fleet", "errors config wire journal transport launch"),
     "ray": Unit("lmprog.ray", "errors transport launch fleet options metrics supervision server"),
@@ -64,7 +65,7 @@ UNITS = {
     "constraints": Unit("lmprog.constraints", "errors native linux wire"),
     "documents": Unit("lmprog.runtime.documents", "errors"),
     "text": Unit("lmprog.runtime.text", "errors wire documents tool_calls constraints"),
-    "tier": Unit("lmprog.runtime.tier", "linux radix"),
+    "tier": Unit("lmprog.runtime.tier", "linux radix redis_server"),
     "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
     "programs": Unit(
         "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
@@ -74,7 +75,7 @@ UNITS = {
     # tensors: they see batches, never requests
     "engine": Unit(
         "lmprog.runtime.engine",
-        "errors config linux native weight_cache wire documents radix tier scheduling",
+        "errors config linux native redis_server weight_cache wire documents radix tier scheduling",
     ),
     "loop": Unit(
         "lmprog.runtime.loop lmprog.runtime.steps lmprog.runtime.steps_ahead",
@@ -119,7 +120,7 @@ UNITS = {
     "dialects": Unit(
         "lmprog.server.openai lmprog.server.sglang lmprog.server.responses lmprog.server.anthropic "
         "lmprog.server.programs lmprog.server.local",
-        "errors config wire tool_calls options http fairness link gateway operations",
+        "errors config wire redis_server tool_calls options http fairness link gateway operations",
     ),
     "server": Unit(
         "lmprog.server",

@@ -181,7 +181,8 @@ def _on_ray(
         }
         for name, model in models_of(settings, chosen).items()
     }
-    leave = enter(cluster)
+    share = max(1, options.get("threads") or 1, ranks)
+    leave = enter(cluster, max(processors(), most * len(applications) * share))
     return supervised(lambda: started_members(applications, leave))
 
 

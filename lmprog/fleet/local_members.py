@@ -101,7 +101,7 @@ class LocalMembers:
         def start(replica: _Replica) -> None:
             try:
                 replica.process = replica.launch(0)
-            except (LmprogError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - raised below, when all threads have ended
                 failures[replica.name] = error
             replica.since, replica.life = time.monotonic(), 1
 
@@ -209,6 +209,8 @@ class LocalMembers:
             process = replica.launch(self.generation)
         except (LmprogError, OSError) as error:
             log.error("%s could not be started: %s", replica.name, error)
+        except Exception:  # a fault of ours: it is tried again all the same
+            log.exception("%s could not be started", replica.name)
         with self._lock:
             replica.is_changing = False
             if process is None:

@@ -73,6 +73,8 @@ class Loop:
         self._steps = steps_of(scheduler, engine, sampler, batches)
         self._clock = clock
         self._checked_at = 0
+        self._has_more = False
+        """Whether there is something to do while there is nothing else."""
 
     def step(self) -> None:
         """One turn."""
@@ -82,8 +84,9 @@ class Loop:
         self.channel.send(self.interpreter.deliver(progress, began))
         if self.scheduler.idle:
             self._check_invariants()
+            self._has_more = False
             for rest in self.scheduler.hooks.idle:
-                rest(self._clock())
+                self._has_more |= bool(rest(self._clock()))
 
     def stop(self) -> None:
         """After the last step: what was computed goes to the second tier, if there is one."""
@@ -144,6 +147,8 @@ class Loop:
             return 0.0
         if not idle:
             return 0.0 if self._steps.is_busy else RETURN_WAIT
+        if self._has_more:
+            return 0.0
         deadline = self.interpreter.next_deadline
         wait = THREAD_WAIT if self.interpreter.awaits_thread else IDLE_WAIT
         return wait if deadline is None else min(wait, max(0.0, deadline - self._clock()))

@@ -21,6 +21,7 @@ from lmprog.fleet.fleet_channel import FleetChannel
 from lmprog.fleet.local_members import LocalMembers, launches
 from lmprog.fleet.members import FixedMembers, Member
 from lmprog.launch import Connection, RuntimeProcess
+from lmprog.launch.restarts import DelayLimits
 
 OPTIONS = {"dtype": "float32", "threads": 1, "kv_memory_mb": 32}
 
@@ -147,6 +148,46 @@ def test_several_models_are_started_together_and_each_is_looked_after() -> None:
         for name, value in expected.items():
             assert story.run("Once", 1, backend=fleet[name]).value == value
         assert members.num_restarts == 1
+
+
+@pytest.mark.parametrize("failing", ["first", "second"])
+def test_whatever_the_start_of_a_model_raises_is_raised_and_none_is_left(failing: str) -> None:
+    started = []
+
+    def start(generation: int) -> RuntimeProcess:
+        started.append(RuntimeProcess("dummy:tiny", **OPTIONS))
+        return started[-1]
+
+    def fail(generation: int) -> RuntimeProcess:
+        raise RuntimeError("can't start new thread")
+
+    both = {"first": start, "second": start, failing: fail}
+    with pytest.raises(RuntimeError, match="new thread"):
+        LocalMembers(both, 1)
+    assert [one.alive for one in started] == [False]
+
+
+def test_a_replica_whose_start_fails_in_an_unforeseen_way_is_started_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = []
+
+    def launch(generation: int) -> RuntimeProcess:
+        calls.append(generation)
+        if len(calls) == 2:
+            raise ValueError("what the child says is no JSON")
+        return RuntimeProcess("dummy:tiny", **OPTIONS)
+
+    members = LocalMembers(launch, 1, delays=DelayLimits(first=0.0))
+    try:
+        members.processes["replica-1"].close(0.0)
+        deadline = time.monotonic() + 60.0
+        while not members.current() or len(calls) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "no JSON" in caplog.text
+    finally:
+        members.close(0.0)
 
 
 def test_where_one_of_several_models_cannot_be_started_none_is_left() -> None:

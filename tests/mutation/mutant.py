@@ -35,7 +35,8 @@ ROOMS = {
     "text": "tests/text/test_text.py tests/text/test_stop_patterns.py",
     "transport": "tests/wire/test_channels.py tests/wire/test_zeromq.py tests/wire/test_messages.py "
     "tests/wire/test_access.py",
-    "tier": "tests/tier/test_second_tier.py tests/tier/test_storing.py tests/tier/test_page_file.py",
+    "tier": "tests/tier/test_second_tier.py tests/tier/test_storing.py tests/tier/test_page_file.py "
+    "tests/tier/test_part_pages.py",
     "fleet": "tests/fleet/test_program_log.py tests/fleet/test_placement.py tests/fleet/test_moving.py "
     "tests/fleet/test_replica_death.py",
     "fingerprint": "tests/fleet/test_one_model.py",

@@ -43,6 +43,27 @@ TIER_MUTANTS = [
         "",
     ),
     Mutant(
+        "a part of a page that is gone is believed to be there",
+        "tier",
+        _TIER + "second_tier.py",
+        "                self._parts.forget(page_keys(root, tokens, size)[-1:])\n",
+        "                page_keys(root, tokens, size)\n",
+    ),
+    Mutant(
+        "a part of a page outlives its path",
+        "tier",
+        _TIER + "second_tier.py",
+        "                keys = self._parts.with_parts(keys)\n",
+        "                self._parts.with_parts(keys)\n",
+    ),
+    Mutant(
+        "a part is taken for that of another path",
+        "tier",
+        _TIER + "tier_questions.py",
+        "            if one.parent == key.parent and key.tokens",
+        "            if key.tokens",
+    ),
+    Mutant(
         "what was used last is stored ahead",
         "tier",
         _TIER + "storing.py",

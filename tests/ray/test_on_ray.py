@@ -320,3 +320,54 @@ def test_a_server_runs_its_replicas_on_a_cluster_of_its_own(alone: dict[int, lis
         server.signal(signal.SIGTERM)
         assert server.process.wait(120) == 0, "".join(server.logged)
     until(lambda: not any(parent_of(pid) for pid in started), "all that was started ends")
+
+
+def answered(http: httpx2.Client, model: str, max_tokens: int = 4) -> dict[str, Any]:
+    """What a completion of that model tells."""
+    body = {"model": model, "prompt": "It is", "max_tokens": max_tokens, "ignore_eos": True}
+    found: dict[str, Any] = http.post("/v1/completions", json=body).json()
+    assert found["usage"]["completion_tokens"] == max_tokens, found
+    return found
+
+
+def models_listed(http: httpx2.Client) -> set[str]:
+    return {one["id"] for one in http.get("/v1/models").json()["data"]}
+
+
+def test_a_server_runs_several_models_on_a_cluster_of_its_own(
+    alone: dict[int, list[str]],
+) -> None:
+    before = offspring()
+    models = ("--models", "tales=nano", "--models", "other=dummy:tiny")
+    with serving(*models, "--ray", "--replicas", "2", *SERVE_OPTIONS) as server:
+        server.until(lambda: len(server.http.get("/fleet").json()["replicas"]) == 4)
+        assert models_listed(server.http) == {"tales", "other"}
+        replicas = server.http.get("/fleet").json()["replicas"]
+        assert sorted(one["model"] for one in replicas) == ["other"] * 2 + ["tales"] * 2
+        backend = lmprog.connect(server.url, model="tales")
+        assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
+        assert answered(server.http, "other")["model"] == "other"
+        started = offspring() - before
+        server.signal(signal.SIGTERM)
+        assert server.process.wait(120) == 0, "".join(server.logged)
+    until(lambda: not any(parent_of(pid) for pid in started), "all that was started ends")
+
+
+def test_a_gateway_joins_the_replicas_of_two_applications(
+    cluster: str, alone: dict[int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a model of its own; when one is gone the other one is still served."""
+    for name, model in (("tales", "nano"), ("other", "dummy:tiny")):
+        app = lmprog.ray.app(model, replicas=1, slots=SLOTS, served_model_name=name, **OPTIONS)
+        serve.run(app, name=f"joined-{name}", route_prefix=None)
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    with serving("--join", "ray:joined-tales", "--join", "ray:joined-other") as gateway:
+        gateway.until(lambda: models_listed(gateway.http) == {"tales", "other"})
+        backend = lmprog.connect(gateway.url, model="tales")
+        assert story.run(SEEDS[0], backend=backend).value == alone[SEEDS[0]]
+        assert answered(gateway.http, "other")["model"] == "other"
+        serve.delete("joined-other")
+        assert answered(gateway.http, "tales")["model"] == "tales"
+        gateway.signal(signal.SIGTERM)
+        assert gateway.process.wait(120) == 0, "".join(gateway.logged)
+    serve.delete("joined-tales")

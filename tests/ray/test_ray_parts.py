@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -320,3 +321,33 @@ def test_two_llm_configs_of_one_name_and_none_at_all_are_refused() -> None:
     for configs, message in (([one, one], "two of llm_configs"), ([], "has no model")):
         with pytest.raises(InvalidParameter, match=message):
             lmprog.ray.build_openai_app({"llm_configs": configs})
+
+
+def test_what_replicas_wait_for_is_said_and_one_that_cannot_start_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("ray.serve", reason="lmprog[ray] is not installed")
+    from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+    from lmprog.ray import ray_cluster
+
+    deployments = {
+        "RuntimeReplica:a": SimpleNamespace(message="taken more than 30s to be scheduled")
+    }
+    states = iter(["DEPLOYING", "DEPLOYING", "RUNNING"])
+
+    def status() -> SimpleNamespace:
+        def of(state: str, message: str = "") -> ApplicationStatusOverview:
+            return ApplicationStatusOverview(ApplicationStatus[state], message, 0.0, deployments)
+
+        there = {"lmprog-a": of(next(states, "RUNNING")), "another": of("DEPLOY_FAILED", "no")}
+        return SimpleNamespace(applications=there)
+
+    monkeypatch.setattr(ray_cluster.serve, "status", status)
+    monkeypatch.setattr(ray_cluster, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(ray_cluster, "SAID_EVERY", 0.0)
+    ray_cluster._await_all({"lmprog-a"})
+    said = [one.getMessage() for one in caplog.records]
+    assert said == ["lmprog-a does not serve yet: taken more than 30s to be scheduled"] * 2
+    with pytest.raises(RuntimeError, match="another: no"):
+        ray_cluster._await_all({"lmprog-a", "another"})

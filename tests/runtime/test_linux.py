@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -118,10 +119,10 @@ def test_a_memory_that_is_used_up_leaves_nothing_and_no_error(tree: Tree) -> Non
     assert linux.memory_left() == 0
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A real group for one processor's time, of either version."""
-    roots = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")]
+@contextmanager
+def limited(controller: str, limits: dict[str, str]) -> Iterator[Path]:
+    """A real group, of either version: what is there of the limits is set."""
+    roots = [Path("/sys/fs/cgroup") / controller, Path("/sys/fs/cgroup")]
     root = next((one for one in roots if (one / "cgroup.procs").exists()), roots[0])
     made = root / f"lmprog-test-{os.getpid()}"
     try:
@@ -130,15 +131,61 @@ def group() -> Iterator[Path]:
         pytest.skip(f"no control group can be made here: {error}")
     try:
         try:
-            if (made / "cpu.cfs_quota_us").exists():
-                (made / "cpu.cfs_quota_us").write_text("100000")
-            else:
-                (made / "cpu.max").write_text("100000 100000")
-        except OSError as error:
-            pytest.skip(f"a control group cannot be limited here: {error}")
+            name = next(one for one in limits if (made / one).exists())
+            (made / name).write_text(limits[name])
+        except (OSError, StopIteration) as error:
+            pytest.skip(f"a control group cannot be limited here: {error!r}")
         yield made
     finally:
+        deadline = time.monotonic() + 10.0
+        while (made / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)  # what has ended leaves its group a moment later
         made.rmdir()
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """For one processor's time."""
+    with limited("cpu", {"cpu.cfs_quota_us": "100000", "cpu.max": "100000 100000"}) as made:
+        yield made
+
+
+FILLED = """
+import os, random, sys
+from pathlib import Path
+
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+
+import lmprog
+from lmprog.backends.client import describe
+
+
+@lmprog.function
+def read(s: lmprog.Branch, number: int) -> str:
+    s += "".join(random.Random(number).choices("abcdefgh ", k=3000))
+    return str(s.gen(max_tokens=1, temperature=0))
+
+
+with lmprog.Runtime("nano", threads=1) as runtime:
+    number = 0
+    while not describe(runtime)["evicted_pages"]:
+        read.run(number, backend=runtime)
+        number += 1
+    assert runtime.process.alive
+    print(describe(runtime)["pages"])
+"""
+
+
+def test_a_runtime_that_fills_its_memory_lives_under_a_real_limit() -> None:
+    """Long contexts until the first page is evicted; then its pool is full."""
+    limits = {"memory.limit_in_bytes": str(320 * MIB), "memory.max": str(320 * MIB)}
+    with limited("memory", limits) as group:
+        command = [sys.executable, "-c", FILLED, str(group)]
+        clean = {one: v for one, v in os.environ.items() if one != linux.PORTABLE_VARIABLE}
+        done = subprocess.run(command, capture_output=True, text=True, env=clean)
+        assert done.returncode == 0, done.stderr
+    page_bytes = 16 * 2 * 2 * 64 * 6 * 2  # nano's, in two bytes each or more
+    assert 16 * MIB < float(done.stdout) * page_bytes < 320 * MIB
 
 
 def test_a_real_limit_of_processors_is_found(group: Path) -> None:

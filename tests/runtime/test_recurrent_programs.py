@@ -14,7 +14,7 @@ from lmprog.backends.client import describe
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.engine.model import resolution
-from lmprog.runtime.tier import second_tier, shared_pages
+from lmprog.runtime.tier import second_tier, tier_questions
 from lmprog.runtime.tier.storing import PageWorth
 from lmprog.transport import LocalRuntimeChannel
 from tests.house import ROOT
@@ -70,7 +70,7 @@ def with_tokenizer(recipe: Recipe, made: Path) -> Path:
 def _as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a store and a processor cost while the suite runs is chance."""
     monkeypatch.setattr(PageWorth, "_is_worth", lambda self, saved, cost: True)
-    monkeypatch.setattr(shared_pages, "FIND_SECONDS", 30.0)
+    monkeypatch.setattr(tier_questions, "FIND_SECONDS", 30.0)
     monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 30.0)
 
 

@@ -17,10 +17,19 @@ import pytest
 
 from lmprog.errors import InvalidParameter
 from lmprog.server.fairness.accounts import HeldBytes, MemoryPool
+from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.messages import ChatMessage
-from lmprog.server.responses.stored_responses import Kept, ResponseFile, SavedResponse, Store
+from lmprog.server.responses.stored_responses import (
+    Kept,
+    ResponseFile,
+    ResponseServer,
+    SavedResponse,
+    Store,
+    kept_at,
+)
 from tests.server.fake_runtime import Fake, asking
 from tests.server.live import Live
+from tests.tier.shared_stores import SERVER, redis_server
 
 GREEDY: dict[str, Any] = {
     "temperature": 0,
@@ -390,9 +399,21 @@ def test_what_is_no_file_of_responses_is_refused_and_left_as_it_is(
         assert path.read_bytes() == before
 
 
-def test_gateways_that_share_a_file_continue_each_others_responses(tmp_path: Path) -> None:
+@pytest.fixture(params=["file", "server"])
+def shared_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """Where gateways keep responses together: a file, or a real server."""
+    if request.param == "file":
+        yield str(tmp_path / "responses")
+        return
+    if SERVER is None:
+        pytest.skip("neither valkey-server nor redis-server")
+    with redis_server() as (url, _):
+        yield url
+
+
+def test_gateways_that_share_a_place_continue_each_others_responses(shared_place: str) -> None:
     """Also one that was started after the other had ended; others' remain others'."""
-    path = str(tmp_path / "responses")
+    path = shared_place
     body: dict[str, Any] = {"input": "Hello", "max_output_tokens": 3, "ignore_eos": True}
 
     async def main() -> None:
@@ -498,3 +519,37 @@ def test_what_stored_responses_hold_is_what_the_store_counts(
     assert grown < 1.15 * counted + 100_000
     assert at_last <= 500_000
     assert len(stores[-1]) < 18
+
+
+@pytest.mark.skipif(SERVER is None, reason="neither valkey-server nor redis-server")
+def test_a_server_of_responses_gives_each_its_own_and_fails_with_a_status(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with redis_server() as (url, process):
+        server = ResponseServer(url, 10**4)
+        row = SavedResponse("a", "one", "one", b"{}", b"\x90", None, 100)
+        server.write(row)
+        assert server.read("one", "a") == row
+        assert server.read("two", "a") is None
+        assert not server.drop("two", "a")
+        server.write(SavedResponse("large", "one", "one", b"{}", b"\x90", None, 10**5))
+        assert server.read("one", "large") is None
+        assert server.drop("one", "a")
+        assert server.read("one", "a") is None
+        process.kill()
+        process.wait()
+
+        async def main() -> None:
+            store = Store(10**6, MemoryPool(10**6), file=server)
+            with pytest.raises(HttpError) as caught:
+                await store.get("one", "a")
+            assert caught.value.problem.status == 503
+            store.put(made := kept("b"))
+            await store.written(made)
+            assert await store.get("", "b") is made, "what could not be written stays in memory"
+
+        asyncio.run(main())
+        with pytest.raises(InvalidParameter, match="no address"):
+            kept_at("redis://", 10)
+        assert isinstance(kept_at(url, 10), ResponseServer), "one that is away is asked later"
+    assert "does not answer yet" in caplog.text

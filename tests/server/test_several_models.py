@@ -303,6 +303,9 @@ def test_metrics_tell_the_models_apart(folders: tuple[Path, Path], keys: tuple[s
                 f"{count}.0",
             ):
                 assert f"lmprog_{counter}" in lines
+            of_key = [one for one in lines if one.startswith("lmprog_key_generation_tokens_total{")]
+            used = [one.rpartition(" ")[2] for one in of_key if f'"{name}"' in one]
+            assert [one for one in used if one != "0.0"] == [f"{2.0 * count}"] * bool(keys)
         up = [one for one in lines if one.startswith("lmprog_replica_up{")]
         assert sorted(up) == [
             'lmprog_replica_up{model_name="large",replica="b"} 1.0',

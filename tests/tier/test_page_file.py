@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from lmprog.runtime.tier.disk_store import HEADER_BYTES, FileInUse, PageFile
+from lmprog.runtime.tier.disk_store import (
+    FEW_MEASURED,
+    HEADER_BYTES,
+    DiskStore,
+    FileInUse,
+    PageFile,
+)
 from lmprog.runtime.tier.page_store import PageKey, page_keys
 
 PAGE, PAGE_BYTES = 4, 300
@@ -149,3 +158,24 @@ def test_an_erased_record_is_not_known(tmp_path: Path) -> None:
     file = opened(tmp_path / "a.kv")
     file.erase([1], ())
     assert [one.handle for one in file.known()] == [0, 2]
+
+
+def test_the_first_page_of_all_does_not_say_what_a_store_costs(tmp_path: Path) -> None:
+    """It takes longest, and a store that is thought to be slow is not used."""
+    memory = SimpleNamespace(page_bytes=PAGE_BYTES, read=lambda *_: None, write=lambda *_: None)
+    file = opened(tmp_path / "a")
+    write, slow = file.write, iter([0.5])
+
+    def write_slowly_at_first(*what: Any) -> None:
+        time.sleep(next(slow, 0.0))
+        write(*what)
+
+    file.write = write_slowly_at_first  # type: ignore[method-assign]
+    store = DiskStore(file, memory, 16)
+    for number, key in enumerate(KEYS[:1] * FEW_MEASURED):
+        assert store.costs.store == 0.0, "nothing is known"
+        assert store.store(number, 0, key, wait=30.0)
+        while len(store._measures["write"]) <= number:
+            time.sleep(0.001)
+    assert 0.0 < store.costs.store < 0.5
+    store.close()

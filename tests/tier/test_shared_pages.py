@@ -8,20 +8,31 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from lmprog.redis_server import RedisRefused
+from lmprog.runtime.engine import kept_pages
 from lmprog.runtime.tier import shared_pages
 from lmprog.runtime.tier.disk_store import FileInUse
-from lmprog.runtime.tier.page_store import PageKey, PageRecords, RecordFormat, page_keys, root_of
+from lmprog.runtime.tier.page_store import (
+    FRAME,
+    PageKey,
+    PageRecords,
+    RecordFormat,
+    page_keys,
+    root_of,
+)
 from lmprog.runtime.tier.shared_pages import (
     WAYS,
     RedisPages,
-    RedisRefused,
     SharedFolder,
     SharedPageFile,
 )
+from lmprog.wire import Fingerprint
 from tests.tier.shared_stores import (
     IDENTITY,
     PAGE,
@@ -78,37 +89,106 @@ def test_what_one_has_written_another_finds(opened: Opened) -> None:
     other.close()
 
 
+def another(dice: random.Random, salt: str, tokens: bytes, at: int, kind: int) -> list[PageKey]:
+    """The pages of a path of which one thing is another one, from page `at` on: its salt or
+    adapter, a bit of a token, the order of tokens or pages, a token more or less; or such a page
+    itself, of another length, part or parent.
+    """
+    size, begin = 4 * PAGE, dice.randrange(PAGE * (at + 1))
+    words = [tokens[4 * n : 4 * n + 4] for n in range(len(tokens) // 4)]
+    pages = page_keys(root_of(salt), tokens, PAGE)
+    match kind:
+        case 0:
+            cut = dice.randrange(len(salt))
+            mutated = dice.choice(
+                [salt[:cut] + salt[cut + 1 :], salt[:cut] + "~" + salt[cut:], salt.swapcase()]
+            )
+            return page_keys(root_of(mutated), tokens, PAGE)[at:]
+        case 1:
+            root = f"adapter:{dice.randbytes(8).hex()}:{salt}"
+            return page_keys(root_of(root), tokens, PAGE)[at:]
+        case 2:
+            flipped = bytearray(tokens)
+            flipped[dice.randrange(size * (at + 1))] ^= 1 << dice.randrange(8)
+            return page_keys(root_of(salt), bytes(flipped), PAGE)[at:]
+        case 3:
+            other = dice.randrange(PAGE * (at + 1))
+            words[begin], words[other] = words[other], words[begin]
+        case 4:
+            one = dice.randrange(at + 1)
+            two = PAGE * ((one + 1) % (at + 2))
+            one *= PAGE
+            words[one : one + PAGE], words[two : two + PAGE] = (
+                words[two : two + PAGE],
+                words[one : one + PAGE],
+            )
+        case 5:
+            del words[begin]
+        case 6:
+            words.insert(begin, dice.randbytes(4))
+        case 7:
+            length = 4 * dice.randrange(PAGE)
+            return [replace(pages[at], tokens=pages[at].tokens[:length])]
+        case 8:
+            return [replace(pages[at], part=dice.choice([1, 2, FRAME]))]
+        case _:
+            parent = bytearray(pages[at].parent)
+            parent[dice.randrange(16)] ^= 1 << dice.randrange(8)
+            return [replace(pages[at], parent=bytes(parent))]
+    return page_keys(root_of(salt), b"".join(words), PAGE)[at:]
+
+
 def test_no_page_of_another_identity_is_ever_found(opened: Opened) -> None:
-    """Paths with one thing changed: salt, a token before, a token of the page, its place; and
+    """Of one thing changed, also by a bit alone: of what comes before a page, of what it is, and of
     the model. 10,000 of them in a file.
     """
     dice = random.Random(7)
     records = opened()
-    tokens = bytearray(dice.randbytes(4 * PAGE * 8))
-    right = page_keys(root_of("salt"), bytes(tokens), PAGE)
+    salt, num_tried = "salt-7", 0
+    tokens = dice.randbytes(4 * PAGE * 8)
+    right = page_keys(root_of(salt), tokens, PAGE)
     for number, key in enumerate(right):
         write(records, key, number)
     assert [read(records, key) for key in right] == [contents(number) for number in range(8)]
-    others = [opened(identity=bytes([n]) * 32) for n in range(4)]
-    for number in range(10_000 if isinstance(records, SharedPageFile) else 2_000):
-        at = dice.randrange(8)
-        changed = bytearray(tokens)
-        match number % 4:
-            case 0:
-                keys = page_keys(root_of(f"salt{number}"), bytes(changed), PAGE)
-            case 1:
-                changed[dice.randrange(16 * (at + 1))] ^= 1 << dice.randrange(8)
-                keys = page_keys(root_of("salt"), bytes(changed), PAGE)
-            case 2:
-                key = right[at]
-                keys = [PageKey(key.index, dice.randbytes(16), key.tokens)] * 8
-            case _:
-                assert read(others[number // 4 % 4], right[at]) is None
-                continue
-        assert records.count(keys[at:]) == 0
-        assert read(records, keys[at]) is None
+    others = []
+    for bit in range(8):
+        identity = bytearray(IDENTITY)
+        identity[dice.randrange(16)] ^= 1 << bit
+        others.append(opened(identity=bytes(identity)))
+    for number in range(11_000 if isinstance(records, SharedPageFile) else 2_200):
+        at = dice.randrange(7)
+        if number % 11 == 10:
+            assert read(dice.choice(others), right[at]) is None
+            num_tried += 1
+            continue
+        keys = another(dice, salt, tokens, at, number % 11)
+        if keys[0] == right[at]:
+            continue  # two equal tokens were exchanged
+        num_tried += 1
+        assert records.count(keys) == 0, (number, at)
+        assert read(records, keys[0]) is None
+    assert num_tried > 0.9 * (11_000 if isinstance(records, SharedPageFile) else 2_200)
     for one in (records, *others):
         one.close()
+
+
+def test_whatever_decides_numbers_is_in_the_identity_of_pages() -> None:
+    """One character of any part of a model's fingerprint makes another store; what only decides
+    which tokens there are does not.
+    """
+    names = Fingerprint.__struct_fields__
+    engine = SimpleNamespace(computed_by="native avx2", memory=SimpleNamespace(page_size=16))
+
+    def identity(changed: str = "", page_bytes: int = 4096) -> bytes:
+        made_by = Fingerprint(**{name: name + "x" * (name == changed) for name in names})
+        return kept_pages._identity(engine, made_by, page_bytes)  # type: ignore[arg-type]
+
+    right = identity()
+    assert len(right) == 32
+    assert {name for name in names if identity(name) == right} == {"template", "context"}
+    assert identity(page_bytes=8192) != right
+    engine.computed_by = "native avx512"
+    assert identity() != right
 
 
 def test_a_record_under_a_foreign_name_is_none(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ from lmprog.native import compiler
 from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.assembly import assemble
 from lmprog.runtime.scheduling.scheduler import Scheduler
-from lmprog.runtime.tier import disk_store, second_tier, shared_pages, storing
+from lmprog.runtime.tier import disk_store, second_tier, storing, tier_questions
 from lmprog.runtime.tier.disk_store import DiskStore
 from lmprog.runtime.tier.page_store import HELD_UP_SECONDS, PageKey
-from lmprog.runtime.tier.shared_pages import FIND_SECONDS, SharedPageFile, TierQuestions
+from lmprog.runtime.tier.shared_pages import SharedPageFile
 from lmprog.runtime.tier.storing import PageWorth
+from lmprog.runtime.tier.tier_questions import FIND_SECONDS, TierQuestions
 from lmprog.transport import LocalRuntimeChannel
 from tests.runtime.runtime_thread import serving
 from tests.tier.shared_stores import SERVER, redis_server
@@ -79,7 +80,7 @@ def _as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     waits for its turn.
     """
     monkeypatch.setattr(PageWorth, "_is_worth", lambda self, saved, cost: True)
-    monkeypatch.setattr(shared_pages, "FIND_SECONDS", 30.0)
+    monkeypatch.setattr(tier_questions, "FIND_SECONDS", 30.0)
     monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 30.0)
 
 
@@ -153,7 +154,7 @@ def test_a_store_that_fails_costs_nobody_a_right_answer(
     with runtime(**store) as warm:
         assert answers(warm, FEW) == expected[: len(FEW)]
     monkeypatch.setattr(disk_store, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(shared_pages, "FIND_SECONDS", 0.02)
+    monkeypatch.setattr(tier_questions, "FIND_SECONDS", 0.02)
     monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 0.02)
     with runtime(num_pages=40, **store) as backend:
         failing.fails = True
@@ -163,7 +164,7 @@ def test_a_store_that_fails_costs_nobody_a_right_answer(
             assert told["tier_pages_loaded"] == 0
         failing.fails = False
         failing.goes_on.set()
-        monkeypatch.setattr(shared_pages, "FIND_SECONDS", 30.0)
+        monkeypatch.setattr(tier_questions, "FIND_SECONDS", 30.0)
         monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 30.0)
         answers(backend, range(5))  # questions of before are answered
         assert answers(backend, FEW) == expected[: len(FEW)]
@@ -192,7 +193,7 @@ def test_a_store_that_hangs_is_asked_once_and_soon_waited_for_no_more(
     monkeypatch.setattr(DiskStore, "find", find)
     monkeypatch.setattr(DiskStore, "store", store_page)
     monkeypatch.setattr(disk_store, "MOST_STAGED_BYTES", 1)  # room for one page
-    monkeypatch.setattr(shared_pages, "FIND_SECONDS", 0.02)
+    monkeypatch.setattr(tier_questions, "FIND_SECONDS", 0.02)
     with runtime(num_pages=40, **store) as backend:
         failing.fails = True
         answers(backend, FEW)
@@ -232,7 +233,7 @@ def test_a_server_that_stops_and_dies_costs_nobody_a_right_answer(
     with redis_server() as (url, process), runtime(num_pages=40, kv_store=url) as backend:
         assert answers(backend, FEW) == expected[: len(FEW)]
         assert describe(backend)["tier_pages_stored"] > 40
-        monkeypatch.setattr(shared_pages, "FIND_SECONDS", 0.02)
+        monkeypatch.setattr(tier_questions, "FIND_SECONDS", 0.02)
         monkeypatch.setattr(second_tier, "SHARED_LOAD_SECONDS", 0.02)
         process.send_signal(signal.SIGSTOP)
         assert answers(backend, FEW) == expected[: len(FEW)]
@@ -289,7 +290,7 @@ def test_a_store_that_has_no_processor_is_waited_for_and_one_that_hangs_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a busy machine an answer is late, though the store is not slow."""
-    monkeypatch.setattr(shared_pages, "FIND_SECONDS", FIND_SECONDS)
+    monkeypatch.setattr(tier_questions, "FIND_SECONDS", FIND_SECONDS)
     for is_held_up in (False, True):
         clock, handles = [0.0], PageAllocator(4)
         asking = TierQuestions(

@@ -65,7 +65,7 @@ def test_an_evicted_path_comes_back_up_to_its_last_state() -> None:
 
 def test_a_state_that_is_evicted_alone_comes_back_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was stored at rest or ahead."""
-    monkeypatch.setattr(TierStoring, "save_recent", lambda *_: False)
+    monkeypatch.setattr(TierStoring, "save_recent", lambda *_: True)
     monkeypatch.setattr(TierStoring, "save_ahead", lambda *_: None)
     rig = rig_of(num_slots=3)
     first = rig.gen(PROMPT, 6)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -21,10 +23,10 @@ ROOT = HERE.parents[1]
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="needs a C++ compiler")
 
 
-def run(*command: str | Path, **environment: str) -> str:
+def run(*command: str | Path, folder: Path = ROOT, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, *map(str, command)],
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -53,6 +55,30 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_is_for_this_platform_and_every_python(wheel: Path) -> None:
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+
+
+@pytest.mark.parametrize("image", ["cpu", "cuda"])
+def test_an_image_builds_the_same_wheel_from_what_it_copies(
+    image: str, wheel: Path, tmp_path: Path
+) -> None:
+    """In a folder with nothing else: no image is built here, where no base image is at hand."""
+    source, made = tmp_path / "source", tmp_path / "wheels"
+    source.mkdir()
+    first = (ROOT / "deploy" / f"{image}.Dockerfile").read_text().split("\nFROM ")[1]
+    for line in re.findall(r"^COPY (.*)", first, re.MULTILINE):
+        *names, target = line.split()
+        for name in names:
+            place = source / target / ("" if (ROOT / name).is_dir() else name)
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, place, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, place)
+    run("-m", "hatchling", "build", "-t", "wheel", "-d", made, folder=source)
+    (built,) = made.iterdir()
+    with zipfile.ZipFile(built) as one, zipfile.ZipFile(wheel) as other:
+        assert {name: one.read(name) for name in one.namelist()} == {
+            name: other.read(name) for name in other.namelist()
+        }
 
 
 def test_its_kernels_answer_without_a_compiler(installed: Path, tmp_path: Path) -> None:

@@ -114,7 +114,8 @@ def _open_server(config: RuntimeConfig, engine: NativeEngine, identity: bytes) -
     """A server that does not answer yet is asked again later; one that does not let us in is an
     error.
     """
-    from lmprog.runtime.tier.shared_pages import RedisPages, RedisRefused
+    from lmprog.redis_server import RedisRefused
+    from lmprog.runtime.tier.shared_pages import RedisPages
 
     url = config.kv_store
     shown = re.sub(r"//[^/]*@", "//***@", url)

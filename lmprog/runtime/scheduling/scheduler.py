@@ -92,7 +92,9 @@ class StepHooks:
     spare: list[Callable[[], object]] = field(default_factory=list)
     """A step is planned for which nobody has anything to compute; it may submit a group to it."""
     idle: list[Callable[[float], object]] = field(default_factory=list)
-    """A turn at that time had no work."""
+    """A turn at that time had no work; true where it has more to do then, and the next turn shall
+    come at once.
+    """
 
 
 class Scheduler:

@@ -12,7 +12,7 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 ID_BYTES = 16
@@ -74,6 +74,8 @@ class LoadEnd:
 
     ticket: int
     num_good: int
+    part: int = 0
+    """Of a question: so many first tokens of the page behind them are there as a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class PageStore(Protocol):
 
     num_handles: int
     is_shared: bool
-    """Whether others store there too. Then pages are known by their keys, and only whole ones."""
+    """Whether others store there too. Then pages are known by their keys."""
 
     @property
     def costs(self) -> PageCosts:
@@ -122,9 +124,10 @@ class PageStore(Protocol):
         """
 
     def find(self, keys: Sequence[PageKey], states: Sequence[PageKey] = ()) -> int | None:
-        """Begins to look how many of these pages in turn are there, whoever stored them; `finished`
-        says it. With `states`, one for each of the pages, only up to the last one whose state is
-        there. None: nobody else stores there, or it cannot be asked at the moment.
+        """Begins to look how many of these pages in turn are there, whoever stored them, and what
+        part of the next one; `finished` says it. With `states`, one for each of the pages, only up
+        to the last one whose state is there. None: nobody else stores there, or it cannot be asked
+        at the moment.
         """
 
     def load(self, handles: Sequence[int], pages: Sequence[int], keys: Sequence[PageKey]) -> int:
@@ -164,6 +167,9 @@ class PageRecords(Protocol):
 
     def count(self, keys: Sequence[PageKey]) -> int:
         """How many of these in turn it has, as far as that is known without reading them."""
+
+    def first(self, keys: Sequence[PageKey]) -> int | None:
+        """The number of the first one that it has, as far as that is known; None: none of them."""
 
     def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None: ...
 
@@ -233,6 +239,12 @@ def _block_sums(contents: Contents) -> bytes:
 
 def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def parts_of(key: PageKey) -> list[PageKey]:
+    """What may be stored of a page where texts part inside it, the longest first; behind a page."""
+    lengths = range(len(key.tokens) - TOKEN_BYTES, 0, -TOKEN_BYTES) if key.index else ()
+    return [replace(key, tokens=key.tokens[:length]) for length in lengths]
 
 
 def root_of(salt: str) -> bytes:

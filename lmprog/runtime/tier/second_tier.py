@@ -15,7 +15,8 @@ loaded until it ends: a disk that hangs holds nobody up for ever.
 
 Where others store too (`PageStore.is_shared`), the index is what this runtime knows of the store. A
 sequence waits a moment for the answer whether there is more of its prefix. What a second sequence
-begins with is stored while it is in memory. Only whole pages are shared, and states between two.
+begins with is stored while it is in memory. Whole pages are shared, states between two, and of a
+page the part before a place where texts part (`tier_questions`).
 
 Knows tokens, pages, handles and measured costs; knows no sequence, no file and no thread.
 """
@@ -40,7 +41,7 @@ from lmprog.runtime.tier.stored_states import (
 from lmprog.runtime.tier.storing import BesidePages, PageWorth, TierStoring
 
 if TYPE_CHECKING:
-    from lmprog.runtime.tier.shared_pages import TierQuestions
+    from lmprog.runtime.tier.tier_questions import StoredParts, TierQuestions
 
 MOST_LOADS = 8
 """Loads under way at a time."""
@@ -86,7 +87,8 @@ class TierLoad:
 
 class _Missing(NamedTuple):
     """What is to be loaded: `tokens` from position `start` on, of which the pool has `known` and
-    the index `stored`. It makes `gain` tokens needless to compute.
+    the index `stored`, and all behind that is a part of a page. It makes `gain` tokens needless to
+    compute.
     """
 
     tokens: Tokens
@@ -146,11 +148,14 @@ class SecondTier:
         self.counters = self.storing.counters
         self.counters.found = num_found
         self._questions: TierQuestions | None = None
+        self._parts: StoredParts | None = None
         if store.is_shared:
-            from lmprog.runtime.tier.shared_pages import TierQuestions
+            from lmprog.runtime.tier.tier_questions import StoredParts, TierQuestions
 
+            if states is None:
+                self._parts = self.storing.parts = StoredParts(page_size)
             self._questions = TierQuestions(
-                store, self.index, self._handles, self._pays, clock, self._states
+                *(store, self.index, self._handles, self._pays, clock, self._states, self._parts)
             )
 
     @property
@@ -196,6 +201,8 @@ class SecondTier:
                 keys += self._states.keys_of_all(keys)
             if isinstance(self._handles, FrameHandles):
                 handles += self._handles.parts_of(handles)
+            if self._parts is not None:
+                keys = self._parts.with_parts(keys)
             self._store.forget(handles, keys)
             self.index.discard(top)
 
@@ -220,10 +227,12 @@ class SecondTier:
             asked = None if self._abandoned else self._questions.ask(tokens, salt, known, limit)
             if asked is not None:
                 return asked
-            limit = self.index.match(tokens, root_of(salt).hex(), limit).length
-            limit -= limit % self._page_size
+            last = self.index.match(tokens, root_of(salt).hex(), limit).length
+            limit, last = last - last % self._page_size, limit
         stored = self.index.match(tokens, root_of(salt).hex(), limit)
         end, num_parts = stored.length, 0
+        if self._parts is not None:
+            end += self._parts.longest(tokens, salt, end, last)
         if states is not None:
             end, num_parts = states.last(stored), states.num_parts
         if frames is not None:
@@ -254,16 +263,19 @@ class SecondTier:
             count = self._num_pages(start, end)
         states, frames = self._states, self._frames
         node = self._tree.lock(*above(match.node, start))
-        locked = self.index.lock(*above(stored.node, end))
+        whole = min(end, stored.length)
+        locked = self.index.lock(*above(stored.node, whole))
         state = None if states is None else states.begin(locked, end)
         if frames is not None and framed is not None:
             frames.hold(framed)
         has_room = states is None or state is not None
         pages = self._taken(count, framed, free) if has_room else None
         handles = stored.pages[first : end // self._page_size] if count else []
-        last = self.index.partial_page(locked, end) if count else None  # room may have moved it
+        last = self.index.partial_page(locked, whole) if count else None  # room may have moved it
         if last is not None:
             handles.append(last)
+        elif whole < end:
+            handles.append(0)  # a part of a page is known by its key alone
         if pages is None or (frames and framed and not frames.are_there(framed, last)):
             self._pages.free(pages or ())
             self._let_go(node, locked, state, framed)
@@ -389,6 +401,9 @@ class SecondTier:
             self._finish_frames(self._frames, load, load.frames, done.num_good, is_there=is_there)
         if num_good < len(load.pages):
             self.index.discard(load.stored, (first + num_good) * size)
+            if self._parts is not None and load.end % size:
+                root, tokens = root_of(load.salt), load.tokens.tobytes()
+                self._parts.forget(page_keys(root, tokens, size)[-1:])
         self.counters.lost += self._num_asked(load) - done.num_good
         self._let_go(load.node, load.stored, load.state, load.frames)
 

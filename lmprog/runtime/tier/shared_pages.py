@@ -5,12 +5,8 @@ All know a page by the digest of its path (`PageKey.id`), so whoever computes it
 stored it. Nobody waits for anybody: there is no lock to read or to write under, since no record is
 believed without its sums. A record that is overwritten while it is read, that a killed process left
 half written, or that was made for another model is none. Files are read by system calls and not
-mapped, so that one that is cut short is an error and not the end of the process. A server is spoken
-to by the few commands that this needs (RESP, since Redis 2.0): contents are read straight into the
-buffers, an answer is waited for a bounded time, and a runtime needs no library for it.
-
-What others have put there is asked for when a sequence needs it. The sequence that asked waits a
-moment for the answer of the store's thread; one that comes later is for the next sequence.
+mapped, so that one that is cut short is an error and not the end of the process. Of a
+server contents are read straight into the buffers (`redis_server`).
 
 docs/replicas.md describes the formats.
 """
@@ -21,159 +17,22 @@ import contextlib
 import errno
 import fcntl
 import os
-import socket
 import struct
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from lmprog.radix import PageAllocator, RadixTree, Tokens
+from lmprog.redis_server import RedisServer
 from lmprog.runtime.tier.disk_store import FileInUse
 from lmprog.runtime.tier.page_store import (
-    HELD_UP_SECONDS,
     ID_BYTES,
     Contents,
     KnownPage,
-    LoadEnd,
     PageKey,
-    PageStore,
     RecordFormat,
     aligned,
-    page_keys,
-    root_of,
 )
-from lmprog.runtime.tier.stored_states import StoredStates, make_room
-
-FIND_SECONDS = 0.02
-"""A sequence waits so long at most for an answer."""
-ASK_AGAIN_SECONDS = 1.0
-"""What nobody had stored is not asked for again for so long."""
-MOST_MISSING = 4096
-"""Pages that are remembered as such."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierQuestion:
-    """How many of `keys` are stored, which are the pages of `tokens` from number `first` on."""
-
-    tokens: Tokens
-    salt: str
-    first: int
-    keys: list[PageKey]
-    ends: float
-    """When nobody waits for the answer any more."""
-
-
-class TierQuestions:
-    """Those to `store`, whose pages `index` knows under `handles`."""
-
-    def __init__(
-        self,
-        store: PageStore,
-        index: RadixTree,
-        handles: PageAllocator,
-        pays: Callable[[int, int], bool],
-        clock: Callable[[], float],
-        states: StoredStates | None = None,
-    ) -> None:
-        """`pays` says whether so many tokens, on so many pages, are worth loading. `states` are
-        those of a model with recurrent layers: then it is asked for pages up to one that others
-        have stored, between two pages.
-        """
-        self._states = states
-        self._store = store
-        self._index = index
-        self._handles = handles
-        self._pays = pays
-        self._clock = clock
-        self._open: dict[int, TierQuestion] = {}
-        self._late: dict[int, TierQuestion] = {}
-        self._missing: OrderedDict[bytes, float] = OrderedDict()
-        """Pages that nobody had stored, and when that was; the oldest first."""
-
-    def is_open(self, ticket: int) -> bool:
-        """Whether that question is not answered, and somebody waits for it."""
-        return ticket in self._open
-
-    def ask(self, tokens: Tokens, salt: str, known: int, limit: int) -> int | None:
-        """Asks whether others have stored more whole pages of `tokens[:limit]` than the index has;
-        the pool has the first `known` tokens. None where that is not worth it, or was answered a
-        moment ago.
-        """
-        size, root = self._index.page_size, root_of(salt)
-        end = limit - limit % size
-        match, num_parts = self._index.match(tokens, root.hex(), end), 0
-        first = match.length // size
-        if self._states is not None:
-            first, num_parts = self._states.last(match) // size, self._states.num_parts
-        gain = end - max(known, first * size)
-        if gain <= 0 or not self._pays(gain, -(-gain // size) + num_parts):
-            return None
-        keys = page_keys(root, tokens[:end].tobytes(), size)[first:]
-        now = self._clock()
-        if now - self._missing.get(keys[0].id, now - ASK_AGAIN_SECONDS) < ASK_AGAIN_SECONDS:
-            return None
-        for ticket, other in self._open.items():
-            if other.keys[0] == keys[0]:
-                return ticket
-        states = [replace(key, part=num_parts) for key in keys] if num_parts else ()
-        asked = self._store.find(keys, states)
-        if asked is not None:
-            self._open[asked] = TierQuestion(tokens[:end], salt, first, keys, now + FIND_SECONDS)
-        return asked
-
-    def take(self, answer: LoadEnd) -> int:
-        """How many pages have become known by it; none where it answers no question."""
-        asked = self._open.pop(answer.ticket, None) or self._late.pop(answer.ticket, None)
-        return 0 if asked is None else self._learn(asked, answer.num_good)
-
-    def overdue(self) -> list[int]:
-        """Questions that have been abandoned: nobody waits for their answers from now on."""
-        if not self._open:
-            return []
-        now = self._clock()
-        late = {
-            ticket: asked
-            for ticket, asked in self._open.items()
-            if asked.ends < now
-            and self._store.abandon(ticket, is_patient=now < asked.ends + HELD_UP_SECONDS)
-        }
-        for ticket in late:
-            del self._open[ticket]
-        self._late |= late
-        return list(late)
-
-    def _learn(self, asked: TierQuestion, num_there: int) -> int:
-        """The first `num_there` pages are stored. Returns how many of them were not known."""
-        size, salt = self._index.page_size, root_of(asked.salt).hex()
-        if num_there < len(asked.keys):
-            self._missing[asked.keys[num_there].id] = self._clock()
-            if len(self._missing) > MOST_MISSING:
-                self._missing.popitem(last=False)
-        tokens = asked.tokens[: (asked.first + num_there) * size]
-        known = self._index.match(tokens, salt)
-        count = len(tokens) // size - known.length // size
-        if known.length // size < asked.first or (count <= 0 and self._states is None):
-            return 0  # what is before them is not known any more, or they are known by now
-        node = self._index.lock(known.node, known.length)
-        make_room(self._index, self._handles, self._states, count)
-        handles = self._handles.allocate(min(count, self._handles.num_free)) or []
-        table = [*known.pages, *handles]
-        if handles:
-            inserted = self._index.insert(tokens[: len(table) * size], table, salt)
-            lock = self._index.lock(inserted.node)
-            self._index.unlock(node)
-            node = lock
-        num_known = len(handles)
-        if self._states is not None and num_there and len(table) * size == len(tokens):
-            num_known += self._states.learn(node, len(tokens))
-        self._index.unlock(node)
-        return num_known
-
 
 SHARED_MAGIC = b"lmprog-kv-share\n"
 SHARED_VERSION = 2
@@ -262,6 +121,10 @@ class SharedPageFile:
             if self._way_of(key.id)[1] is None:
                 return number
         return len(keys)
+
+    def first(self, keys: Sequence[PageKey]) -> int | None:
+        there = (at for at, key in enumerate(keys) if self._way_of(key.id)[1] is not None)
+        return next(there, None)
 
     def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None:
         digest = key.id
@@ -361,6 +224,9 @@ class SharedFolder:
                 return number
         return len(keys)
 
+    def first(self, keys: Sequence[PageKey]) -> int | None:
+        return next((at for at, key in enumerate(keys) if self._place_of(key.id).exists()), None)
+
     def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None:
         place = self._place_of(key.id)
         place.parent.mkdir(mode=0o700, exist_ok=True)
@@ -426,18 +292,9 @@ class SharedFolder:
 
 
 REDIS_VERSION = 2
-ANSWER_SECONDS = 1.0
-"""An answer that takes longer is an error, and the connection is closed."""
 REDIS_HANDLES = 1 << 17
 """Pages of the server that one runtime knows of at a time."""
 ASKED_AT_ONCE = 256
-SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
-_PORT = 6379
-_LINE_BYTES = 1 << 16
-
-
-class RedisRefused(OSError):
-    """The server answered with an error."""
 
 
 class RedisPages:
@@ -448,15 +305,9 @@ class RedisPages:
 
     def __init__(self, url: str, identity: bytes, format: RecordFormat) -> None:
         """Raises ValueError for what is no such address."""
-        self._url = urlsplit(url)
-        if self._url.scheme not in SCHEMES or not (self._url.hostname or self._url.path):
-            raise ValueError("is no address like redis://:PASSWORD@HOST:6379/0 or unix:///PATH")
-        self._port = self._url.port or _PORT
+        self._server = RedisServer(url)
         self._format = format
         self._prefix = f"lmprog-kv:{REDIS_VERSION}:{identity[:16].hex()}:".encode()
-        self._socket: socket.socket | None = None
-        self._pending = bytearray()
-        """Read from the socket, and not yet looked at."""
 
     def known(self) -> Sequence[KnownPage]:
         return ()
@@ -464,137 +315,35 @@ class RedisPages:
     def count(self, keys: Sequence[PageKey]) -> int:
         for start in range(0, len(keys), ASKED_AT_ONCE):
             part = keys[start : start + ASKED_AT_ONCE]
-            there = self._asked([(b"EXISTS", self._name(key)) for key in part])
+            there = self._server.ask([(b"EXISTS", self._name(key)) for key in part])
             if b":0" in there:
                 return start + there.index(b":0")
         return len(keys)
 
+    def first(self, keys: Sequence[PageKey]) -> int | None:
+        there = self._server.ask([(b"EXISTS", self._name(key)) for key in keys])
+        return there.index(b":1") if b":1" in there else None
+
     def write(self, handle: int, key: PageKey, age: int, contents: Contents) -> None:
         meta = self._format.meta(key, age, contents)
-        self._asked([(b"SET", self._name(key), meta, contents)])
+        self._server.ask([(b"SET", self._name(key), meta, contents)])
 
     def read(self, handle: int, key: PageKey, into: bytearray) -> bool:
-        try:
-            return self._read(key, into)
-        except OSError:
-            self.close()
-            raise
-
-    def _read(self, key: PageKey, into: bytearray) -> bool:
-        self._send([(b"GET", self._name(key))])
-        line = self._line()
-        if line == b"$-1":
-            return False
-        if not line.startswith(b"$") or not line[1:].isdigit():
-            raise OSError(f"the server answers GET with {line[:40]!r}")
-        length = int(line[1:])
         meta = bytearray(self._format.meta_bytes)
-        if length != len(meta) + len(into):
-            self.close()  # instead of reading what is no page
-            return False
-        for part in (meta, into, bytearray(2)):
-            self._fill(part)
-        return self._format.holds(bytes(meta), key, into)
+        is_whole = self._server.read(self._name(key), (meta, into))
+        return is_whole and self._format.holds(bytes(meta), key, into)
 
     def erase(self, handles: Sequence[int], keys: Sequence[PageKey]) -> None:
-        self._asked([(b"DEL", self._name(key)) for key in keys])
+        self._server.ask([(b"DEL", self._name(key)) for key in keys])
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        self._socket = None
+        self._server.close()
 
     def check(self) -> None:
         """Asks for nothing. Raises RedisRefused for a server that does not let us in, another
         OSError for one that does not answer.
         """
-        self._asked([(b"PING",)])
+        self._server.ask([(b"PING",)])
 
     def _name(self, key: PageKey) -> bytes:
         return self._prefix + key.id.hex().encode()
-
-    def _asked(self, commands: Sequence[tuple[Contents, ...]]) -> list[bytes]:
-        """The answers to commands that are answered by a line each."""
-        try:
-            self._send(commands)
-            return [self._line() for _ in commands]
-        except OSError:
-            self.close()
-            raise
-
-    def _send(self, commands: Sequence[tuple[Contents, ...]]) -> None:
-        """The value of SET is two parts."""
-        out = self._socket or self._connected()
-        parts: list[Contents] = []
-        for name, *arguments in commands:
-            values = [name, *arguments[:1]]
-            parts.append(b"*%d\r\n" % (len(values) + (len(arguments) > 1)))
-            for value in values:
-                parts += [b"$%d\r\n" % len(value), value, b"\r\n"]
-            if rest := arguments[1:]:
-                parts += [b"$%d\r\n" % sum(map(len, rest)), *rest, b"\r\n"]
-        out.sendall(b"".join(parts))
-
-    def _connected(self) -> socket.socket:
-        url, self._pending = self._url, bytearray()
-        if url.scheme == "unix":
-            made = self._socket = socket.socket(socket.AF_UNIX)
-            made.settimeout(ANSWER_SECONDS)
-            made.connect(url.path)
-        else:
-            assert url.hostname is not None, "it was looked at"
-            made = self._socket = socket.create_connection(
-                (url.hostname, self._port), ANSWER_SECONDS
-            )
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if url.scheme in ("rediss", "valkeys"):
-                import ssl  # who does not use it does not load it
-
-                context = ssl.create_default_context()
-                made = self._socket = context.wrap_socket(made, server_hostname=url.hostname)
-        if url.password is not None:
-            user, password = unquote(url.username or "default"), unquote(url.password)
-            self._said(made, b"AUTH", user.encode(), password.encode())
-        if url.scheme != "unix" and (number := url.path.strip("/")):
-            self._said(made, b"SELECT", number.encode())
-        return made
-
-    def _said(self, to: socket.socket, *words: bytes) -> None:
-        """Sends one command whose arguments are all apart."""
-        to.sendall(
-            b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in words)
-        )
-        self._line()
-
-    def _line(self) -> bytes:
-        """The next line, without its end. Raises RedisRefused where it is an error."""
-        while (end := self._pending.find(b"\r\n")) < 0:
-            if len(self._pending) > _LINE_BYTES:
-                raise OSError("the server answers with no line")
-            self._take(bytearray(4096))
-        line = bytes(self._pending[:end])
-        del self._pending[: end + 2]
-        if line.startswith(b"-"):
-            raise RedisRefused(line[1:].decode(errors="replace"))
-        return line
-
-    def _fill(self, into: bytearray) -> None:
-        """As many bytes as `into` has."""
-        have = min(len(into), len(self._pending))
-        into[:have] = self._pending[:have]
-        del self._pending[:have]
-        view = memoryview(into)
-        assert self._socket is not None, "something was sent"
-        while have < len(into):
-            count = self._socket.recv_into(view[have:])
-            if not count:
-                raise ConnectionResetError("the server closed the connection")
-            have += count
-
-    def _take(self, into: bytearray) -> None:
-        """Whatever has come, to what was not yet looked at."""
-        assert self._socket is not None, "something was sent"
-        count = self._socket.recv_into(into)
-        if not count:
-            raise ConnectionResetError("the server closed the connection")
-        self._pending += into[:count]

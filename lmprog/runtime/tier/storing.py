@@ -19,14 +19,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lmprog.radix import Match, Node, PageAllocator, RadixTree
 from lmprog.radix.frames import WindowStretch
 from lmprog.radix.snapshots import StateSnapshot
-from lmprog.runtime.tier.page_store import PageCosts, PageKey, PageStore, page_keys, root_of
+from lmprog.runtime.tier.page_store import (
+    TOKEN_BYTES,
+    PageCosts,
+    PageKey,
+    PageStore,
+    page_keys,
+    root_of,
+)
 from lmprog.runtime.tier.stored_frames import StoredFrames
 from lmprog.runtime.tier.stored_states import StoredStates, above, contents, make_room
+
+if TYPE_CHECKING:
+    from lmprog.runtime.tier.tier_questions import StoredParts
 
 DECLINED_IN_TURN = 64
 """One in so many decisions against storing or loading is taken the other way."""
@@ -155,6 +165,8 @@ class TierStoring:
         self._store = store
         self._tree = tree
         self._index = index
+        self.parts: StoredParts | None = None
+        """Of pages, in a store that others share."""
         self._handles = handles
         self._worth = worth
         self.counters = TierCounters()
@@ -199,23 +211,24 @@ class TierStoring:
 
     def save_recent(self, has_time: Callable[[], bool]) -> bool:
         """Stores leaves of the pool's tree that are not stored yet, those used last first, while
-        there is time. False where there was nothing to store.
+        there is time. Whether it came to the end of them.
         """
-        before = self.counters.stored
         for node in self._tree.newest_first():
             if (not node.children and self._save(node, 1.0, self._takes)) or not has_time():
-                break
-        return self.counters.stored > before
+                return False
+        return True
 
-    def rest(self, num_steps: int) -> None:
+    def rest(self, num_steps: int) -> bool:
         """A turn had no work, after so many steps in all: stores for a little while, until there
-        is nothing new since the last of them.
+        is nothing new since the last of them. Whether it could go on at once.
         """
         if num_steps == self._num_steps_stored:
-            return
-        ends = self._clock() + REST_SECONDS
-        if not self.save_recent(lambda: self._clock() < ends):
+            return False
+        ends, before = self._clock() + REST_SECONDS, self.counters.stored
+        if self.save_recent(lambda: self._clock() < ends):
             self._num_steps_stored = num_steps
+            return False
+        return self.counters.stored > before  # else the store is full, for a moment
 
     def save_ahead(self, num_pages: int) -> None:
         """Stores what was used again where others want it too, and what will be evicted next, for a
@@ -303,7 +316,40 @@ class TierStoring:
         """
         if node.saved_to >= node.end:
             return 0
-        return self._save_path(node, node.end, returns, takes)
+        part = None if self.parts is None else self._parting(self.parts, node)
+        num_left = self._save_path(node, node.end, returns, takes)
+        if self.parts is not None and part is not None and not num_left:
+            num_left = self._save_part(self.parts, *part, max(1.0, returns), takes)
+            node.saved_to = 0 if num_left else node.end
+        return num_left
+
+    def _parting(self, parts: StoredParts, node: Node) -> tuple[PageKey, int] | None:
+        """What the path to `node` has in common of a page with another one that is stored, from
+        which it parts inside that page; and the pool's page. None where that is known to be stored.
+        """
+        size, root = self._page_size, root_of(node.salt)
+        tokens, pages = contents(self._tree, node, node.end, is_shared=False)
+        common = self._index.match(tokens, root.hex()).length
+        at = common // size
+        if not (at and common % size) or common == len(tokens):
+            return None
+        key = page_keys(root, tokens[:common].tobytes(), size)[-1]
+        return None if parts.has(key) else (key, pages[at])
+
+    def _save_part(
+        self, parts: StoredParts, key: PageKey, page: int, returns: float, takes: Take
+    ) -> int:
+        """Stores it, if it is worth it. Returns how many pages `takes` has left."""
+        num_tokens, page = len(key.tokens) // TOKEN_BYTES, self.source(page)
+        if self.is_written(page):
+            return 0
+        if not self._worth.pays_to_store(num_tokens, 1, self._store.costs, returns):
+            return 0
+        if not takes(0, page, key):
+            return 1
+        parts.learn(key)
+        self.counters.stored += 1
+        return 0
 
     def _save_path(self, node: Node, end: int, returns: float, takes: Take) -> int:
         """The same for its part up to position `end`, and the states behind parts of it, or the

@@ -23,8 +23,8 @@ class KeyAccount:
         self._clock = clock
         self.key = key
         self.open_results = 0
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
+        self._tokens: dict[str, tuple[int, int]] = {}
+        """Of prompts, and generated, by the served name of the model; "" where none was named."""
         self.refused = 0
         self._level = key.tokens_per_minute or 0.0
         self._filled_at = clock()
@@ -54,10 +54,26 @@ class KeyAccount:
                     value=op.priority,
                 )
 
-    def use(self, prompt: int, generated: int) -> None:
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(prompt for prompt, _ in self._tokens.values())
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(generated for _, generated in self._tokens.values())
+
+    def by_model(self, first: str) -> dict[str, tuple[int, int]]:
+        """Tokens of prompts, and generated, by the model; those of none are of the `first`."""
+        found = {first: (0, 0)}
+        for name, (prompt, generated) in self._tokens.items():
+            before = found.get(name or first, (0, 0))
+            found[name or first] = before[0] + prompt, before[1] + generated
+        return found
+
+    def use(self, prompt: int, generated: int, model: str = "") -> None:
         """These tokens were computed, or found in the cache, for the key."""
-        self.prompt_tokens += prompt
-        self.generated_tokens += generated
+        before = self._tokens.get(model, (0, 0))
+        self._tokens[model] = before[0] + prompt, before[1] + generated
         self._fill()
         self._level -= prompt + generated
 

@@ -196,8 +196,8 @@ class Account(Flow, Protocol):
         """Raises InvalidParameter for what it may not ask for."""
         ...
 
-    def use(self, prompt: int, generated: int) -> None:
-        """These tokens were computed, or found in the cache, for it."""
+    def use(self, prompt: int, generated: int, model: str = "") -> None:
+        """These tokens were computed, or found in the cache, for it, by that model."""
         ...
 
 
@@ -476,10 +476,10 @@ class Exchange:
         match reply:
             case wire.Delta(call=call, num_tokens=num_tokens):
                 self._streamed[call] = self._streamed.get(call, 0) + num_tokens
-                account.use(0, num_tokens)
+                account.use(0, num_tokens, self._served_name)
             case wire.CallDone(call=call, usage=usage) | wire.Chosen(call=call, usage=usage):
                 rest = usage.generated - self._streamed.pop(call, 0)
-                account.use(usage.prompt, max(0, rest))
+                account.use(usage.prompt, max(0, rest), self._served_name)
 
     def fail(self, error: Exception) -> None:
         """Ends the exchange: what has come can still be taken, then `error` is raised."""

@@ -519,8 +519,9 @@ class KeyMetrics(Collector):
         for account in self._accounts():
             labels = [self._model(), account.name]
             open_results.add_metric(labels, account.open_results)
-            prompt.add_metric(labels, account.prompt_tokens)
-            generated.add_metric(labels, account.generated_tokens)
+            for model, tokens in account.by_model(labels[0]).items():
+                prompt.add_metric([model, account.name], tokens[0])
+                generated.add_metric([model, account.name], tokens[1])
             refused.add_metric(labels, account.refused)
             for kind, count in _summed([_NOTHING_HELD, holding.get(account.name, {})]).items():
                 held.add_metric([*labels, kind], count)

@@ -78,8 +78,9 @@ _HELP: Mapping[str, str] = {
     "memory_mb": "MiB that the server holds for all clients: bodies, answers that wait for their "
     "readers, stored responses",
     "max_stored_bytes": "all stored responses together; the oldest are forgotten first",
-    "responses_file": "a file for stored responses, made where it is missing; servers that share "
-    "it continue each other's; default: kept in memory until the server ends",
+    "responses_file": "a file for stored responses, made where it is missing, or a server as for "
+    "--kv-store (redis://...); gateways that share it continue each other's; default: kept in "
+    "memory until the server ends",
     "start_wait": "seconds that a request waits for a runtime that is starting; 0: refuse it",
     "request_timeout": "seconds after which a call fails",
     "body_timeout": "seconds that a client may take to send a request",

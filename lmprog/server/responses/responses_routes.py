@@ -42,7 +42,7 @@ from lmprog.server.responses.responses_body import (
     messages_of,
     renamed,
 )
-from lmprog.server.responses.stored_responses import Kept, ResponseFile, Store
+from lmprog.server.responses.stored_responses import Kept, Store, kept_at
 
 log = logging.getLogger("lmprog.server")
 
@@ -217,7 +217,7 @@ class Responding:
 def router(gateway: Gateway) -> GatewayRouter:
     router = GatewayRouter(gateway, "OpenAI")
     most, path = gateway.settings.max_stored_bytes, gateway.settings.responses_file
-    file = None if path is None else ResponseFile(path, most)
+    file = None if path is None else kept_at(path, most)
     store = Store(most, gateway.memory, file=file)
     background: set[asyncio.Task[None]] = set()
 

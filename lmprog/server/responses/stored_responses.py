@@ -11,6 +11,7 @@ known to its own gateway only. Knows shapes of messages; knows no routes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import sqlite3
@@ -25,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lmprog.errors import InvalidParameter
+from lmprog.redis_server import SCHEMES, RedisRefused, RedisServer
 from lmprog.server.fairness.accounts import MemoryPool
 from lmprog.server.http.http_errors import HttpError, Problem
 from lmprog.server.openai.messages import ChatMessage
@@ -170,6 +172,9 @@ class Kept:
         self.size = ENTRY_BYTES + len(self._json) + len(self._messages) + events
 
 
+_row = msgspec.msgpack.Decoder(SavedResponse)
+
+
 def _exact(encoded: bytes) -> bytes:
     """The same without the room that its encoder left behind it, which may be as much again."""
     return bytes(memoryview(encoded))
@@ -248,6 +253,54 @@ class ResponseFile:
         return int(self._file.execute("SELECT num_bytes FROM total").fetchone()[0])
 
 
+class ResponseServer:
+    """The same in a Redis or Valkey server, which gateways of several machines share. It forgets by
+    its own policy; a response larger than `most_bytes` is not kept.
+    """
+
+    def __init__(self, url: str, most_bytes: int) -> None:
+        """Raises InvalidParameter for what is no address, or a server that does not let us in; one
+        that does not answer yet is asked again.
+        """
+        self._most_bytes = most_bytes
+        try:
+            self._server = RedisServer(url)
+            self._server.ask([(b"PING",)])
+        except (RedisRefused, ValueError) as error:
+            raise InvalidParameter(
+                f"Responses cannot be kept there: responses_file {error}.", name="responses_file"
+            ) from None
+        except OSError as error:
+            log.warning("the server of stored responses does not answer yet: %s", error)
+
+    def write(self, row: SavedResponse) -> None:
+        if row.size <= self._most_bytes:
+            packed = msgspec.msgpack.encode(row)
+            self._server.ask([(b"SET", self._name(row.caller, row.name), packed)])
+
+    def read(self, caller: str, name: str) -> SavedResponse | None:
+        found = self._server.value(self._name(caller, name))
+        try:
+            row = None if found is None else _row.decode(found)
+        except msgspec.DecodeError as error:
+            raise OSError(f"what is kept of {name} is no response: {error}") from None
+        return row if row is not None and (row.caller, row.name) == (caller, name) else None
+
+    def drop(self, caller: str, name: str) -> bool:
+        return self._server.ask([(b"DEL", self._name(caller, name))]) == [b":1"]
+
+    def _name(self, caller: str, name: str) -> bytes:
+        """Of a caller, too: nobody finds another one's by guessing."""
+        whose = hashlib.blake2b(caller.encode(), digest_size=16).hexdigest()
+        return f"lmprog-response:{FORMAT}:{whose}:{name}".encode()
+
+
+def kept_at(place: str, most_bytes: int) -> ResponseFile | ResponseServer:
+    """A server where `place` is an address, else a file. Raises InvalidParameter."""
+    is_address = place.partition("://")[0] in SCHEMES and "://" in place
+    return (ResponseServer if is_address else ResponseFile)(place, most_bytes)
+
+
 _TABLES = (
     "BEGIN IMMEDIATE",
     "CREATE TABLE IF NOT EXISTS responses (name TEXT PRIMARY KEY, caller TEXT NOT NULL, account "
@@ -276,7 +329,7 @@ class Store:
         most_bytes: int,
         memory: MemoryPool,
         most: int = MOST_KEPT,
-        file: ResponseFile | None = None,
+        file: ResponseFile | ResponseServer | None = None,
     ) -> None:
         self._most = most
         self._memory = memory
@@ -350,7 +403,7 @@ class Store:
     async def _asked(self, work: Callable[[], T]) -> T:
         try:
             return await self._in_thread(work)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             log.warning("stored responses cannot be read: %s", error)
             message = "Stored responses cannot be read now; try again in a moment."
             raise HttpError(Problem(503, message, code="overloaded", retry_after=1.0)) from None
