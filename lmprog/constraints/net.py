@@ -118,7 +118,7 @@ class Net:
 
     From some states of leaves every content of a JSON string goes on. Their `string_state` is a
     state of the same leaf: a final one in which any content may follow, or one that is not final,
-    where any character of it begins. It is -2 for other states inside of strings, -1 for all others.
+    where any character of it begins. It is -2 for other states inside of strings, else -1.
     """
 
     kind: NDArray[np.uint8]
