@@ -181,6 +181,13 @@ def hard_ones() -> list[wire.Constraint]:
     return found
 
 
+def collect_as_the_runtime_does() -> None:
+    """From now on, with what is there left alone."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTED_EVERY)
+
+
 class Bench:
     """One runtime without a process; calls are numbered as they are made."""
 
@@ -267,9 +274,7 @@ def bombs(
     bench = Bench(time.process_time if processor else time.perf_counter)
     bench.ask(wire.Regex("warm+"), 8, stream=False)
     bench.rest()
-    gc.collect()
-    gc.freeze()  # as the runtime's process does
-    gc.set_threshold(*COLLECTED_EVERY)
+    collect_as_the_runtime_does()
     each = [slowest(number) for number in range(1, 4)]
     others: dict[str, Sequence[wire.Constraint | None]] = {
         "alone": [],
@@ -338,9 +343,7 @@ def steps(*, seconds: float = 3.0) -> None:
     alone = [bench.compiled_in(wire.Regex(f"warm[a-z]{{3,{9 + i}}}")) for i in range(40)][20:]
     usual, call = (1e3 * median(of) for of in zip(*alone, strict=True))
     beside_all: list[float] = []
-    gc.collect()
-    gc.freeze()  # as the runtime's process does
-    gc.set_threshold(*COLLECTED_EVERY)
+    collect_as_the_runtime_does()
     bench.took = []
     print(f"a small pattern alone: compiled in {usual:.2f} ms, its call in {call:.1f} ms")
     worst_of_all = 0.0

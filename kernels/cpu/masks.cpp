@@ -341,16 +341,17 @@ void add_eos(lmprog_automaton& a, uint32_t state, Mask& out) {
 }
 
 // What a symbol is spelled like is written in other tokens, single bytes at least, inside a string and behind which one is
-// inside a string.
-void drop_symbols(lmprog_automaton& a, uint32_t state, bool is_inside, Mask& out) {
+// inside a string; where something else may stand, too, only that has symbols.
+void drop_symbols(lmprog_automaton& a, uint32_t state, const InString& in, Mask& out) {
     const lmprog_vocabulary& vocabulary = a.vocabulary;
     const int64_t before = out.count;
+    const uint32_t from = in.has_any && !in.is_all && vocabulary.num_symbols ? a.strings.outside_of(state) : state;
     for (int64_t i = 0; i < vocabulary.num_symbols; i++) {
         if (!has(out, vocabulary.symbols[i])) continue;
-        uint32_t next = state;
-        for (int32_t at = vocabulary.symbol_begins[i]; !is_inside && at < vocabulary.symbol_begins[i + 1]; at++)
+        uint32_t next = from;
+        for (int32_t at = vocabulary.symbol_begins[i]; !in.is_all && at < vocabulary.symbol_begins[i + 1]; at++)
             next = a.inner.after(next, vocabulary.symbol_texts[at]);
-        if (is_inside || a.strings.of(next).is_all) put(out, vocabulary.symbols[i], false);
+        if (in.is_all || !next || a.strings.of(next).is_all) put(out, vocabulary.symbols[i], false);
     }
     if (out.count == before) return;
     int64_t count = 0;
@@ -525,22 +526,23 @@ LMPROG_EXPORT int64_t lmprog_mask(lmprog_automaton* automaton, uint32_t state, i
             *result = {0, 0, in.like, 0, 0};
             return int64_t{0};
         }
-        const bool drops = in.is_all && automaton->vocabulary.num_symbols;  // others, that are like it, may be outside
-        if (!is_wide && most >= lmprog::kUnreachable && !drops) {
-            if (const uint32_t like = automaton->prefixes.of(state); like != state) {
+        if (!is_wide && most >= lmprog::kUnreachable) {
+            const uint32_t like = automaton->prefixes.of(state);
+            const bool drops_others = automaton->vocabulary.num_symbols && !in.is_as(automaton->strings.of(like));
+            if (like != state && !drops_others) {
                 *result = {0, 0, like, 0, 0};
                 return int64_t{0};
             }
         }
         if (is_wide) {
             fill_in_string(*automaton, state, in, out);
-            drop_symbols(*automaton, state, in.is_all, out);
+            drop_symbols(*automaton, state, in, out);
             add_eos(*automaton, state, out);
         } else {
             scratch.clear(static_cast<size_t>(automaton->vocabulary.num_words));
             out.bits = scratch.bits.data();
             fill(*automaton, state, out);
-            drop_symbols(*automaton, state, in.is_all, out);
+            drop_symbols(*automaton, state, in, out);
             add_eos(*automaton, state, out);
             if (out.count <= max_ids) {
                 std::sort(ids, ids + out.count);

@@ -23,7 +23,8 @@ namespace {
 
 enum Kind : uint8_t { kLeaf, kSeq, kAlt, kRepeat, kOnce, kPart, kTable };
 constexpr int32_t kHead = 5, kKeptHead = 4;  // numbers before the members of a kOnce: in a part, and in the arrays
-enum LeafKind : uint8_t { kAutomaton, kText, kAllBut, kAnyCharacter };
+enum LeafKind : uint8_t { kAutomaton, kText, kAllBut, kAnyCharacter, kInString, kJsonText };
+constexpr int32_t kOutside = -1, kInside = -2;  // states in which not every content of a string goes on
 constexpr size_t kFewEdges = 2048;  // most nets have fewer
 
 struct Edge {
@@ -41,7 +42,7 @@ struct LeafCursor {
 struct lmprog_net_build {
     std::vector<const lmprog_net_part*> parts;
     const lmprog_leaf_automata& any_text;
-    const lmprog_cover* cover;
+    const lmprog_cover *cover, *in_strings;
     const uint8_t* spelled;  // NULL: every byte has a token of its own
 
     // Leaf states of all parts.
@@ -72,8 +73,8 @@ struct lmprog_net_build {
     int64_t passes = 0;
 
     lmprog_net_build(const lmprog_net_part* const* of, int32_t count, const lmprog_leaf_automata& any,
-                     const lmprog_cover* tokens, const uint8_t* single)
-        : parts(of, of + count), any_text(any), cover(tokens), spelled(single), leaf_start(parts.size()),
+                     const lmprog_cover* tokens, const lmprog_cover* plain, const uint8_t* single)
+        : parts(of, of + count), any_text(any), cover(tokens), in_strings(plain), spelled(single), leaf_start(parts.size()),
           args_start(parts.size()) {
         int64_t nodes = 0;
         for (size_t p = 0; p < parts.size(); p++) {
@@ -117,14 +118,17 @@ struct lmprog_net_build {
         const size_t edges_before = edges.size();
         leaf_start[part].push_back(first);
         int64_t work = 20;
-        switch (in.leaf_kind[at.leaf++]) {
+        const auto kind = static_cast<LeafKind>(in.leaf_kind[at.leaf++]);
+        const uint8_t* text = at.text;
+        switch (kind) {
             case kText:
+            case kJsonText:
                 text_leaf(at.text, size);
                 if (spelled) respell(first, edges_before);
                 if (cover && state_cost[first] < kUnreachable) {
                     padded.assign(at.text, at.text + size);
                     padded.resize(static_cast<size_t>(size) + lmprog::kPadding);
-                    lmprog::cover(cover->tokens, padded.data(), size, state_cost.data() + first);
+                    lmprog::cover((kind == kText ? cover : in_strings)->tokens, padded.data(), size, state_cost.data() + first);
                     work += int64_t{size} * 100;
                 }
                 at.text += size;
@@ -137,13 +141,22 @@ struct lmprog_net_build {
                 automaton(in.automata, size);
                 if (spelled) respell(first, edges_before);
         }
-        mark_strings(static_cast<LeafKind>(in.leaf_kind[at.leaf - 1]), first);
+        mark_strings(kind, first, text, size);
         return work + static_cast<int64_t>(edges.size() - edges_before) * 3 + num_states() - first;
     }
 
-    // The states of the last leaf in which every content of a JSON string goes on. Without some bytes there are none.
-    void mark_strings(LeafKind kind, int32_t first) {
-        string_state.resize(num_edges.size(), -1);
+    // The states of the last leaf inside of strings, and those in which every content of a JSON string goes on. Without some
+    // bytes there are none of these.
+    void mark_strings(LeafKind kind, int32_t first, const uint8_t* text, int32_t size) {
+        string_state.resize(num_edges.size(), kind == kAutomaton || kind == kText || kind == kJsonText ? kOutside : kInside);
+        if (kind == kJsonText) {
+            bool is_inside = false;
+            for (int32_t i = 0; i < size; i++) {
+                if (is_inside) string_state[static_cast<size_t>(first + i)] = kInside;
+                if (text[i] == '"') is_inside = !is_inside;
+                if (text[i] == '\\' && ++i < size) string_state[static_cast<size_t>(first + i)] = kInside;
+            }
+        }
         if (spelled) return;
         if (kind == kAnyCharacter) string_state[static_cast<size_t>(first)] = first;
         if (kind != kAllBut) return;
@@ -543,9 +556,9 @@ LMPROG_EXPORT void lmprog_cover_free(lmprog_cover* cover) { delete cover; }
 
 LMPROG_EXPORT lmprog_net_build* lmprog_net_begin(const lmprog_net_part* const* parts, int32_t num_parts,
                                                  const lmprog_leaf_automata* any_text, const lmprog_cover* cover,
-                                                 const uint8_t* spelled) {
+                                                 const lmprog_cover* in_strings, const uint8_t* spelled) {
     try {
-        return new lmprog_net_build(parts, num_parts, *any_text, cover, spelled);
+        return new lmprog_net_build(parts, num_parts, *any_text, cover, in_strings, spelled);
     } catch (const std::bad_alloc&) {
         return nullptr;
     }

@@ -30,10 +30,11 @@ typedef struct {
     const int32_t* num_args;  /* [nodes] */
     const int32_t* args;      /* those of all nodes, consecutive */
     const uint8_t* leaf_kind; /* [leaves] 0 an automaton, 1 a text, 2 all contents of JSON strings but some names, 3 an
-                                 automaton of one character of a JSON string, whichever */
+                                 automaton of one character of a JSON string, whichever, 4 an automaton of the content of
+                                 a string, 5 a part of a JSON text */
     const int32_t* leaf_size; /* [leaves] states; bytes; number of names */
-    const uint8_t* texts;     /* of the leaves of kinds 1 and 2, consecutive; a zero byte ends each name */
-    lmprog_leaf_automata automata; /* of the leaves of kinds 0 and 3, consecutive; targets count from each one's first state */
+    const uint8_t* texts;     /* of the leaves of kinds 1, 2 and 5, consecutive; a zero byte ends each name */
+    lmprog_leaf_automata automata; /* of the leaves of kinds 0, 3 and 4, consecutive; targets count from each one's first state */
     int64_t num_nodes, num_leaves;
     int32_t root;
     int32_t is_recursive;     /* whether some node may come before its parts */
@@ -50,19 +51,20 @@ lmprog_cover* lmprog_cover_new(const uint8_t* tokens, const int32_t* lengths, in
 void lmprog_cover_free(lmprog_cover* cover);
 
 /* parts[0] is the net, the others what its nodes of kind 5 refer to; these have none of that kind. `any_text` is the
- * automaton of the contents of all JSON strings. `cover` may be NULL: texts then cost one token a byte. `spelled` has 256
+ * automaton of the contents of all JSON strings. `cover` may be NULL: texts then cost one token a byte; `in_strings` is that
+ * of JSON texts. `spelled` has 256
  * flags, whether a byte has a token of its own; NULL where all have. NULL is returned where memory is short. */
 typedef struct lmprog_net_build lmprog_net_build;
 lmprog_net_build* lmprog_net_begin(const lmprog_net_part* const* parts, int32_t num_parts,
                                    const lmprog_leaf_automata* any_text, const lmprog_cover* cover,
-                                   const uint8_t* spelled);
+                                   const lmprog_cover* in_strings, const uint8_t* spelled);
 /* Does about so many units of work (nanoseconds, roughly). Returns 1 where there is more to do, 0 where `sizes` was
  * written, LMPROG_NETS_MEMORY where memory is short. */
 int64_t lmprog_net_step(lmprog_net_build* build, int64_t work, lmprog_net_sizes* sizes);
 /* The arrays of a finished build in one block, in this order: node_cost and state_cost (int64), args, items,
  * edge_start, string_state and edges (int32), kind and final (uint8). `string_state` of a state from which every content
  * of a JSON string goes on is the state in which every content may follow (final), or a character of it begins (not
- * final); -1 for all other states. */
+ * final); -2 for other states inside of strings, -1 for all others. */
 void lmprog_net_copy(const lmprog_net_build* build, void* block);
 void lmprog_net_free(lmprog_net_build* build);
 

@@ -1,6 +1,7 @@
 // What stays inside a JSON string, whichever string it is: most of a vocabulary.
 //
-// A position of the automaton is *free* where every content of a JSON string goes on (see `string_state` of a net).
+// A position of the automaton is *free* where every content of a JSON string goes on, and *inside* where a string does (see
+// `string_state` of a net).
 // The tokens that stay inside are then allowed whatever else the state may read; they are found once per vocabulary.
 // What is left to walk are the other tokens: those that close the string, and those that no string has. Knows bytes and
 // token ids; knows a net's frames, not its meaning.
@@ -160,11 +161,15 @@ struct InString {
     uint32_t like = 0;     // the state with only that position, whatever its counter, and what may follow the string
     int32_t characters = 0;  // that may follow, or kNoLimit
     int64_t cost = 0;        // of what follows the position's character
-    bool is_all = false;     // whatever follows stays inside a string, or closes it
+    bool is_all = false;     // whatever follows stays inside a string, or closes it ...
+    bool has_any = false;    // ... or some of it does
+    bool is_as(const InString& other) const { return is_all == other.is_all && has_any == other.has_any; }
     bool fits(int32_t more) const { return characters == kNoLimit || more <= characters; }
 };
 
 class InStrings {
+    static constexpr int32_t kOutside = -1;
+
   public:
     InStrings(Automaton& automaton, const lmprog_vocabulary& vocabulary)
         : a_(automaton), longest_(vocabulary.strings[1]->longest) {}
@@ -178,6 +183,14 @@ class InStrings {
         }
         return known_[state];
     }
+    // The state without its positions inside of strings.
+    uint32_t outside_of(uint32_t state) {
+        here_.clear();
+        a_.each_position(state, [&](const Position& p) {
+            if (a_.net().string_state[p.leaf_state] == kOutside) here_.push_back(p);
+        });
+        return a_.state_of(here_, false);
+    }
     void forget_states() { known_.clear(); }
     int64_t num_bytes() const { return static_cast<int64_t>(known_.capacity() * sizeof(InString)); }
 
@@ -188,12 +201,13 @@ class InStrings {
         Position at{-1, 0};
         bool is_all = true;
         a_.each_position(state, [&](const Position& p) {
-            const bool is_inside = is_free(p);
-            if (at.leaf_state < 0 && is_inside) at = p;
+            const bool is_inside = a_.net().string_state[p.leaf_state] != kOutside;
+            if (at.leaf_state < 0 && is_inside && is_free(p)) at = p;
             is_all = is_all && (is_inside || is_quote(p));
+            out.has_any = out.has_any || is_inside;
         });
+        out.is_all = is_all && out.has_any;
         if (at.leaf_state < 0) return out;
-        out.is_all = is_all;
         const int32_t begin = a_.net().string_state[at.leaf_state];
         const bool loops = a_.net().final_state[begin];
         const Frame frame = a_.frame_of(at.frame);
@@ -203,7 +217,12 @@ class InStrings {
         const int32_t room = loops || frame.second == kNoLimit ? kNoLimit : frame.second + 1;
         // Where there is room for some tokens only, other positions may take the rest.
         if (!whole && room != kNoLimit && room < longest_ && a_.num_positions(state) > 1) return out;
-        return {whole ? InString::kWholly : InString::kPartly, static_cast<uint8_t>(!loops), like, room, frame.cost, is_all};
+        out.kind = whole ? InString::kWholly : InString::kPartly;
+        out.way = static_cast<uint8_t>(!loops);
+        out.like = like;
+        out.characters = room;
+        out.cost = frame.cost;
+        return out;
     }
 
     // A position where nothing but a quote follows.

@@ -16,6 +16,7 @@ import ctypes
 import functools
 import weakref
 from array import array
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from lmprog.constraints.net import (
     LONGEST_COVER,
     UNREACHABLE,
     Alphabet,
+    JsonText,
     Leaf,
     Net,
     NetBuilder,
@@ -36,7 +38,7 @@ from lmprog.errors import UnsatisfiableConstraint
 
 _STEP = 500_000
 """Units of work, nanoseconds roughly, between two checks."""
-_AUTOMATON, _TEXT, _ALL_BUT, _ANY_CHARACTER = range(4)
+_AUTOMATON, _TEXT, _ALL_BUT, _ANY_CHARACTER, _IN_STRING, _JSON_TEXT = range(6)
 
 
 class _CAutomata(ctypes.Structure):
@@ -69,11 +71,17 @@ class _Letters:
         self.spelled: bytes | None = None
         if not alphabet.single >= ALL_BYTES:
             self.spelled = bytes(byte in alphabet.single for byte in range(256))
-        short = [token for token in alphabet.tokens if len(token) <= LONGEST_COVER]
+        apart = alphabet.outside_strings
+        self.cover = self._cover(alphabet.tokens)
+        self.in_strings = self._cover(set(alphabet.tokens) - apart) if apart else self.cover
+
+    def _cover(self, tokens: Iterable[bytes]) -> int:
+        short = [token for token in tokens if len(token) <= LONGEST_COVER]
         lengths = array("i", map(len, short)).tobytes()
         core = kernel()
-        self.cover = or_memory(core.lmprog_cover_new(b"".join(short), lengths, len(short)))
-        free_with(self, core.lmprog_cover_free, self.cover)
+        made = or_memory(core.lmprog_cover_new(b"".join(short), lengths, len(short)))
+        free_with(self, core.lmprog_cover_free, made)
+        return made
 
 
 _alphabets: weakref.WeakKeyDictionary[Alphabet, _Letters] = weakref.WeakKeyDictionary()
@@ -107,11 +115,12 @@ def _part(net: NetBuilder, root: Node) -> _CPart:
     automata: list[Leaf] = []
     for source in net.leaves:
         if isinstance(source, bytes):
-            kinds.append(_TEXT)
+            kinds.append(_JSON_TEXT if isinstance(source, JsonText) else _TEXT)
             sizes.append(len(source))
             texts.append(source)
         elif isinstance(source, Leaf):
-            kinds.append(_ANY_CHARACTER if source.is_any_character else _AUTOMATON)
+            inside = _IN_STRING if source.in_string else _AUTOMATON
+            kinds.append(_ANY_CHARACTER if source.is_any_character else inside)
             sizes.append(len(source.final))
             automata.append(source)
         else:
@@ -153,7 +162,8 @@ def finish(net: NetBuilder, root: Node, alphabet: Alphabet) -> Net:
     letters, any_content = _letters_of(alphabet), _any_text()
     build = or_memory(
         core.lmprog_net_begin(
-            parts, len(parts), ctypes.byref(any_content), letters.cover, letters.spelled
+            *(parts, len(parts), ctypes.byref(any_content)),
+            *(letters.cover, letters.in_strings, letters.spelled),
         )
     )
     try:

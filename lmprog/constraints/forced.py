@@ -73,6 +73,19 @@ def forced_tokens(
     return tuple(tokens[:num]) if forced.startswith(b"".join(pieces[:num])) else ()
 
 
+def without_symbols(
+    constraint: Constraint, state: State, tokens: tuple[int, ...], vocabulary: Vocabulary
+) -> tuple[int, ...]:
+    """Those before the first that means something else than its text and has no place there."""
+    if vocabulary.symbol_set.isdisjoint(tokens):
+        return tokens
+    for number, token in enumerate(tokens):
+        if token in vocabulary.symbol_set and not constraint.mask(state).allows(token):
+            return tokens[:number]
+        state = constraint.advance(state, token)
+    return tokens
+
+
 def _num_certain(
     tokens: Sequence[int],
     doubts: Doubts,

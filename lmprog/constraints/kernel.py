@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # lmprog_nets.h
     "cover_new": (POINTER, [_TEXT, _TEXT, LONG]),
     "cover_free": (None, [POINTER]),
-    "net_begin": (POINTER, [POINTER, INT, POINTER, POINTER, _TEXT]),
+    "net_begin": (POINTER, [POINTER, INT, POINTER, POINTER, POINTER, _TEXT]),
     "net_step": (LONG, [POINTER, LONG, POINTER]),
     "net_copy": (None, [POINTER, POINTER]),
     "net_free": (None, [POINTER]),

@@ -36,11 +36,19 @@ _HALF = re.compile("[\ud800-\udfff]")
 class Lowering:
     """Lowers expressions into one builder; `json_string` selects the spelling of characters, and
     `one_spelling` the one that equal texts have: an escape where there must be one, the shortest.
+    `is_string`: the texts are strings outside of JSON.
     """
 
-    def __init__(self, net: NetBuilder, json_string: bool, one_spelling: bool = False) -> None:
+    def __init__(
+        self,
+        net: NetBuilder,
+        json_string: bool,
+        one_spelling: bool = False,
+        is_string: bool = False,
+    ) -> None:
         self._net = net
         self._json = json_string
+        self._leaf = string_leaf if is_string else class_leaf
         self._way = SHORTEST if one_spelling else EVERY if json_string else UTF8
         self._done: dict[int, tuple[Expression, Node]] = {}
         """By identity, since equality reads whole expressions. Holds them, so that ids stay
@@ -100,7 +108,13 @@ class Lowering:
     def _class(self, ranges: CharSet) -> Node:
         if self._way == EVERY and ranges == charset.ALL:
             return self._net.same_leaf(any_json_character())
-        return self._net.same_leaf(class_leaf(ranges, self._way))
+        return self._net.same_leaf(self._leaf(ranges, self._way))
+
+
+@functools.lru_cache(maxsize=512)
+def string_leaf(chars: CharSet, way: int) -> Leaf:
+    """One character of the set, in a string."""
+    return replace(class_leaf(chars, way), in_string=True)
 
 
 @functools.lru_cache(maxsize=512)
@@ -108,7 +122,8 @@ def class_leaf(chars: CharSet, way: int) -> Leaf:
     """One character of the set; cached, as a class like `\\w` has hundreds of ranges."""
     core = kernel()
     ranges = np.fromiter(chain.from_iterable(chars), np.int32, 2 * len(chars))
-    return leaf_of(or_memory(core.lmprog_class_new(ranges.ctypes.data, len(chars), way)))
+    made = leaf_of(or_memory(core.lmprog_class_new(ranges.ctypes.data, len(chars), way)))
+    return made if way == UTF8 else replace(made, in_string=True)
 
 
 def leaf_of(handle: int) -> Leaf:

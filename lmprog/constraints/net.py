@@ -47,6 +47,9 @@ class Leaf:
     cost: NDArray[np.int64]  # [states] fewest bytes to acceptance
     is_any_character: bool = False
     """Whether this is one character of a JSON string, whichever it is and however it is written."""
+    in_string: bool = False
+    """Whether this is content of a string. No token that means something else than its text stands
+    there."""
 
     @property
     def num_states(self) -> int:
@@ -74,6 +77,10 @@ class AllBut:
     def num_states(self) -> int:
         """At most; a few that do not depend on the names are not counted."""
         return sum(map(len, self.names)) * (1 if self.is_plain else _STATES_OF_A_BYTE) + 1
+
+
+class JsonText(bytes):
+    """A part of a JSON text, in which strings stand between quotes."""
 
 
 LeafSource: TypeAlias = bytes | AllBut | Leaf
@@ -111,7 +118,7 @@ class Net:
 
     From some states of leaves every content of a JSON string goes on. Their `string_state` is a
     state of the same leaf: a final one in which any content may follow, or one that is not final,
-    where any character of it begins. It is -1 for all other states.
+    where any character of it begins. It is -2 for other states inside of strings, else -1.
     """
 
     kind: NDArray[np.uint8]
@@ -128,10 +135,12 @@ class Net:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Alphabet:
-    """The bytes that a vocabulary can spell, and all its tokens for covering literal texts."""
+    """The bytes that a vocabulary can spell, and all its tokens for covering literal texts, but for
+    those that do not cover strings."""
 
     single: frozenset[int]
     tokens: Collection[bytes]
+    outside_strings: frozenset[bytes] = frozenset()
 
 
 EVERY_BYTE = Alphabet(ALL_BYTES, frozenset())
@@ -173,8 +182,10 @@ class NetBuilder:
         """By node, where its argument is."""
         self.is_recursive = False
         """Whether some node may come before its parts."""
+        self.is_json = False
+        """Whether texts are parts of JSON texts."""
         self._known: dict[tuple[int, tuple[int, ...]], Node] = {}
-        self._texts: dict[bytes, Node] = {}
+        self._texts: dict[tuple[bytes, bool], Node] = {}
         self._leaves: dict[Leaf, Node] = {}
         self._known_parts: dict[NetPart, Node] = {}
         assert self._node(SEQ, ()) == EMPTY
@@ -255,9 +266,10 @@ class NetBuilder:
         """Exactly these bytes."""
         if not value:
             return EMPTY
-        found = self._texts.get(value)
+        key = value, self.is_json
+        found = self._texts.get(key)
         if found is None:
-            found = self._texts[value] = self.leaf(value)
+            found = self._texts[key] = self.leaf(JsonText(value) if self.is_json else value)
         return found
 
     def same_leaf(self, made: Leaf) -> Node:

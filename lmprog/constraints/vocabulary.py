@@ -140,6 +140,7 @@ class Vocabulary:
         self._tokens = tuple(None if i in barred else token for i, token in enumerate(self._tokens))
         self.num_words = (len(self._tokens) + 31) // 32
         self.symbols = tuple(token for token in symbols if self._tokens[token])
+        self.symbol_set = frozenset(self.symbols)
         self._content = _digest(self._tokens, self.eos_ids)
         self.digest = f"{self._content} {self.symbols}" if self.symbols else self._content
         self._use_cache = use_cache
@@ -167,7 +168,10 @@ class Vocabulary:
     @functools.cached_property
     def alphabet(self) -> Alphabet:
         known = frozenset(token for token in self._tokens if token)
-        return Alphabet(frozenset(token[0] for token in known if len(token) == 1), known)
+        plain = {one for number, one in enumerate(self._tokens) if number not in self.symbol_set}
+        return Alphabet(
+            frozenset(token[0] for token in known if len(token) == 1), known, known - plain
+        )
 
     @functools.cached_property
     def index(self) -> Index:

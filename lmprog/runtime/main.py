@@ -24,7 +24,7 @@ from lmprog.transport import ZmqRuntimeChannel, keys_of_runtime
 
 log = logging.getLogger("lmprog")
 
-COLLECTED_EVERY = (5_000, 2, 200)
+COLLECTED_EVERY = (1_000, 4, 500)
 """New objects until the youngest are looked at, and of how many such looks one takes in the next
 older ones. What a step or a compiled constraint leaves is freed at once, hardly anything in cycles.
 """

@@ -13,6 +13,7 @@ import pytest
 from lmprog import wire
 from lmprog.constraints.compiling.compiler import compile_constraint
 from lmprog.constraints.constraint import NARROW, State
+from lmprog.constraints.forced import forced_tokens, without_symbols
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.runtime.programs.call_constraints import vocabulary_of
 from lmprog.runtime.text.tokenizer import PieceTokenizer
@@ -162,3 +163,72 @@ def test_a_tokenizers_tags_are_known_to_mean_something_else() -> None:
     assert vocabulary_of(tokenizer).symbols == ()
     tokenizer.show(TAG)
     assert vocabulary_of(tokenizer).symbols == (256,)
+
+
+def symbols_on_the_way(spec: wire.Constraint, text: str) -> list[int]:
+    """Where a symbol may stand in the text; wherever it may not, its own bytes may. Near the end of
+    a budget, too, some token is allowed."""
+    made, found = compile_constraint(spec, WITH_TAGS), []
+    state = made.start
+    for at, byte in enumerate(text.encode()):
+        mask, least = made.mask(state), made.distance(state) + 1
+        assert made.mask(state, least).count
+        assert mask.allows(1 + byte)
+        found += [at for symbol in SYMBOLS if mask.allows(symbol)]
+        state = made.advance(state, 1 + byte)
+    assert made.is_final(state)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"pattern": "^[a-z<>_/ ]*$"}, f"a{TAG}b"),
+        ({"pattern": "^[a-z<>_/ ]*$", "minLength": 3, "maxLength": 30}, f"a{TAG}b"),
+        ({"pattern": f"^x?{TAG}"}, f"{TAG}b"),
+        ({"not": {"enum": ["a", TAG]}}, f"{TAG}{OTHER_TAG}"),
+        ({"const": TAG}, TAG),
+        ({"enum": [f'x"{TAG}', TAG, 1]}, f'x"{TAG}'),
+        ({"const": {f"{TAG}x": [TAG]}}, {f"{TAG}x": [TAG]}),
+        ({"properties": {TAG: {}}, "required": [TAG], "additionalProperties": False}, {TAG: TAG}),
+        ({"propertyNames": {"pattern": "^<"}, "minProperties": 1}, {TAG: 1}),
+        ({"anyOf": [{"type": "integer"}, {"maxLength": 9, "type": "string"}]}, OTHER_TAG[:8]),
+    ],
+)
+@pytest.mark.parametrize("any_order", [False, True])
+def test_no_string_has_a_symbol_whatever_is_said_of_it(
+    schema: dict[str, Any], value: Any, any_order: bool
+) -> None:
+    spec = wire.JsonSchema(json.dumps(schema), any_order=any_order, strict=False)
+    text = json.dumps(value)
+    assert symbols_on_the_way(spec, text) == []
+    tagged = wire.InOrder((wire.Choices((TAG,)), spec, wire.Choices((OTHER_TAG,))))
+    ends = [0, len(TAG) + len(text)]
+    assert symbols_on_the_way(tagged, f"{TAG}{text}{OTHER_TAG}") == ends, "as what is prescribed"
+
+
+@pytest.mark.parametrize("schema", ["{}", '{"pattern": "^[a-z<>_/ ]*$"}', '{"maxLength": 30}'])
+def test_a_string_between_tags_ends_with_its_own_and_has_no_other(schema: str) -> None:
+    form = (
+        wire.Choices((TAG,)),
+        wire.PlainStrings(schema, OTHER_TAG),
+        wire.Choices((OTHER_TAG,)),
+    )
+    value = f"a {TAG} b"
+    text = f"{TAG}{value}{OTHER_TAG}"
+    ends = [0, *range(len(TAG), len(text))]
+    found = symbols_on_the_way(wire.InOrder(form), text)
+    assert found == ends, "one symbol at each place: the one that begins, then the one that ends"
+
+
+def test_forced_tokens_spell_a_tag_in_a_string() -> None:
+    def encode(text: str) -> list[int]:
+        parts = re.split(f"({TAG}|{OTHER_TAG})", text)
+        tags = {TAG: [SYMBOLS[0]], OTHER_TAG: [SYMBOLS[1]]}
+        return [token for one in parts for token in tags.get(one) or [1 + b for b in one.encode()]]
+
+    spec = wire.InOrder((wire.Choices((TAG,)), wire.JsonSchema(f'{{"const": "a{TAG}"}}')))
+    made = compile_constraint(spec, WITH_TAGS)
+    forced = forced_tokens(made, made.start, WITH_TAGS, encode)
+    assert forced == (257, *(1 + byte for byte in b'"a'), 257, 1 + ord('"'))
+    assert without_symbols(made, made.start, forced, WITH_TAGS) == forced[:3]

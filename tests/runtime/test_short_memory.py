@@ -9,15 +9,10 @@ from typing import Any
 
 from lmprog import wire
 from lmprog.radix import PageAllocator, RadixTree
-from lmprog.runtime.scheduling.active_programs import (
-    ActivePrograms,
-    Growth,
-    Pins,
-    ProgramPlace,
-    ProgramSizes,
-)
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins, ProgramPlace
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
+from lmprog.runtime.scheduling.program_sizes import Growth, ProgramSizes
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
 from lmprog.runtime.scheduling.step_costs import FIRST_CHUNK, StepCosts
 from lmprog.simulation.fake_engine import FakeEngine, LetterTokenizer
@@ -212,6 +207,35 @@ def paused_programs(*sizes: int, capacity: int = 1 << 20) -> ActivePrograms:
         programs.admit(sequence)
         programs.end(sequence, True, 0.0)
     return programs
+
+
+def test_what_pausing_programs_will_add_is_reckoned_by_their_sizes() -> None:
+    """A step asks for it, and there may be thousands of them."""
+    rng, sizes = random.Random(3), [0, 1, 63, 64, 4095]
+    sizes += [rng.randrange(1, 4096) for _ in range(3000)]
+    programs = paused_programs(*sizes)
+    looked_at = 0
+    grown = programs.sizes.expected_growth
+
+    def counted(size: float) -> float:
+        nonlocal looked_at
+        looked_at += 1
+        return grown(size)
+
+    programs.sizes.expected_growth = counted  # type: ignore[method-assign]
+    for number in range(1, 301):
+        programs.deactivate(number, is_kept=False)
+        del sizes[0]
+    growth = programs.expected_growth(())
+    assert growth.size == sum(sizes), "exactly"
+    each = sum(map(grown, sizes))
+    assert abs(growth.later - each) < 0.02 * each
+    assert looked_at < 300
+    assert programs.expected_growth(()) == growth
+    assert looked_at < 300, "nothing has changed since"
+    programs.sizes.ended(100)
+    assert programs.expected_growth(()).later != growth.later
+    programs.check((), ())
 
 
 def test_a_pausing_program_loses_its_place_when_its_tokens_cost_less_than_idling() -> None:

@@ -235,6 +235,7 @@ class SchemaBuilder:
         unfit = tuple(
             seq([ANYTHING, one, ANYTHING] if one is cut[0] else [ANYTHING, one]) for one in cut
         )
+        inside = Lowering(self._net, json_string=False, is_string=True)
         ways: list[Node] = []
         left = list(self._expander.expand([referred(self._document.root, self._document)]))
         while left:
@@ -254,7 +255,7 @@ class SchemaBuilder:
                 left += without_values(flat)
             elif "string" in flat.types:
                 facet = text_set(flat.string, self._limits).and_also(TextSet(outside=unfit))
-                ways.append(lower_text_set(facet, self._net, self._plain))
+                ways.append(lower_text_set(facet, self._net, inside))
         return self._net.alt(ways)
 
     def _array(self, flat: Flat, depth: int) -> Node:

@@ -35,7 +35,14 @@ def schema_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -
     """Raises UnsupportedSchema (keyword, path), UnsatisfiableConstraint or GrammarError (too
     large).
     """
-    spec = spec.with_schema(in_this_draft(spec.schema))
+    net.is_json = True
+    try:
+        return _root_node(spec.with_schema(in_this_draft(spec.schema)), net, limits)
+    finally:
+        net.is_json = False
+
+
+def _root_node(spec: wire.JsonSchema, net: NetBuilder, limits: CompileLimits) -> Node:
     document = Document(spec.schema)
     frequent = FrequentSchemas.of(
         spec, net, limits, lambda said: _part_of_text(said, spec, net, limits)
@@ -89,6 +96,7 @@ def _part_of_text(
 ) -> NetPart:
     """A schema whose place does not matter, as a net of its own."""
     own = NetBuilder(limits, net.check)
+    own.is_json = True
     value = json_of(schema.decode())
     assert isinstance(value, dict)
     builder = SchemaBuilder(Document("true"), spec, own, limits, shares=False)

@@ -25,7 +25,7 @@ from lmprog.constraints.constraint import Check, CompileLimits, CompileTooLong
 from lmprog.constraints.expression import ANYTHING
 from lmprog.constraints.kernel import INT, LONG, POINTER, free_with, kernel, or_memory
 from lmprog.constraints.lower import Lowering
-from lmprog.constraints.net import AllBut, LeafSource, NetBuilder, NetPart, NewNodes, Node
+from lmprog.constraints.net import AllBut, JsonText, LeafSource, NetBuilder, NetPart, NewNodes, Node
 from lmprog.constraints.schema.expand import APPLICATORS, CLOSING, REFUSED
 from lmprog.constraints.schema.keywords import ANNOTATIONS, ASSERTIONS
 from lmprog.constraints.schema.layout import SEPARATORS
@@ -283,7 +283,7 @@ class NativeReader:
             if number % _LEAVES_PER_CHECK == 0:
                 check()
             if kind == _TEXT:
-                out.append(texts[at : at + size])
+                out.append(JsonText(texts[at : at + size]))
                 at += size
                 continue
             names = []

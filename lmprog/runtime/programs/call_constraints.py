@@ -30,7 +30,7 @@ from lmprog.constraints.constraint import (
     forcible,
     with_late_masks,
 )
-from lmprog.constraints.forced import CONTEXT_TOKENS, forced_tokens
+from lmprog.constraints.forced import CONTEXT_TOKENS, forced_tokens, without_symbols
 from lmprog.constraints.search import TextSearch
 from lmprog.constraints.vocabulary import Vocabulary
 from lmprog.errors import GrammarError, LmprogError, NotSupported
@@ -312,9 +312,10 @@ class CallConstraints:
         if forced is None:
             if len(known) >= _MAX_FORCED_TEXTS:
                 known.clear()
-            forced = known[before] = forced_tokens(
+            found = forced_tokens(
                 constraint, state, self.vocabulary, self._tokenizer.encode, before
             )
+            forced = known[before] = without_symbols(constraint, state, found, self.vocabulary)
         return forced
 
 

@@ -135,7 +135,9 @@ class CompilePool:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        # one condition for each kind of waiter: a thread that wakes in vain takes the interpreter
+        self._idle, self._paused, self._turn = (threading.Condition(self._lock) for _ in range(3))
         self._jobs: OrderedDict[Hashable, deque[Job]] = OrderedDict()
         """By owner; the next one's turn comes first."""
         self._num_idle = self._num_threads = 0
@@ -158,14 +160,15 @@ class CompilePool:
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
         with self._lock:
             self._jobs.setdefault(owner, deque()).append(job)
-            self._get_worker()
+            if self._may_run[True].is_set():
+                self._get_worker()
 
     def _get_worker(self) -> None:
         """A thread for the next job, if one may begin."""
         if not self._jobs or self._short is not None:
             return
         if self._num_idle:
-            self._lock.notify_all()
+            self._idle.notify()
         elif self._num_threads < MAX_THREADS:
             name = f"constraints-{self._num_threads + 1}"
             try:
@@ -185,18 +188,17 @@ class CompilePool:
         short = self._short
         if short is not None and short.is_late:  # perhaps in one call that does not come to pause
             self._make_room(short)
-        if self._is_refused:
-            with self._lock:
-                self._get_worker()
         began = time.monotonic()
         self._may_run[True].set()
+        with self._lock:
+            self._get_worker()
         if busy:
             share = min(TURN, LONG_SHARE * (began - self._turned))
             with self._lock:
-                if self._lock.wait_for(self._are_short_done, TURN) and self._long:
+                if self._turn.wait_for(self._are_short_done, TURN) and self._long:
                     self._may_run[False].set()
                     left = max(LEAST_TURN, began + share - time.monotonic())
-                    self._lock.wait_for(lambda: self._are_short_done() and not self._long, left)
+                    self._turn.wait_for(lambda: self._are_short_done() and not self._long, left)
             for event in self._may_run.values():
                 event.clear()
         else:
@@ -220,7 +222,7 @@ class CompilePool:
                 self._make_room(worker, level)
             if worker is not self._short and not self._may_go_on(worker):
                 with self._lock:
-                    self._lock.wait_for(lambda: self._may_go_on(worker), STANDSTILL)
+                    self._paused.wait_for(lambda: self._may_go_on(worker), STANDSTILL)
         may_run = self._may_run[worker is None or worker is self._short]
         if not may_run.is_set() and not may_run.wait(STANDSTILL):
             may_run.set()
@@ -238,7 +240,8 @@ class CompilePool:
                 self._long.append(worker)
                 self._get_worker()
             self._long.sort(key=attrgetter("level"))
-            self._lock.notify_all()
+            self._paused.notify_all()
+            self._turn.notify()
 
     def _work(self) -> None:
         while True:
@@ -251,7 +254,7 @@ class CompilePool:
         """The next job of the owner who waited longest; that owner comes last then."""
         with self._lock:
             self._num_idle += 1
-            self._lock.wait_for(lambda: self._jobs and self._short is None)
+            self._idle.wait_for(lambda: self._jobs and self._short is None)
             self._num_idle -= 1
             self._short = self._own.worker = _Worker()
             owner, jobs = self._jobs.popitem(last=False)
@@ -267,7 +270,8 @@ class CompilePool:
             else:
                 self._long.remove(worker)
             if not self._jobs:
-                self._lock.notify_all()
+                self._paused.notify_all()
+                self._turn.notify()
 
 
 class MaskThread:

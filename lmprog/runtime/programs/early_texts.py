@@ -151,7 +151,7 @@ class EarlyTexts:
         if end - found < size or scheduler.tables.states is not None or not scheduler.config.share:
             return None
         needed = (end - found) // size + 2
-        growth = scheduler.programs.expected_growth(()).most / size
+        growth = scheduler.programs.expected_growth(scheduler.running).most / size
         used = scheduler.memory.num_used + growth + needed
         if needed > scheduler.pages.num_free or used > scheduler.pages.num_pages:
             return None

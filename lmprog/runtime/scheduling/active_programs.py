@@ -19,18 +19,16 @@ Knows numbers of programs, tokens, seconds and the tree's pins; knows no branche
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
-from itertools import accumulate
-from math import erf, exp, inf, log, pi, sqrt
-from typing import TYPE_CHECKING, NamedTuple
+from math import erf, exp, inf, pi, sqrt
+from typing import TYPE_CHECKING
 
 from lmprog.config import SchedulerConfig
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.page_tables import PageTables
+from lmprog.runtime.scheduling.program_sizes import Growth, PausedSizes, ProgramSizes
 from lmprog.runtime.scheduling.sequence import Client, Sequence
 from lmprog.runtime.scheduling.stats import Stats
 from lmprog.runtime.scheduling.step_costs import CallTurns, StepCosts
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from lmprog.runtime.scheduling.recurrent import RecurrentStates
     from lmprog.runtime.tier.second_tier import SecondTier
 
-REMEMBERED = 256
-"""Programs that ended last."""
 MEAN_WEIGHT = 0.1
 """Weight of the newest value in a mean."""
 MOST_KINDS = 4096
@@ -180,70 +176,6 @@ class Memory:
         return self.pages.num_pages - self.num_obtainable + self.pages.cost(self.tree.num_pinned)
 
 
-class ProgramSizes:
-    """`longest` is the longest sequence, in tokens."""
-
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
-        self._recent: deque[int] = deque()
-        self._sorted: list[int] = []
-        self._sums: list[int] = [0]
-        """Sums of the first sizes of `_sorted`."""
-
-    def ended(self, size: int) -> None:
-        """A program ended with `size` tokens."""
-        if len(self._recent) == REMEMBERED:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
-        self._recent.append(size)
-        insort(self._sorted, size)
-        self._sums = [0, *accumulate(self._sorted)]
-
-    def expected_growth(self, size: float) -> float:
-        """Tokens that a program of `size` tokens will still add."""
-        first = bisect_left(self._sorted, size)
-        count = len(self._sorted) - first
-        total = self._sums[-1] - self._sums[first]
-        return (total + self._guess(size)) / (count + 1) - size
-
-    def _guess(self, size: float) -> float:
-        """The mean of a size that exceeds k times `size` with a chance of 1/k, up to the
-        longest.
-        """
-        low = max(1.0, size)
-        return low * (1.0 + log(max(1.0, self._longest / low)))
-
-
-class Growth(NamedTuple):
-    """What programs are expected to add: `known` tokens that their sequences will have, and later
-    ones: programs of `size` tokens in all will have added `later` when all of them have ended.
-    """
-
-    known: float
-    size: float
-    later: float
-
-    @property
-    def most(self) -> float:
-        """Tokens beyond those of now for which there must be memory: programs leave it while others
-        grow. In units of the mean time that one has left, `size + later * t` is what they have
-        after a time `t`, and `(1 + 2 * t) * exp(-2 * t)` is the part of them that is still there:
-        each ends at random, but not at once. That is most at the time found here.
-        """
-        size, later = self.size, self.later
-        if later <= 0.0:
-            return self.known
-        half = later - 2.0 * size
-        time = (half + sqrt(half * half + 4.0 * later * later)) / (4.0 * later)
-        most = (size + later * time) * (1.0 + 2.0 * time) * exp(-2.0 * time)
-        return self.known + max(0.0, most - size)
-
-    def plus(self, other: Growth, times: int = 1) -> Growth:
-        known, size, later = other
-        return Growth(
-            self.known + times * known, self.size + times * size, self.later + times * later
-        )
-
-
 @dataclass(eq=False, slots=True)
 class ProgramPlace:
     """One program. `size`: tokens that it has added to memory, its running sequences' left out."""
@@ -263,6 +195,8 @@ class ProgramPlace:
     is_active: bool = False
     is_kept: bool = False
     """It has lost its place, and what it stands on has not been needed yet."""
+    counted: int | None = None
+    """Its size as `PausedSizes` has it."""
 
 
 class ActivePrograms:
@@ -281,6 +215,7 @@ class ActivePrograms:
         self._places: dict[int, ProgramPlace] = {}
         self._num_anonymous = 0
         self._active: dict[int, ProgramPlace] = {}
+        self._paused_sizes = PausedSizes(self.sizes)
         self._mean_pause = 0.0
         self._generated_part = 1.0
         """Tokens that generations made over those they might have made, in the mean."""
@@ -338,6 +273,7 @@ class ActivePrograms:
         was_active, place.is_active = place.is_active, True
         self._active[place.number] = place
         self._keep(place, is_kept=False)
+        self._count(place)
         return not was_active
 
     def preempt(self, number: int) -> None:
@@ -366,6 +302,7 @@ class ActivePrograms:
                     self._part_of_kind[kind] = before + MEAN_WEIGHT * (part - before)
                     if len(self._part_of_kind) > MOST_KINDS:
                         del self._part_of_kind[next(iter(self._part_of_kind))]
+        self._count(place)
         if not place.num_open:
             self.turns.end(place.number)
             place.paused_at = now
@@ -391,6 +328,8 @@ class ActivePrograms:
                 del self._places[number]
                 self._goes_on(place)
                 self._active.pop(number, None)
+                place.is_active = False
+                self._count(place)
                 if place.size:
                     self.sizes.ended(place.size)
         self._idle.clear()
@@ -403,6 +342,15 @@ class ActivePrograms:
             place.is_active = False
             self._active.pop(number, None)
             self._keep(place, is_kept=is_kept)
+            self._count(place)
+
+    def _count(self, place: ProgramPlace) -> None:
+        """Programs of one group end with it, and add nothing later."""
+        has_grown = place.is_active and not place.num_running and place.number > 0
+        size = place.size if has_grown else None
+        if size != place.counted:
+            self._paused_sizes.change(place.counted, size)
+            place.counted = size
 
     def _keep(self, place: ProgramPlace, *, is_kept: bool) -> None:
         self.kept_tokens += place.size * (is_kept - place.is_kept)
@@ -419,12 +367,12 @@ class ActivePrograms:
             expected = self.expected_tokens(sequence)
             added[number] = added.get(number, 0.0) + added_tokens(sequence) + expected
             known += sequence.remaining + expected
-        for number, place in self._active.items():
-            if number > 0:  # programs of one group end with it
-                own = place.size + added.get(number, 0)
+        for number, more in added.items():
+            if number > 0:
+                own = self._places[number].size + more
                 size += own
                 growth += self.sizes.expected_growth(own)
-        return Growth(known, size, growth)
+        return Growth(known, size, growth).plus(self._paused_sizes.growth)
 
     def growth_of(self, sequence: Sequence) -> Growth:
         """The same of a waiting sequence's program, beyond that sequence."""
@@ -582,8 +530,11 @@ class ActivePrograms:
             assert place.is_active == (number in self._active)
             assert place.is_active or not place.num_running, "a running program is active"
             assert not (place.is_active and place.is_kept), "a program with a place is not kept"
+            pauses = place.is_active and not place.num_running and number > 0
+            assert place.counted == (place.size if pauses else None), "sizes of those that pause"
         kept = sum(place.size for place in self._places.values() if place.is_kept)
         assert kept == self.kept_tokens, "tokens of programs without a place"
+        self._paused_sizes.check([one.counted for one in self._places.values()])
 
 
 def added_tokens(sequence: Sequence) -> int:

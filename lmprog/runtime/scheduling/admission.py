@@ -28,8 +28,9 @@ from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
-from lmprog.runtime.scheduling.active_programs import ActivePrograms, Growth, Memory
+from lmprog.runtime.scheduling.active_programs import ActivePrograms, Memory
 from lmprog.runtime.scheduling.generation import Generation
+from lmprog.runtime.scheduling.program_sizes import Growth
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.scheduling.stats import WaitCause
 from lmprog.runtime.scheduling.step_costs import QUANTUM
