@@ -257,7 +257,7 @@ class CallConstraints:
                 limit()
                 made = make(limit)
             except LmprogError as error:
-                made = error
+                made = error.without_frames()  # this one has `made`
             except Exception as error:  # the worker's border: the call must fail
                 log.exception("a constraint could not be compiled")
                 made = GrammarError(
