@@ -176,7 +176,7 @@ class CallCompletion:
         self._ready.behind(call.branch.payer, lambda: self._resolve_all(call, outcome))
         if call.run is not None:
             del self.active[call.run.group]
-            call.run.group.sequences.clear()  # which hold the group: freed now, not when Python looks
+            call.run.group.sequences.clear()  # they hold the group: free now, not when Python looks
             call.branch.is_busy = False
             call.run = None
         self.wake(call.branch)

@@ -29,6 +29,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from lmprog.errors import InvalidParameter
+from lmprog.heap import kept_small
 from lmprog.server.fairness.accounts import HeldBytes
 from lmprog.server.http.early_refusal import EarlyRefusal, RefusedBody
 from lmprog.server.http.http_errors import Problem
@@ -401,7 +402,8 @@ def url_of(bound: socket.socket) -> str:
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     """Runs `main` on uvloop where that is installed, else on asyncio's own loop. For processes that
-    do nothing else: it may have all the files that it can, and garbage is collected seldom.
+    do nothing else: it may have all the files that it can, garbage is collected seldom, and freed
+    memory is the system's again.
     """
     raise_file_limit()
 
@@ -413,7 +415,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
         import uvloop
 
         factory = uvloop.new_event_loop
-    with collected_seldom(), asyncio.Runner(loop_factory=factory) as runner:
+    with kept_small(), collected_seldom(), asyncio.Runner(loop_factory=factory) as runner:
         runner.run(whole())
 
 
