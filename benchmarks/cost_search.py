@@ -1,6 +1,6 @@
 """How much can one client harm another, for each byte that it sends?
 
-    python -m benchmarks.cost_search [--seconds 3600] [--model nano] [--seed 1] [--keep 20]
+    python -m benchmarks.cost_search [--seconds 3600] [--model nano] [--seed 1] [--keep 20] [--megabytes 1]
 
 Searches all fields of all routes of the server's own document (`/openapi.json`): bodies that were
 harmful, or that reach what none before has reached, are changed and tried again. The harm of a body is
@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import time
 import urllib.parse
 from collections import deque
@@ -44,7 +45,10 @@ MOST_SHOWN = 60
 TRIED_AGAIN = 4
 """Times that a body beyond a bar is tried again."""
 GROWN_MEGABYTES = 128
-"""Neither process may become so much larger."""
+"""Neither process may become so much larger, beside the memory for keys and values that it is given:
+that is in use before the search begins."""
+FILLED_BY = 1000
+"""Tokens of each prompt that fills it."""
 TEXTS = (
     "a",
     "word ",
@@ -262,6 +266,10 @@ class Search:
         return is_worst
 
 
+OPERATOR = "operator"
+"""The key of who may read metrics."""
+
+
 class LiveTarget:
     """A server with two keys: one for who harms, one for the bystander."""
 
@@ -272,15 +280,30 @@ class LiveTarget:
         where = urllib.parse.urlsplit(url)
         self._where = (str(where.hostname), int(where.port or 80))
         self.alone = 0.0
+        self._first: dict[int, float] = {}
+        """Megabytes of each process before the search ..."""
         self._largest: dict[int, float] = {}
+        """... and when it was largest."""
 
     async def document(self) -> Json:
         headers = {"authorization": f"Bearer {self.KEYS[0]}"}
         async with httpx2.AsyncClient(base_url=self._url, headers=headers, timeout=60) as client:
             found: Json = (await client.get("/openapi.json")).json()
+            await self._fill(client)
         self.alone = min([await self._bystander() for _ in range(5)])
         self._grown()
+        self._first = dict(self._largest)
         return found
+
+    async def _fill(self, client: httpx2.AsyncClient) -> None:
+        metrics = await client.get("/metrics", headers={"authorization": f"Bearer {OPERATOR}"})
+        found = re.search(r"^lmprog_kv_pool_tokens\S* (\S+)$", metrics.text, re.MULTILINE)
+        assert found is not None
+        rng = random.Random(0)
+        for _ in range(int(float(found[1])) // FILLED_BY + 1):
+            prompt = [rng.randrange(FILLED_BY) for _ in range(FILLED_BY)]
+            body = {"prompt": prompt, "max_tokens": 1}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
 
     async def harm(self, attack: Attack) -> Harm:
         reader, writer = await asyncio.open_connection(*self._where)
@@ -300,9 +323,9 @@ class LiveTarget:
         return Harm(max(0.0, waited - self.alone), status, self._grown())
 
     @property
-    def largest(self) -> Iterable[float]:
-        """Megabytes of each process when it was largest."""
-        return self._largest.values()
+    def growth(self) -> Iterable[tuple[float, float]]:
+        """Megabytes of each process before the search, and by how many it was larger at most."""
+        return [(one, self._largest[pid] - one) for pid, one in self._first.items()]
 
     def _grown(self) -> float:
         """Megabytes by which a process is larger than ever before."""
@@ -348,10 +371,10 @@ def _line(attack: Attack, harm: Harm) -> str:
     return f"{costs}  {size:>9,} bytes  {harm.status}  {attack.path} {shown}"
 
 
-async def _run(target: LiveTarget, seed: int, until: float, keep: int) -> None:
+async def _run(target: LiveTarget, seed: int, until: float, keep: int, megabytes: int) -> None:
     with contextlib.suppress(PermissionError):
         os.nice(-10)  # else the server's work while this process waits counts as harm
-    search = Search(await target.document(), seed)
+    search = Search(await target.document(), seed, megabytes << 20)
     await searched(target, search, lambda: time.monotonic() < until)
     print(f"\n{search.tried:,} bodies tried, {len(search.reached):,} kinds of field reached")
     p99, idle = runner.percentile(search.seconds, 0.99), target.alone
@@ -365,16 +388,27 @@ async def _run(target: LiveTarget, seed: int, until: float, keep: int) -> None:
         f"longest of bodies each time they were tried {longest:.3f}, at most {BYSTANDERS_SECONDS}: "
         f"{runner.verdict(longest <= BYSTANDERS_SECONDS)}"
     )
-    print("largest processes:", *(f"{one:,.0f} MB" for one in target.largest))
+    for name, (first, grown) in zip(("gateway", "runtime"), target.growth, strict=True):
+        is_met = runner.verdict(grown <= GROWN_MEGABYTES)
+        print(f"{name} {first:,.0f} MB, {grown:+,.0f} at most {GROWN_MEGABYTES}: {is_met}")
     for _, attack, harm in search.worst[:keep]:
         print(_line(attack, harm))
 
 
 @runner.command
-def main(*, seconds: float = 3600.0, model: str = "nano", seed: int = 1, keep: int = 20) -> None:
-    """Searches for `seconds`; then prints the `keep` worst bodies, by the harm of each byte."""
-    settings: Mapping[str, Any] = {"api_keys": LiveTarget.KEYS, "admin_key": "operator"}
+def main(
+    *,
+    seconds: float = 3600.0,
+    model: str = "nano",
+    seed: int = 1,
+    keep: int = 20,
+    megabytes: int = 1,
+) -> None:
+    """Searches for `seconds` bodies of so many `megabytes` at most; then prints the `keep` worst
+    ones, by the harm of each byte.
+    """
+    settings: Mapping[str, Any] = {"api_keys": LiveTarget.KEYS, "admin_key": OPERATOR}
     command = ["-m", "lmprog.server", "--model", model, "--port", "0"]
     with runner.started([*command, "--settings", json.dumps(settings)]) as said:
         target = LiveTarget(said["url"], (said["pid"], *runner.children_of(said["pid"])))
-        asyncio.run(_run(target, seed, time.monotonic() + seconds, keep))
+        asyncio.run(_run(target, seed, time.monotonic() + seconds, keep, megabytes))

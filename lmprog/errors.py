@@ -36,7 +36,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 Detail = str | int | float | bool | None
 
@@ -63,6 +63,16 @@ class LmprogError(Exception):
     def details(self) -> dict[str, Detail]:
         """The attributes that travel with the message, by name."""
         return {name: getattr(self, name) for name in self.fields}
+
+    def without_frames(self) -> Self:
+        """The same without the frames in which it, and what led to it, was raised: whoever keeps
+        it would keep all that was at hand there.
+        """
+        error: BaseException | None = self
+        while error is not None:
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
+        return self
 
     def __reduce__(self) -> tuple[object, ...]:
         return (from_wire, (self.code, self.message, self.details()))

@@ -56,6 +56,12 @@ def memory_left() -> int | None:
     return min(left, default=None)
 
 
+def resident_bytes() -> int:
+    """Memory that this process has now; 0 where the system does not tell."""
+    fields = _text(Path("/proc/self/statm")).split()
+    return int(fields[1]) * mmap.PAGESIZE if fields else 0
+
+
 def processors() -> int:
     """How many this process may use at a time, at least one: by its affinity, and by the time that
     its groups give it in each period.

@@ -24,6 +24,7 @@ UNITS = {
     "journal": Unit("lmprog.journal", "errors wire"),
     "native": Unit("lmprog.native"),
     "linux": Unit("lmprog.linux"),
+    "heap": Unit("lmprog.heap", "linux"),
     "weight_cache": Unit("lmprog.weight_cache", "native linux"),
     "transport": Unit("lmprog.transport", "errors wire"),
     "redis_server": Unit("lmprog.redis_server"),
@@ -66,9 +67,11 @@ UNITS = {
     "documents": Unit("lmprog.runtime.documents", "errors"),
     "text": Unit("lmprog.runtime.text", "errors wire documents tool_calls constraints"),
     "tier": Unit("lmprog.runtime.tier", "linux radix redis_server"),
-    "scheduling": Unit("lmprog.runtime.scheduling", "errors config wire radix constraints tier"),
+    "scheduling": Unit(
+        "lmprog.runtime.scheduling", "errors config heap wire radix constraints tier"
+    ),
     "programs": Unit(
-        "lmprog.runtime.programs", "errors wire transport radix constraints text scheduling"
+        "lmprog.runtime.programs", "errors heap wire transport radix constraints text scheduling"
     ),
     "constraint": Unit("lmprog.constrained", "errors wire ops constraints programs"),
     "testing": Unit("lmprog.testing", "errors wire backends constraint"),
@@ -90,8 +93,8 @@ UNITS = {
     "ranks": Unit("lmprog.runtime.ranks", "errors config linux launch engine"),
     "process": Unit(
         "lmprog.runtime.main lmprog.runtime.assembly lmprog.runtime",
-        "errors config wire native tool_calls transport launch documents text scheduling programs loop "
-        "engine ranks kv_events",
+        "errors config heap wire native tool_calls transport launch documents text scheduling "
+        "programs loop engine ranks kv_events",
     ),
     "quality": Unit("lmprog.runtime.quality", "errors config text scheduling engine"),
     "model_report": Unit(
@@ -99,7 +102,7 @@ UNITS = {
     ),
     # the gateway: a client of the wire, with no tokens and no tensors
     "options": Unit("lmprog.server.options", "errors config"),
-    "http": Unit("lmprog.server.http", "errors wire options fairness"),
+    "http": Unit("lmprog.server.http", "errors heap wire options fairness"),
     "fairness": Unit("lmprog.server.fairness", "errors wire options"),
     "link": Unit(
         "lmprog.server.link",

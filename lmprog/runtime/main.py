@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from lmprog.errors import LmprogError
+from lmprog.heap import kept_small
 from lmprog.launch.parent_pipe import Parent, config_from_json
 from lmprog.native import prepare
 from lmprog.runtime.steps import EngineLost
@@ -92,6 +93,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    status = main()
+    with kept_small(large=None):
+        status = main()
     logging.shutdown()
     os._exit(status)  # all that is left is memory, which Python takes long to give back

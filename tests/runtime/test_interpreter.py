@@ -380,7 +380,7 @@ def test_the_time_of_the_first_step_counts_as_prefill() -> None:
 
 def test_a_flush_gives_freed_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed: list[bool] = []
-    monkeypatch.setattr(interpreter, "trim", lambda: trimmed.append(True))
+    monkeypatch.setattr(interpreter.heap, "collect", lambda: trimmed.append(True))
     talk = Talk()
     talk.ask(wire.Open(1), text(1, "hello"), wire.Generate(1, 1, GREEDY))
     assert talk.scheduler.tree.num_evictable > 0

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from lmprog.server.http.bodies import MAX_CONTAINERS, MAX_VALUES, parse, parse_json, size_problem
+from lmprog.server.http.bodies import (
+    MAX_CONTAINERS,
+    MAX_NAMES,
+    MAX_VALUES,
+    parse,
+    parse_json,
+    size_problem,
+)
 from lmprog.server.http.http_errors import HttpError
 from lmprog.server.openai.chat_completions import ChatBody
 from lmprog.server.sglang.generate_body import GenerateRequest
@@ -169,9 +176,10 @@ def test_a_fault_of_ours_is_a_500_in_the_same_form(
         (b"[" + b"[]," * MAX_CONTAINERS + b"[]]", "arrays and objects"),
         (b'{"x": [' + b"{}," * MAX_CONTAINERS + b"{}]}", "arrays and objects"),
         (b"[" + b"1," * MAX_VALUES + b"1]", "values"),
+        (b"{" + b'"":1,' * MAX_NAMES + b'"":1}', "names"),
         (b'["' + b"x" * 200_000 + b'",' + b"[]," * MAX_CONTAINERS + b"[]]", "arrays and objects"),
     ],
-    ids=["arrays", "objects", "numbers", "behind a string"],
+    ids=["arrays", "objects", "numbers", "names", "behind a string"],
 )
 def test_a_small_text_that_would_become_a_huge_value_is_refused_before_it_is_parsed(
     body: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +194,13 @@ def test_a_small_text_that_would_become_a_huge_value_is_refused_before_it_is_par
 
 
 @pytest.mark.parametrize(
-    "text", ["[{," * MAX_CONTAINERS, '["\\' * MAX_CONTAINERS, "Well, yes: " * MAX_VALUES]
+    "text",
+    [
+        "[{," * MAX_CONTAINERS,
+        '["\\' * MAX_CONTAINERS,
+        "Well, yes: " * MAX_VALUES,
+        ":" * 2 * MAX_NAMES,
+    ],
 )
 def test_brackets_and_commas_inside_of_strings_do_not_count(text: str) -> None:
     assert size_problem(json.dumps({"prompt": text}).encode()) is None

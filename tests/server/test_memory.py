@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,7 +14,8 @@ from lmprog.errors import Overloaded
 from lmprog.server.app import build_app
 from lmprog.server.fairness.accounts import HeldBytes, MemoryPool
 from lmprog.server.gateway.gateway import Gateway
-from lmprog.server.http.http_server import HttpServer, bind
+from lmprog.server.http.http_server import HttpConnection, HttpServer, bind
+from lmprog.server.http.plain_requests import PlainRequest
 from lmprog.server.link.runtime_link import RuntimeLink
 from lmprog.server.options.server_settings import ServerSettings
 from lmprog.server.service import serve_gateway
@@ -195,5 +197,56 @@ def test_a_large_answer_is_held_until_its_client_has_read_it_or_left(
             writer.close()
             while gateway.memory.held:
                 await asyncio.sleep(0.01)
+
+    on_a_socket(fake, do)
+
+
+def requests_alive() -> int:
+    return sum(isinstance(one, HttpConnection | PlainRequest) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("kind", ["plain", "of h11", "refused", "left"])
+def test_what_a_connection_held_is_free_when_it_ends(fake: Fake, kind: str) -> None:
+    """Not when Python looks for circles, which it does by the number of objects: a body of
+    megabytes is one.
+    """
+    asked: dict[str, Any] = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
+    asked |= {"refused": {"stop": 1}, "left": {"max_tokens": 1500}}.get(kind, {})
+    body = json.dumps(asked).encode()
+    lines = [
+        b"POST /v1/completions HTTP/1.1",
+        b"host: localhost",
+        b"content-type: application/json",
+    ]
+    lines += [b"connection: close"] if kind == "of h11" else []
+    sent = b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", body])
+
+    async def ask(gateway: Gateway, where: Any) -> None:
+        reader, writer = await asyncio.open_connection(*where)
+        writer.write(sent)
+        if kind == "left":
+            while not gateway.open_requests:
+                await asyncio.sleep(0.001)
+        else:
+            status = b"400" if kind == "refused" else b"200"
+            assert status in await reader.readuntil(b"\r\n")
+            while gateway.open_requests:
+                await asyncio.sleep(0.001)
+        writer.close()
+        await writer.wait_closed()
+
+    async def do(gateway: Gateway, where: Any) -> None:
+        await ask(gateway, where)
+        gc.collect()
+        gc.disable()
+        try:
+            before = requests_alive()
+            async with asyncio.timeout(60):
+                for _ in range(5):
+                    await ask(gateway, where)
+                while requests_alive() > before:
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
     on_a_socket(fake, do)

@@ -60,6 +60,13 @@ COMPILE_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 5.0)
 log = logging.getLogger("lmprog")
 
 
+def kept_bytes(vocab_size: int) -> int:
+    """Of compiled constraints that are kept: as many masks of any vocabulary, whose bits they have
+    (8,192 of 128 thousand tokens), and no less than what small ones take beside their masks.
+    """
+    return min(max(1024 * vocab_size, 32 << 20), 128 << 20)
+
+
 def vocabulary_of(tokenizer: Tokenizer, num_logits: int | None = None) -> Vocabulary:
     """The vocabulary's index; cached on disk by content, so that only the first start pays for it.
 
@@ -140,7 +147,7 @@ class CallConstraints:
         """For those that take long; used where constraints are compiled by workers."""
         self._vocabulary: Vocabulary | None = None
         self._lock = Lock()
-        self._cache = ConstraintCache()
+        self._cache = ConstraintCache(kept_bytes(tokenizer.vocab_size))
         self._searches = SearchCache()
         self.under_way: dict[_Key, Pending[Any]] = {}
         """What is being compiled."""
@@ -257,7 +264,7 @@ class CallConstraints:
                 limit()
                 made = make(limit)
             except LmprogError as error:
-                made = error
+                made = error.without_frames()  # this one has `made`
             except Exception as error:  # the worker's border: the call must fail
                 log.exception("a constraint could not be compiled")
                 made = GrammarError(

@@ -120,6 +120,7 @@ class CallCompletion:
             return
         group.sequences[:0] = call.run.group.sequences
         del self.active[call.run.group]
+        call.run.group.sequences.clear()
         self.active[group] = call
         call.run.group = group
 
@@ -141,7 +142,7 @@ class CallCompletion:
         """
         if call.is_done:
             return
-        call.error = error.with_traceback(None)  # else what it keeps would keep the frames as well
+        call.error = error.without_frames()
         if call.run is not None:
             for sequence in call.run.group.sequences:
                 if sequence.state is not sequences.SequenceState.ENDED:
@@ -175,6 +176,7 @@ class CallCompletion:
         self._ready.behind(call.branch.payer, lambda: self._resolve_all(call, outcome))
         if call.run is not None:
             del self.active[call.run.group]
+            call.run.group.sequences.clear()  # they hold the group: free now, not when Python looks
             call.branch.is_busy = False
             call.run = None
         self.wake(call.branch)
@@ -230,7 +232,7 @@ class CallCompletion:
         frames: it is raised again for each of these calls, and would keep those too.
         """
         if branch.failure is None:
-            branch.failure = error.with_traceback(None)
+            branch.failure = error.without_frames()
         if branch.state is BranchState.PENDING:
             branch.state = BranchState.OPEN
         self.wake(branch)

@@ -173,6 +173,7 @@ class EarlyTexts:
         node = self._scheduler.end(sequence)
         has_failed = brought is None or brought.error is not None
         computed(branch, sequence, None if has_failed else node)
+        sequence.group.sequences.clear()
         if node is not None:
             self._scheduler.unpin(node)
 

@@ -19,7 +19,7 @@ from functools import cache, cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from lmprog import wire
+from lmprog import heap, wire
 from lmprog.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -68,7 +68,7 @@ from lmprog.runtime.programs.early_texts import EarlyTexts
 from lmprog.runtime.programs.long_texts import LONG, LongTexts, Spelling
 from lmprog.runtime.programs.snapshot import SnapshotBuilder, runtime_figures
 from lmprog.runtime.scheduling.logits_requests import Progress
-from lmprog.runtime.scheduling.scheduler import Scheduler, trim
+from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Client, SessionTurn
 from lmprog.runtime.text.text_service import TextService
 from lmprog.runtime.text.tokenizer import ChunkedEncoder, Cutter
@@ -239,7 +239,7 @@ class Interpreter:
                     self.scheduler.tables.scored.clear()
                     if self._constraints is not None:
                         self._constraints.flush()
-                    trim()
+                    heap.collect()
             return wire.Described(op.call, self.figures(), self._snapshots.costs(self._constraints))
         except LmprogError as error:
             return failed(op.call, error)

@@ -121,7 +121,7 @@ class LongText(Awaited):
             try:
                 cost += self._encode_part(texts)
             except LmprogError as error:
-                self.error = error
+                self.error = error.without_frames()
             if self.error is not None or self._part is None:
                 for part, tokens in self._long:
                     texts.encoder.keep_long(part, tokens)

@@ -21,8 +21,6 @@ free pages and of free slots of states is returned, with what the allocator of C
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from importlib.util import find_spec
 from math import inf
 from typing import TYPE_CHECKING
 
+from lmprog import heap
 from lmprog.config import SchedulerConfig
 from lmprog.errors import ContextOverflow, LmprogError
 from lmprog.radix import Node, PageAllocator, RadixTree
@@ -476,14 +475,4 @@ class IdleMemory:
             free += states.free_parts(pages.num_pages)
         self._give_back(free)
         pages.prefer_low()  # little memory is taken again for little work
-        trim()
-
-
-def trim() -> None:
-    """Returns what Python and the allocator of C keep of freed memory; the latter where it is
-    glibc's.
-    """
-    gc.collect()
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
+        heap.collect()

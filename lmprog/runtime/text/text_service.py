@@ -100,8 +100,17 @@ class TextService:
         return found
 
     def tokens_of(self, piece: wire.TokensPiece) -> tuple[array[int], str]:
-        """Token ids given instead of text: as they are, and their text."""
+        """Token ids given instead of text: as they are, and their text. Raises `ContextOverflow`
+        for more than fit, before they are decoded.
+        """
         self.check_ids(piece.ids, "input_ids")
+        if (count := len(piece.ids)) > self._longest:
+            raise ContextOverflow(
+                f"{count:,} tokens are given, more than the {self._longest:,} that fit. Give less.",
+                prompt=count,
+                max_tokens=None,
+                limit=self._longest,
+            )
         return array("i", piece.ids), self._tokenizer.decode(piece.ids)
 
     def encode(self, op: wire.Encode) -> wire.TokensAre:

@@ -57,11 +57,16 @@ PARSED_BYTES = 32
 MAX_VALUES = 1_500_000
 """Values in one text, nested ones and keys included: prompts of a million token ids still fit."""
 MAX_CONTAINERS = 100_000
-"""Arrays and objects in one text, the expensive ones among the values."""
+"""Arrays and objects in one text, the expensive ones among the values ..."""
+MAX_NAMES = 200_000
+"""... and names in its objects: each takes some 250 bytes while they are read."""
+_WIDEST = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\ud", b"\\uD")
+"""Begin, or escape, characters with which all of a text take four bytes each in memory."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string, or an unterminated one up to the end: so that no start is tried twice."""
 _OPENING = (b"[", b"{")
-_BETWEEN = (b",", b":")
+_NAMED = b":"
+_BETWEEN = (b",", _NAMED)
 _CLOSED = {"connection": "close"}
 MAX_SHOWN = 60
 """Characters of a value that a message repeats."""
@@ -120,7 +125,7 @@ async def read_body(
 
     raw = await raw_body(request, settings, None if begun is None else look)
     if is_large := len(raw) > SMALL:
-        _take(request, PARSED_BYTES * _count(raw, _BETWEEN))
+        _take(request, _parsed_bytes(raw))
     found = await _aside(is_large, lambda: parse(raw, kind, settings.strict_api, silent))
     found = msgspec.structs.replace(found, is_large=is_large)
     calling_label.set(found.label)
@@ -204,6 +209,14 @@ async def raw_body(
             code="body_timeout",
             status=408,
         ) from None
+
+
+def _parsed_bytes(raw: bytes) -> int:
+    """What a large body takes beside its text when it is parsed, at most, about."""
+    width = 1 if raw.isascii() and b"\\u" not in raw else 2
+    if width > 1 and any(one in raw for one in _WIDEST):
+        width = 4
+    return PARSED_BYTES * _count(raw, _BETWEEN) + (width - 1) * len(raw)
 
 
 def _take(request: Request, count: int) -> None:
@@ -406,7 +419,13 @@ def size_problem(text: bytes) -> str | None:
             f"The body has {containers:,} arrays and objects; it may have {MAX_CONTAINERS:,}. "
             "Send less at once."
         )
-    values = containers + _count(bare, _BETWEEN)
+    names = bare.count(_NAMED)
+    if names > MAX_NAMES:
+        return (
+            f"The objects of the body have {names:,} names; they may have {MAX_NAMES:,}. Send less "
+            "at once."
+        )
+    values = containers + names + bare.count(b",")
     if values > MAX_VALUES:
         return f"The body has {values:,} values; it may have {MAX_VALUES:,}. Send less at once."
     return None
@@ -415,8 +434,12 @@ def size_problem(text: bytes) -> str | None:
 def _is_small(text: bytes) -> bool:
     if len(text) <= MAX_CONTAINERS:
         return True
-    containers = _count(text, _OPENING)
-    return containers <= MAX_CONTAINERS and containers + _count(text, _BETWEEN) <= MAX_VALUES
+    containers, names = _count(text, _OPENING), text.count(_NAMED)
+    return (
+        containers <= MAX_CONTAINERS
+        and names <= MAX_NAMES
+        and containers + names + text.count(b",") <= MAX_VALUES
+    )
 
 
 def _count(text: bytes, marks: tuple[bytes, ...]) -> int:

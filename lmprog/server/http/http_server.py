@@ -25,9 +25,11 @@ import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.server import ServerState
 
 from lmprog.errors import InvalidParameter
+from lmprog.heap import kept_small
 from lmprog.server.fairness.accounts import HeldBytes
 from lmprog.server.http.early_refusal import EarlyRefusal, RefusedBody
 from lmprog.server.http.http_errors import Problem
@@ -56,6 +58,10 @@ class _Parser(h11.Connection):
         super().__init__(h11.SERVER, most)
         self._most = most
         self._refuse = refuse
+
+    def let_go(self) -> None:
+        """There are no more requests."""
+        self._refuse = lambda _: None
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -126,12 +132,12 @@ class UnreadAnswer:
 class _HeldUntilRead:
     """What requests held, of whose answers on a connection much is unread."""
 
-    def __init__(self, connection: HttpConnection) -> None:
-        self._connection = connection
+    def __init__(self, flow: FlowControl) -> None:
+        self._flow = flow
         self._parts: list[HeldBytes] = []
 
     def keep(self, held: HeldBytes) -> None:
-        if self._connection.flow.write_paused:
+        if self._flow.write_paused:
             self._parts.append(held.hand_over())
 
     def leave(self) -> None:
@@ -162,12 +168,13 @@ class HttpConnection(PlainConnection):
         if self.early is not None and config.h11_max_incomplete_event_size is not None:
             self.conn = _Parser(config.h11_max_incomplete_event_size, self._refuse)
         self._unread: UnreadAnswer | None = None
-        self._held = _HeldUntilRead(self)
+        self._held: _HeldUntilRead
         self._refused: RefusedBody | None = None
         """What is still to come of a request that was refused."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._held = _HeldUntilRead(self.flow)
         if len(self.connections) > self.most_connections:
             type(self).when_full()
             transport.write(FULL)
@@ -187,6 +194,14 @@ class HttpConnection(PlainConnection):
         self.resume_writing()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of all that holds this: so its memory is free now, not when Python looks for circles."""
+        self.cycle = self.scope = None  # type: ignore[assignment]
+        self.app_state.clear()
+        if isinstance(self.conn, _Parser):
+            self.conn.let_go()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -387,7 +402,8 @@ def url_of(bound: socket.socket) -> str:
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
     """Runs `main` on uvloop where that is installed, else on asyncio's own loop. For processes that
-    do nothing else: it may have all the files that it can, and garbage is collected seldom.
+    do nothing else: it may have all the files that it can, garbage is collected seldom, and freed
+    memory is the system's again.
     """
     raise_file_limit()
 
@@ -399,7 +415,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
         import uvloop
 
         factory = uvloop.new_event_loop
-    with collected_seldom(), asyncio.Runner(loop_factory=factory) as runner:
+    with kept_small(), collected_seldom(), asyncio.Runner(loop_factory=factory) as runner:
         runner.run(whole())
 
 

@@ -133,7 +133,6 @@ class PlainRequest(RequestResponseCycle):
         self.flow = connection.flow
         self.logger = logger
         self.on_response = connection.on_response_complete
-        self.message_event = self  # type: ignore[assignment]
         self.disconnected = self.response_started = self.response_complete = False
         self.keep_alive = True
         self._defaults = default_fields
@@ -149,6 +148,11 @@ class PlainRequest(RequestResponseCycle):
         state["when_gone"] = self.when_gone
         if body and not missing:
             state["whole_body"] = body
+
+    @property
+    def message_event(self) -> PlainRequest:  # type: ignore[override]
+        """What uvicorn's connection sets."""
+        return self
 
     def feed(self, data: bytes) -> bytes:
         """More of the body has come; what of `data` lies behind it."""
@@ -166,9 +170,15 @@ class PlainRequest(RequestResponseCycle):
         """uvicorn's connection says so when the client has left."""
         self._wake()
         if self.disconnected:
-            leavers, self._leavers = self._leavers, []
+            leavers = self._leavers
+            self._let_go()
             for leave in leavers:
                 leave()
+
+    def _let_go(self) -> None:
+        """Of what a connection would hold until its next request, and of what holds this one."""
+        self._leavers, self._parts = [], []
+        self.scope["state"].pop("when_gone", None)
 
     def when_gone(self, action: Callable[[], None]) -> Callable[[], None]:
         """Calls `action` when the client leaves before the answer is complete; what takes that
@@ -241,7 +251,7 @@ class PlainRequest(RequestResponseCycle):
 
     def _end(self) -> None:
         self.response_complete = True
-        self._leavers.clear()
+        self._let_go()
         self._wake()
         if not self.keep_alive:
             self.transport.close()

@@ -152,7 +152,7 @@ class EventStream(Response):
         """
         made = cls(events, settings, headers or {})
         made._names = getattr(request.state, "names", None)
-        made._failed = failed or (lambda problem: made.failure(problem, request.scope))
+        made._failed = failed or (lambda problem: cls.failure(problem, request.scope))
         made._first = asyncio.create_task(_first_of(events))
         try:
             await until_gone(
@@ -165,7 +165,8 @@ class EventStream(Response):
             raise
         return made
 
-    def failure(self, problem: Problem, scope: Scope) -> bytes:
+    @staticmethod
+    def failure(problem: Problem, scope: Scope) -> bytes:
         """How the stream ends where it fails."""
         return failure_event(problem, scope)
 
@@ -247,6 +248,7 @@ class EventStream(Response):
         if self._first is not None:
             self._first.cancel()
             await asyncio.gather(self._first, return_exceptions=True)
+            self._first = None  # its error has the frames of whoever waited, and they this
         await self._events.aclose()
 
 
@@ -256,7 +258,8 @@ class LineStream(EventStream):
     media_type = "application/x-ndjson"
     idle = b""
 
-    def failure(self, problem: Problem, scope: Scope) -> bytes:
+    @staticmethod
+    def failure(problem: Problem, scope: Scope) -> bytes:
         return body_of(problem, scope) + b"\n"
 
 
