@@ -397,4 +397,3 @@ def check_beams(op: Generate, beams: Beams) -> None:
         raise NotSupported(
             f"keep={op.keep!r}: the first result of a beam search is its best; leave it out."
         )
-

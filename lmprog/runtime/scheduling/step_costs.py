@@ -54,6 +54,12 @@ SHARE_ALONE = 0.75
 """... and without any decodes: the fixed cost takes the rest."""
 UNKNOWN = 0.001
 """Seconds that a token counts until a step has been measured."""
+SHORT_ALONE = 0.04
+"""Seconds that a step with the calls of one account alone may last, whatever the model ..."""
+TIMES_ALONE = 25.0
+"""... and so many times what a step takes by itself, which is little of it then."""
+TIMES_SHARED = 10.0
+"""The same where several accounts have calls: what comes waits for three of these steps."""
 EXPLORING = 4.0
 """Steps may last so many times longer while no fixed cost is told from that of tokens."""
 
@@ -226,6 +232,29 @@ class StepCosts:
             return max(0.0, shortest - per_token * least), per_token, True
         each = sorted(seconds / count for seconds, count in self._alone)
         return 0.0, each[(len(each) - 1) // 2] if each else self.per_token, False
+
+    def alone(self, most: float) -> float:
+        """Seconds that a step without decodes may last while nobody else has calls."""
+        return min(most, self._short(SHORT_ALONE, TIMES_ALONE))
+
+    def shared(self, most: float) -> float:
+        """Seconds that a step may last while several accounts have calls."""
+        return min(most, self._short(most / 2, TIMES_SHARED))
+
+    def decodes_beside(self, most: float) -> int:
+        """Rows that may decode while several accounts have calls; as `shared`, but never so few
+        that what a step takes by itself would be more than a little.
+        """
+        return self.tokens_within(self._short(most / 2, TIMES_SHARED))
+
+    def _short(self, seconds: float, times: float) -> float:
+        """So long, or so many times what a step takes by itself; and no shorter than tells that
+        from what tokens take.
+        """
+        fixed, per_token, are_apart = self._costs_alone()
+        if not are_apart:
+            return max(seconds, times * self._shortest)
+        return max(seconds, times * fixed, fixed + 3 * self._smallest * per_token)
 
     def _share(self, rest: float, share: float, per_token: float) -> int:
         """Tokens that take `share` of a step of which anything else takes `rest` seconds."""
