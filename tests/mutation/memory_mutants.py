@@ -366,15 +366,15 @@ MEMORY_MUTANTS = [
         "steps without decodes are not bounded",
         "scheduling",
         _SCHEDULING + "rows.py",
-        "            left = costs.tokens_alone(min(ALONE_SECONDS, longest)) - num_decodes",
+        "            left = costs.tokens_alone(ALONE_SECONDS, beside) - num_decodes",
         "            left = budget",
     ),
     Mutant(
         "steps beside calls of others are as long as alone",
         "scheduling",
         _SCHEDULING + "rows.py",
-        "        if self._shares.are_several:\n            seconds = costs.shared(seconds)",
-        "        if False:\n            seconds = costs.shared(seconds)",
+        "        are_several = self._shares.are_several\n",
+        "        are_several = False\n",
     ),
     Mutant(
         "the oldest running sequence is preempted",

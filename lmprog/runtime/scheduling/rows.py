@@ -310,7 +310,7 @@ class StepPlanner:
         left = min(self._config.token_budget, self._config.max_rows)
         next_slot = self._tables.next_slot
         sequences = self._running.sequences[:]  # a preemption changes the list
-        if self._shares.are_several and self._step_seconds is not None:
+        if self._step_seconds is not None and len(sequences) > 1:
             sequences = self._cut_decodes(sequences, self._step_seconds)
         for sequence in sequences:
             if sequence.state is not SequenceState.RUNNING:
@@ -338,6 +338,8 @@ class StepPlanner:
         """Without the decodes for which such a step is too short: those of the clients that were
         served most, each of whose sequences sits out in turn.
         """
+        if not self._shares.are_several:
+            return sequences
         most = self._costs.decodes_beside(seconds)
         if len(sequences) <= most:
             return sequences
@@ -363,13 +365,13 @@ class StepPlanner:
         costs, seconds = self._costs, self._step_seconds
         if seconds is None:
             return budget, False
-        if self._shares.are_several:
-            seconds = costs.shared(seconds)
-        if seconds < inf and num_decodes:
-            left, is_bounded = costs.tokens_beside(num_decodes, seconds), True
+        are_several = self._shares.are_several
+        if num_decodes and seconds < inf:
+            within = costs.shared(seconds) if are_several else seconds
+            left, is_bounded = costs.tokens_beside(num_decodes, within), True
         else:
-            longest = seconds if self._shares.are_several else costs.alone(ALONE_SECONDS)
-            left = costs.tokens_alone(min(ALONE_SECONDS, longest)) - num_decodes
+            beside = seconds if are_several else None
+            left = costs.tokens_alone(ALONE_SECONDS, beside) - num_decodes
         return min(budget, max(self._config.page_size, left)), is_bounded
 
     def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:

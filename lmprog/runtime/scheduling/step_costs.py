@@ -205,15 +205,20 @@ class StepCosts:
             mean, tokens = steps.seconds / steps.weight, steps.tokens / steps.weight
         return max(0.0, mean + self.per_token * (num_decodes - tokens))
 
-    def tokens_alone(self, seconds: float) -> int:
-        """Tokens of a step without decodes that is to last about `seconds`, or longer likewise. By
-        what such steps took of late: far into long texts tokens cost more than the fit knows.
+    def tokens_alone(self, most: float, beside: float | None = None) -> int:
+        """Tokens of a step without decodes that is to last at most so long, or longer likewise; and
+        no longer than makes what it takes by itself little. By what such steps took of late: far
+        into long texts tokens cost more than the fit knows. `beside`: as long as those with
+        decodes, since other accounts have calls, too.
         """
         fixed, per_token, are_apart = self._costs_alone()
         if per_token <= 0.0:
             return self._most
-        if not are_apart:
-            seconds *= EXPLORING
+        seconds, times = SHORT_ALONE, TIMES_ALONE
+        if beside is not None:
+            most, seconds, times = min(most, beside), beside / 2, TIMES_SHARED
+        seconds = self._short(seconds, times, (fixed, per_token, are_apart))
+        seconds = min(most, seconds) * (1.0 if are_apart else EXPLORING)
         wanted = max(0, int((seconds - fixed) / per_token))
         return min(self._most, max(wanted, self._share(fixed, SHARE_ALONE, per_token)))
 
@@ -233,25 +238,21 @@ class StepCosts:
         each = sorted(seconds / count for seconds, count in self._alone)
         return 0.0, each[(len(each) - 1) // 2] if each else self.per_token, False
 
-    def alone(self, most: float) -> float:
-        """Seconds that a step without decodes may last while nobody else has calls."""
-        return min(most, self._short(SHORT_ALONE, TIMES_ALONE))
-
     def shared(self, most: float) -> float:
-        """Seconds that a step may last while several accounts have calls."""
-        return min(most, self._short(most / 2, TIMES_SHARED))
+        """Seconds that a step may last, for prompts, while several accounts have calls."""
+        return min(most, self._short(most / 2, TIMES_SHARED, self._costs_alone()))
 
     def decodes_beside(self, most: float) -> int:
         """Rows that may decode while several accounts have calls; as `shared`, but never so few
         that what a step takes by itself would be more than a little.
         """
-        return self.tokens_within(self._short(most / 2, TIMES_SHARED))
+        return self.tokens_within(self._short(most / 2, TIMES_SHARED, self._costs_alone()))
 
-    def _short(self, seconds: float, times: float) -> float:
+    def _short(self, seconds: float, times: float, costs_alone: tuple[float, float, bool]) -> float:
         """So long, or so many times what a step takes by itself; and no shorter than tells that
         from what tokens take.
         """
-        fixed, per_token, are_apart = self._costs_alone()
+        fixed, per_token, are_apart = costs_alone
         if not are_apart:
             return max(seconds, times * self._shortest)
         return max(seconds, times * fixed, fixed + 3 * self._smallest * per_token)
