@@ -4,7 +4,9 @@ A least squares fit over recent steps: those that only decode and those with pre
 apart, so that a long time of decoding does not leave what a prefill costs to chance. Of steps that
 must not last longer than some time it is also measured how far they are from the fit, as their
 median, and how far from that one by one: the more they vary, the less of that time is planned. How
-many tokens of prompts a step may have follows from that (`tokens_beside`, `tokens_alone`). Nothing
+many tokens of prompts a step may have follows from that (`tokens_beside`, `tokens_alone`), and how
+many rows may decode while several accounts have calls (`decodes_beside`): whoever comes waits for
+the step under way, so that none lasts longer than makes what it takes by itself little. Nothing
 is known before the first step, so that is a small one, and each may be twice the largest so far.
 
 By these costs the calls of one client take turns (`CallTurns`).
