@@ -193,9 +193,11 @@ void Sampling::read(const lmprog_reading &reading, int32_t token, int index, Sam
             if (values[i] - best >= near) ids.push_back(i);
         if (static_cast<int>(ids.size()) >= top) break;
     }
-    std::partial_sort(ids.begin(), ids.begin() + top, ids.end(), [values](int32_t a, int32_t b) {
+    const auto is_likelier = [values](int32_t a, int32_t b) {
         return values[a] > values[b] || (values[a] == values[b] && a < b);
-    });
+    };
+    std::nth_element(ids.begin(), ids.begin() + (top - 1), ids.end(), is_likelier);
+    std::sort(ids.begin(), ids.begin() + top, is_likelier);
     for (int i = 0; i < top; i++) {
         tokens[i] = ids[i];
         logprobs[i] = values[ids[i]] - best - rest;

@@ -366,8 +366,15 @@ MEMORY_MUTANTS = [
         "steps without decodes are not bounded",
         "scheduling",
         _SCHEDULING + "rows.py",
-        "            left = self._costs.tokens_alone(ALONE_SECONDS) - num_decodes",
+        "            left = costs.tokens_alone(ALONE_SECONDS, beside) - num_decodes",
         "            left = budget",
+    ),
+    Mutant(
+        "steps beside calls of others are as long as alone",
+        "scheduling",
+        _SCHEDULING + "rows.py",
+        "        are_several = self._shares.are_several\n",
+        "        are_several = False\n",
     ),
     Mutant(
         "the oldest running sequence is preempted",

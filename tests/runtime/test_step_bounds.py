@@ -9,8 +9,10 @@ import pytest
 from lmprog.config import SchedulerConfig
 from lmprog.launch.restarts import HangTimeouts, ProgressWatch
 from lmprog.runtime.scheduling.batch import Batch
+from lmprog.runtime.scheduling.namespaces import Namespace
 from lmprog.runtime.scheduling.rows import ALONE_SECONDS
 from lmprog.runtime.scheduling.scheduler import Scheduler
+from lmprog.runtime.scheduling.step_costs import SHORT_ALONE
 from tests.runtime.rig import Rig
 
 MIDDLE = 0.04, 0.0016
@@ -176,3 +178,52 @@ def test_steps_that_begin_to_take_longer_are_cut_within_some_steps() -> None:
     rig.run()
     assert max(rig.seconds[number : number + 4]) > 2.0 * ALONE_SECONDS
     assert max(rig.seconds[number + 4 :]) <= 1.1 * ALONE_SECONDS
+
+
+SMALL = 0.001, 0.0005
+
+
+def test_steps_of_a_small_model_are_short_even_while_nobody_else_asks() -> None:
+    rig = TimedRig(*SMALL)
+    for number in range(9):
+        rig.gen(prompt(number, 700), 1)
+    rig.run()
+    assert max(rig.seconds[4:]) <= 1.001 * SHORT_ALONE
+    assert len(rig.seconds) < 1.2 * sum(rig.seconds) / SHORT_ALONE + 8
+
+
+@pytest.mark.parametrize(("costs", "most"), [(SMALL, 0.025), (MIDDLE, 0.167)])
+def test_prompts_beside_calls_of_others_are_cut_to_shorter_steps(
+    costs: tuple[float, float], most: float
+) -> None:
+    rig = TimedRig(*costs, step_ms=50)
+    for number in range(9):
+        rig.gen(prompt(number, 700), 1)
+    rig.run()
+    number = len(rig.seconds)
+    for client in ("one", "two"):
+        rig.gen(prompt(99, 1200), 1, client=client, namespace=Namespace(client))
+    while rig.scheduler.shares.are_several:
+        rig.step()
+    assert max(rig.seconds[number:]) <= 1.001 * most
+
+
+def test_a_client_that_decodes_little_waits_for_short_steps_and_the_others_take_turns() -> None:
+    rig = TimedRig(*SMALL, step_ms=50, num_pages=4000)
+    rig.gen([95, 7], 3)
+    rig.run()  # what a step takes by itself is known
+    many = [rig.gen([number + 1, 7], 200, client="many") for number in range(90)]
+    for _ in range(20):
+        rig.step()
+    assert len(rig.plans[-1].rows) == 90, "alone they all decode in each step"
+    little = rig.gen([95, 7], 40, client="little")
+    rig.step()
+    number, before = len(rig.seconds), [one.num_generated for one in many]
+    while little.num_generated < 40:
+        rig.step()
+        assert little in [row.sequence for row in rig.plans[-1].rows]
+    took = rig.seconds[number:]
+    assert max(took) <= 1.001 * 0.025
+    grown = [one.num_generated - then for one, then in zip(many, before, strict=True)]
+    assert max(grown) - min(grown) <= 1, "each sits out in turn"
+    assert sum(grown) >= 0.8 * sum(took) / SMALL[1] * 0.9, "the steps are as long as they may be"

@@ -16,8 +16,8 @@ from array import array
 from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from heapq import merge
-from itertools import islice
+
+import numpy as np
 
 from lmprog import wire
 from lmprog.errors import (
@@ -33,7 +33,7 @@ from lmprog.runtime.programs.delivery import CallCompletion, Delivery
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken, Scoring
-from lmprog.runtime.scheduling.sampling_requests import Likely
+from lmprog.runtime.scheduling.sampling_requests import Likely, columns, without
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.text.stream import TextStream
@@ -123,13 +123,21 @@ class BeamSearch:
     def _ranked(self, likely: Items[Likely]) -> Iterator[tuple[int, ScoredToken]]:
         """The likeliest continuations of all texts: whose they are, and by which token."""
 
-        def of(index: int, total: float) -> Iterator[tuple[float, int, int, float]]:
-            for token, logprob in likely[index]:
-                yield -(total + logprob), index, token, logprob
-
-        each = [of(index, beam.total) for index, beam in enumerate(self.running)]
+        each = [columns(one) for one in likely]
+        counts = [len(tokens) for tokens, _ in each]
+        tokens = np.concatenate([tokens for tokens, _ in each])
+        logprobs = np.concatenate([logprobs for _, logprobs in each]).astype(np.float64)
+        sums = np.repeat([beam.total for beam in self.running], counts) + logprobs
+        best = np.arange(len(sums))
+        if len(sums) > self.num_likely:
+            least = np.partition(sums, -self.num_likely)[-self.num_likely]
+            best = np.flatnonzero(sums >= least)
+        # of equals those of the likelier text go first, and of one text the likelier token
+        best = best[np.argsort(-sums[best], kind="stable")][: self.num_likely]
+        whose = np.repeat(np.arange(len(each)), counts)[best].tolist()
         num_top = self.running[0].task.settings.sampling.logprobs or 0
-        for _, index, token, logprob in islice(merge(*each), self.num_likely):
+        found = zip(whose, tokens[best].tolist(), logprobs[best].tolist(), strict=True)
+        for index, token, logprob in found:
             yield index, ScoredToken(token, logprob, likely[index][:num_top])
 
     def _may_improve(self, best: Beam) -> bool:
@@ -158,6 +166,8 @@ class BeamRun:
     new_sequence: Callable[[array[int], Generation | Scoring], Sequence]
     calls: BeamCalls
     """Who moves it on."""
+    num_left: int = 0
+    """Of the group's sequences, those that are not scored yet."""
     pins: dict[Beam, Pin] = field(default_factory=dict)
     """Where each text ends that was computed and that another goes on from."""
 
@@ -191,6 +201,7 @@ class BeamRun:
                 sequence.num_settled = len(beam.tokens)
             made.append(sequence)
         self.group.sequences = made
+        self.num_left = len(made)
 
     def answers(self) -> list[Likely]:
         """What may follow each text, once all sequences have their logits. Bans give way where
@@ -201,7 +212,7 @@ class BeamRun:
             assert isinstance(sequence.task, Scoring)
             (scored,) = sequence.task.final_logprobs
             banned = beam.task.banned(beam.tokens)
-            left = tuple(one for one in scored.top if one[0] not in banned) if banned else ()
+            left = without(scored.top, banned) if banned else ()
             found.append(left or scored.top)
         return found
 
@@ -269,7 +280,8 @@ class BeamCalls:
         search, group, beam = run.search, run.group, run.beam_of(sequence)
         if group.timing.first_token is None:
             group.timing.first_token = now
-        if any(one is not sequence and _is_open(one) for one in group.sequences):
+        run.num_left -= 1
+        if run.num_left:
             self._hold(run, beam, sequence)
             return
         try:
@@ -385,7 +397,3 @@ def check_beams(op: Generate, beams: Beams) -> None:
         raise NotSupported(
             f"keep={op.keep!r}: the first result of a beam search is its best; leave it out."
         )
-
-
-def _is_open(sequence: Sequence) -> bool:
-    return sequence.state is not SequenceState.ENDED

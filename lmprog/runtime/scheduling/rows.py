@@ -1,7 +1,8 @@
 """What runs, and the rows of a step.
 
 A step: one row for each sequence that decodes, then prefills under the budget that is left, clients
-in turn. No more sequences run than there are rows: where more were admitted, since some got no row
+in turn. Where several accounts have calls and the decodes are too many for a short step, sequences
+of those that were served most sit out in turn. No more sequences run than there are rows: where more were admitted, since some got no row
 in their turn, those whose clients were served most wait again.
 
 A running sequence leaves by its end, because others need its memory or its row (*preempted*: it
@@ -35,7 +36,7 @@ from lmprog.runtime.scheduling.waiting_queue import (
 )
 
 ALONE_SECONDS = 1.0
-"""How long a step without decodes may last: what comes meanwhile waits for its end."""
+"""How long a step without decodes may last at most: what comes meanwhile waits for its end."""
 MOST_GIVEN = 64
 """Sequences that give their memory to short calls in a step; in vain, none in as many more."""
 _order = attrgetter("admission_order")
@@ -236,6 +237,7 @@ class StepPlanner:
         self._costs = costs
         self._step_seconds = step_seconds
         self._num_rows = 1  # of the step before
+        self._turn_of_decodes = 0
         self._bill = StepBill(shares, costs.price(1))
 
     def rows(self, step: int, now: float) -> StepRows:
@@ -312,7 +314,10 @@ class StepPlanner:
         count = 0  # rows of the client that came last
         left = min(self._config.token_budget, self._config.max_rows)
         next_slot = self._tables.next_slot
-        for sequence in self._running.sequences[:]:  # a preemption changes the list
+        sequences = self._running.sequences[:]  # a preemption changes the list
+        if self._step_seconds is not None and len(sequences) > 1:
+            sequences = self._cut_decodes(sequences, self._step_seconds)
+        for sequence in sequences:
             if sequence.state is not SequenceState.RUNNING:
                 continue
             if len(sequence.tokens) - sequence.computed != 1:
@@ -334,17 +339,44 @@ class StepPlanner:
             self._bill.charge(last, count, count)
         return prefills
 
+    def _cut_decodes(self, sequences: list[Sequence], seconds: float) -> list[Sequence]:
+        """Without the decodes for which such a step is too short: those of the clients that were
+        served most, each of whose sequences sits out in turn.
+        """
+        if not self._shares.are_several:
+            return sequences
+        most = self._costs.decodes_beside(seconds)
+        if len(sequences) <= most:
+            return sequences
+        decodes: dict[Client, list[Sequence]] = {}
+        for sequence in sequences:
+            if sequence.remaining == 1:
+                decodes.setdefault(sequence.group.client, []).append(sequence)
+        left, out = max(1, most), set[Sequence]()
+        for client in sorted(decodes, key=self._shares.served):
+            own = decodes[client]
+            if len(own) > left:
+                begin = self._turn_of_decodes % len(own)
+                self._turn_of_decodes += left
+                out.update((own[begin:] + own[:begin])[left:])
+            left -= min(left, len(own))
+        return [sequence for sequence in sequences if sequence not in out]
+
     def prefill_budget(self, num_decodes: int) -> tuple[int, bool]:
         """What is left for prefills beside so many decodes, cut so that the step lasts no longer
         than it may, and whether it is cut for them; at least a page, so that they get on.
         """
         budget, is_bounded = self._config.token_budget - num_decodes, False
-        if self._step_seconds is None:
+        costs, seconds = self._costs, self._step_seconds
+        if seconds is None:
             return budget, False
-        if num_decodes and self._step_seconds < inf:
-            left, is_bounded = self._costs.tokens_beside(num_decodes, self._step_seconds), True
+        are_several = self._shares.are_several
+        if num_decodes and seconds < inf:
+            within = costs.shared(seconds) if are_several else seconds
+            left, is_bounded = costs.tokens_beside(num_decodes, within), True
         else:
-            left = self._costs.tokens_alone(ALONE_SECONDS) - num_decodes
+            beside = seconds if are_several else None
+            left = costs.tokens_alone(ALONE_SECONDS, beside) - num_decodes
         return min(budget, max(self._config.page_size, left)), is_bounded
 
     def _extend(self, sequence: Sequence, budget: int, rows: list[Row]) -> int:

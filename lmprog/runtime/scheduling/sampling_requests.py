@@ -8,9 +8,9 @@ pages, no text, no torch, and not what the amounts mean, which a sampler knows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,45 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-Likely = tuple[tuple[int, float], ...]
+class LikelyArrays:
+    """Many likely tokens with their log-probabilities: pairs are made where they are read."""
+
+    __slots__ = ("logprobs", "tokens")
+
+    def __init__(self, tokens: NDArray[Any], logprobs: NDArray[Any]) -> None:
+        self.tokens = tokens
+        self.logprobs = logprobs
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(self.tokens.tolist(), self.logprobs.tolist(), strict=True)
+
+    def __getitem__(self, part: slice) -> tuple[tuple[int, float], ...]:
+        return tuple(LikelyArrays(self.tokens[part], self.logprobs[part]))
+
+
+Likely: TypeAlias = tuple[tuple[int, float], ...] | LikelyArrays
 """The most likely tokens of one position with their log-probabilities, best first."""
+MOST_PAIRS = 64
+"""More likely tokens than these are `LikelyArrays`."""
+
+
+def columns(likely: Likely) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The tokens, and their log-probabilities."""
+    if isinstance(likely, LikelyArrays):
+        return likely.tokens, likely.logprobs
+    pairs = np.array(likely, np.float64).reshape(-1, 2)
+    return pairs[:, 0].astype(np.int64), pairs[:, 1]
+
+
+def without(likely: Likely, banned: Container[int]) -> Likely:
+    """Those that are left."""
+    if not isinstance(likely, LikelyArrays):
+        return tuple([one for one in likely if one[0] not in banned])
+    kept = np.array([token not in banned for token in likely.tokens.tolist()], bool)
+    return LikelyArrays(likely.tokens[kept], likely.logprobs[kept])
 
 
 class SampleRequest(NamedTuple):

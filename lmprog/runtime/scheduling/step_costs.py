@@ -4,7 +4,9 @@ A least squares fit over recent steps: those that only decode and those with pre
 apart, so that a long time of decoding does not leave what a prefill costs to chance. Of steps that
 must not last longer than some time it is also measured how far they are from the fit, as their
 median, and how far from that one by one: the more they vary, the less of that time is planned. How
-many tokens of prompts a step may have follows from that (`tokens_beside`, `tokens_alone`). Nothing
+many tokens of prompts a step may have follows from that (`tokens_beside`, `tokens_alone`), and how
+many rows may decode while several accounts have calls (`decodes_beside`): whoever comes waits for
+the step under way, so that none lasts longer than makes what it takes by itself little. Nothing
 is known before the first step, so that is a small one, and each may be twice the largest so far.
 
 By these costs the calls of one client take turns (`CallTurns`).
@@ -54,6 +56,12 @@ SHARE_ALONE = 0.75
 """... and without any decodes: the fixed cost takes the rest."""
 UNKNOWN = 0.001
 """Seconds that a token counts until a step has been measured."""
+SHORT_ALONE = 0.04
+"""Seconds that a step with the calls of one account alone may last, whatever the model ..."""
+TIMES_ALONE = 25.0
+"""... and so many times what a step takes by itself, which is little of it then."""
+TIMES_SHARED = 10.0
+"""The same where several accounts have calls: what comes waits for three of these steps."""
 EXPLORING = 4.0
 """Steps may last so many times longer while no fixed cost is told from that of tokens."""
 
@@ -199,15 +207,20 @@ class StepCosts:
             mean, tokens = steps.seconds / steps.weight, steps.tokens / steps.weight
         return max(0.0, mean + self.per_token * (num_decodes - tokens))
 
-    def tokens_alone(self, seconds: float) -> int:
-        """Tokens of a step without decodes that is to last about `seconds`, or longer likewise. By
-        what such steps took of late: far into long texts tokens cost more than the fit knows.
+    def tokens_alone(self, most: float, beside: float | None = None) -> int:
+        """Tokens of a step without decodes that is to last at most so long, or longer likewise; and
+        no longer than makes what it takes by itself little. By what such steps took of late: far
+        into long texts tokens cost more than the fit knows. `beside`: as long as those with
+        decodes, since other accounts have calls, too.
         """
         fixed, per_token, are_apart = self._costs_alone()
         if per_token <= 0.0:
             return self._most
-        if not are_apart:
-            seconds *= EXPLORING
+        seconds, times = SHORT_ALONE, TIMES_ALONE
+        if beside is not None:
+            most, seconds, times = min(most, beside), beside / 2, TIMES_SHARED
+        seconds = self._short(seconds, times, (fixed, per_token, are_apart))
+        seconds = min(most, seconds) * (1.0 if are_apart else EXPLORING)
         wanted = max(0, int((seconds - fixed) / per_token))
         return min(self._most, max(wanted, self._share(fixed, SHARE_ALONE, per_token)))
 
@@ -226,6 +239,25 @@ class StepCosts:
             return max(0.0, shortest - per_token * least), per_token, True
         each = sorted(seconds / count for seconds, count in self._alone)
         return 0.0, each[(len(each) - 1) // 2] if each else self.per_token, False
+
+    def shared(self, most: float) -> float:
+        """Seconds that a step may last, for prompts, while several accounts have calls."""
+        return min(most, self._short(most / 2, TIMES_SHARED, self._costs_alone()))
+
+    def decodes_beside(self, most: float) -> int:
+        """Rows that may decode while several accounts have calls; as `shared`, but never so few
+        that what a step takes by itself would be more than a little.
+        """
+        return self.tokens_within(self._short(most / 2, TIMES_SHARED, self._costs_alone()))
+
+    def _short(self, seconds: float, times: float, costs_alone: tuple[float, float, bool]) -> float:
+        """So long, or so many times what a step takes by itself; and no shorter than tells that
+        from what tokens take.
+        """
+        fixed, per_token, are_apart = costs_alone
+        if not are_apart:
+            return max(seconds, times * self._shortest)
+        return max(seconds, times * fixed, fixed + 3 * self._smallest * per_token)
 
     def _share(self, rest: float, share: float, per_token: float) -> int:
         """Tokens that take `share` of a step of which anything else takes `rest` seconds."""

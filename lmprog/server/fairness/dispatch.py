@@ -15,6 +15,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -31,7 +32,9 @@ _SHORTEST_TIMEOUT = 0.001
 
 
 class FairQueue(Generic[Item]):
-    """Items of flows. Items of one flow leave in their order."""
+    """Items of flows. Items of one flow leave in their order. None of its verbs looks at all flows,
+    which may be as many as there are addresses.
+    """
 
     def __init__(self) -> None:
         self.flows: dict[Hashable, deque[tuple[float, int, Item]]] = {}
@@ -39,34 +42,85 @@ class FairQueue(Generic[Item]):
         self._order = itertools.count()
         self._now = 0.0  # virtual time: the start tag of the last item that left
         self._ends: dict[Hashable, float] = {}
+        self._most_ends = 64
+        self._heads: list[tuple[float, int, Hashable]] = []
+        """A heap of the first items of all flows; some that have left are still there ..."""
+        self._may_leave: list[tuple[float, int, Hashable]] = []
+        """... and one without those that were found to be set aside ..."""
+        self._aside: list[tuple[float, int, Hashable]] = []
+        """... which are here, by what was held of them then."""
 
     def __len__(self) -> int:
         return sum(map(len, self.flows.values()))
 
-    def __iter__(self) -> Iterator[Item]:
-        """All items, in no order."""
-        return (item for flow in self.flows.values() for _, _, item in flow)
-
     def push(self, flow: Hashable, weight: float, cost: float, item: Item) -> None:
         start = max(self._now, self._ends.get(flow, 0.0))
         self._ends[flow] = start + cost / weight
-        self.flows.setdefault(flow, deque()).append((start, next(self._order), item))
+        items = self.flows.get(flow)
+        if items is None:
+            items = self.flows[flow] = deque()
+        items.append((start, next(self._order), item))
+        if len(items) == 1:
+            self._add_head(flow)
 
-    def first(self, may_leave: Callable[[Hashable], bool]) -> Hashable:
-        """The flow of the next item, of those that may; None where there is none."""
-        flows = filter(may_leave, self.flows)
-        return min(flows, key=lambda flow: self.flows[flow][0][:2], default=None)
+    def first(self) -> Hashable:
+        """The flow of the next item; None where there is none."""
+        return self._top(self._heads)
+
+    def first_below(self, most: float, held: Callable[[Hashable], float]) -> Hashable:
+        """The same of those of which less than `most` is `held`. Where less is held of one than
+        before, `lighter` must have said so.
+        """
+        while self._aside and self._aside[0][0] < most:
+            flow = heappop(self._aside)[2]
+            if flow in self.flows:
+                heappush(self._may_leave, (*self.flows[flow][0][:2], flow))
+        while (flow := self._top(self._may_leave)) is not None:
+            if (now := held(flow)) < most:
+                return flow
+            heappop(self._may_leave)
+            heappush(self._aside, (now, next(self._order), flow))
+        return None
+
+    def lighter(self, flow: Hashable, held: float) -> None:
+        """So much is held of a flow, and no more."""
+        if flow in self.flows:
+            heappush(self._aside, (held, next(self._order), flow))
 
     def pop(self, flow: Hashable) -> Item:
         """The first item of a flow. Raises KeyError where there is none."""
         items = self.flows[flow]
         start, _, item = items.popleft()
-        if not items:
+        if items:
+            self._add_head(flow)
+        else:
             del self.flows[flow]
         self._now = max(self._now, start)
-        if len(self._ends) > 2 * len(self.flows) + 64:
+        if len(self._ends) > self._most_ends:
             self._ends = {one: end for one, end in self._ends.items() if end > self._now}
+            self._most_ends = max(64, 2 * len(self._ends))
         return item
+
+    def _add_head(self, flow: Hashable) -> None:
+        head = (*self.flows[flow][0][:2], flow)
+        most = 4 * len(self.flows) + 64
+        if max(map(len, (self._heads, self._may_leave, self._aside))) > most:
+            self._heads = [(*items[0][:2], one) for one, items in self.flows.items()]
+            heapify(self._heads)
+            self._may_leave, self._aside = self._heads[:], []
+        else:
+            heappush(self._heads, head)
+            heappush(self._may_leave, head)
+
+    def _top(self, heads: list[tuple[float, int, Hashable]]) -> Hashable:
+        """The first one that has not left."""
+        while heads:
+            start, number, flow = heads[0]
+            items = self.flows.get(flow)
+            if items is not None and items[0][:2] == (start, number):
+                return flow
+            heappop(heads)
+        return None
 
 
 class Flow(Protocol):
@@ -104,10 +158,13 @@ class Dispatcher:
         self._clock = clock
         self._queue: FairQueue[Piece] = FairQueue()
         self._waiting: dict[Outlet, int] = {}  # pieces of each outlet that are queued
+        self._flow_of: dict[Outlet, str] = {}  # of these outlets
         self._gone: set[Outlet] = set()  # left with pieces queued
         self._sent: dict[int, tuple[int, str]] = {}  # call -> its results in the runtime, and flow
         self._held: dict[Hashable, int] = {}  # flow -> results that the runtime has of it
         self._weights: dict[Hashable, float] = {}
+        """Of flows that have results there, or want any."""
+        self._all_weights = 0.0  # their sum
         self._in_runtime = 0
 
     @property
@@ -117,13 +174,11 @@ class Dispatcher:
     def put(self, outlet: Outlet, flow: Flow, ops: Sequence[wire.Op]) -> None:
         """Sends `ops` in their order, when it is their turn."""
         now = self._clock()
-        self._weights[flow.name] = flow.weight
-        if len(self._weights) > 2 * (len(self._held) + len(self._queue.flows)) + 64:
-            kept = {*self._held, *self._queue.flows, flow.name}
-            self._weights = {one: self._weights[one] for one in kept}
         for piece in _pieces(outlet, flow, ops, now):
             self._waiting[outlet] = self._waiting.get(outlet, 0) + 1
+            self._flow_of[outlet] = flow.name
             self._queue.push(flow.name, flow.weight, piece.cost, piece)
+            self._weigh(flow.name, flow.weight)
         self._send()
 
     def ended(self, call: int) -> None:
@@ -137,7 +192,8 @@ class Dispatcher:
         if outlet not in self._waiting:
             return frozenset()
         self._gone.add(outlet)
-        queued = [piece for piece in self._queue if piece.outlet is outlet]
+        own = self._queue.flows[self._flow_of[outlet]]
+        queued = [piece for _, _, piece in own if piece.outlet is outlet]
         return frozenset(
             number
             for piece in queued
@@ -149,35 +205,54 @@ class Dispatcher:
         """The runtime is gone, and with it all requests."""
         self._queue = FairQueue()
         self._waiting.clear()
+        self._flow_of.clear()
         self._gone.clear()
         self._sent.clear()
         self._held.clear()
+        self._weights.clear()
+        self._all_weights = 0.0
         self._in_runtime = 0
 
     def _next(self) -> Piece | None:
         """What is sent now, if anything."""
-        if not self._queue.flows:
+        queue = self._queue
+        if not queue.flows:
             return None
         if self._in_runtime < self._window:
-            flow = self._queue.first(lambda _: True)
+            flow = queue.first()
         else:
-            weights, held = self._weights, self._held
-            part = self._window / sum(weights[one] for one in {*held, *self._queue.flows})
-            flow = self._queue.first(lambda one: held.get(one, 0) < part * weights[one])
-        return None if flow is None else self._queue.pop(flow)
+            flow = queue.first_below(self._window / self._all_weights, self._load)
+        return None if flow is None else queue.pop(flow)
+
+    def _load(self, flow: Hashable) -> float:
+        """What the runtime has of the flow, by its weight."""
+        return self._held.get(flow, 0) / self._weights[flow]
+
+    def _weigh(self, flow: Hashable, weight: float) -> None:
+        """The flow counts with that weight; 0: it has nothing here any more."""
+        before = self._weights.get(flow, 0.0)
+        self._all_weights += weight - before
+        if weight:
+            self._weights[flow] = weight
+            if weight > before:
+                self._queue.lighter(flow, self._load(flow))
+        elif self._weights.pop(flow, None) is not None and not self._weights:
+            self._all_weights = 0.0  # nothing is left of rounding
 
     def _send(self) -> None:
         while (piece := self._next()) is not None:
             outlet = piece.outlet
             self._waiting[outlet] -= 1
             if not self._waiting[outlet]:
-                del self._waiting[outlet]
+                del self._waiting[outlet], self._flow_of[outlet]
             is_gone = outlet in self._gone
             if is_gone:
                 if outlet not in self._waiting:
                     self._gone.discard(outlet)
+                self._leave_if_done(piece.flow.name)
                 continue
             self._note(piece)
+            self._leave_if_done(piece.flow.name)
             try:
                 outlet.send_now(_timed(piece, self._clock()))
             except LmprogError as error:
@@ -196,6 +271,13 @@ class Dispatcher:
         left = self._held.pop(flow, 0) + sign * results
         if left:
             self._held[flow] = left
+        if sign < 0:
+            self._queue.lighter(flow, left / self._weights[flow])
+            self._leave_if_done(flow)
+
+    def _leave_if_done(self, flow: str) -> None:
+        if flow not in self._held and flow not in self._queue.flows:
+            self._weigh(flow, 0.0)
 
 
 def results_of(op: wire.Op) -> int:

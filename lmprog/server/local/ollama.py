@@ -8,6 +8,7 @@ how chats and completions reach the runtime.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from lmprog import wire
 from lmprog.server.gateway.gateway import Gateway, version
 from lmprog.server.gateway.routes import GatewayRouter
+from lmprog.server.http.bodies import RequestBody
 from lmprog.server.http.foreign_fields import unsupported
 from lmprog.server.http.http_errors import refused
 from lmprog.server.http.json_body import Given, described
@@ -175,10 +177,21 @@ class Ollama:
         return chat, warnings
 
     async def understood(
-        self, request: Request, body: OllamaChat | OllamaGenerate, warnings: tuple[str, ...]
+        self, request: Request, read: RequestBody[OllamaChat] | RequestBody[OllamaGenerate]
     ) -> Asked:
         """Raises HttpError."""
-        gateway, began = self._gateway, self._gateway.clock()
+        body, began = read.body, self._gateway.clock()
+        asked = await read.aside(lambda: self._understood(body, read.warnings, began))
+        is_chat = asked.is_chat
+        request.state.names = _NAMES if is_chat else {**_NAMES, "prompt": "prompt"}
+        prompt, _ = await fitted(self._gateway, asked.prompt)
+        return dataclasses.replace(asked, prompt=prompt)
+
+    def _understood(
+        self, body: OllamaChat | OllamaGenerate, warnings: tuple[str, ...], began: float
+    ) -> Asked:
+        """With a prompt that may not fit yet. Raises HttpError."""
+        gateway = self._gateway
         box, is_chat = Toolbox(), isinstance(body, OllamaChat)
         if isinstance(body, OllamaGenerate):
             _check(body)
@@ -197,23 +210,22 @@ class Ollama:
             as_chat, more = self.chat(body) if isinstance(body, OllamaChat) else self.prompted(body)
             chat = chat_completions.understood(gateway, as_chat, (*warnings, *more))
             prompt, head, told, box = chat.prompt, chat.head, chat.warnings, chat.box
-        request.state.names = _NAMES if is_chat else {**_NAMES, "prompt": "prompt"}
         most = body.options.num_predict if body.options is not None else None
         wanted = most if most is not None and most > 0 else None
         sampling = replace(prompt.sampling, max_tokens=wanted)
-        prompt, _ = await fitted(gateway, replace(prompt, sampling=sampling))
+        prompt = replace(prompt, sampling=sampling)
         return Asked(prompt, box, head.model, is_chat, began, bool(body.logprobs), told)
 
     async def answer(
-        self, request: Request, body: OllamaChat | OllamaGenerate, warnings: tuple[str, ...]
+        self, request: Request, read: RequestBody[OllamaChat] | RequestBody[OllamaGenerate]
     ) -> Response:
         """Whole, or as lines, which is the default."""
-        gateway = self._gateway
+        gateway, body = self._gateway, read.body
         if not (body.messages if isinstance(body, OllamaChat) else body.prompt or body.suffix):
             empty = _shown(isinstance(body, OllamaChat), "")
             loaded = {"done": True, "done_reason": "load"}
             return JSONResponse({**self._head(self.model(body.model)), **empty, **loaded})
-        asked = await until_gone(request, self.understood(request, body, warnings))
+        asked = await until_gone(request, self.understood(request, read))
         headers = warned(asked.warnings)
         if body.stream is not False:
             lines = self._lines(request, asked)
@@ -312,12 +324,12 @@ def router(gateway: Gateway) -> GatewayRouter:
     @made.post("/api/chat", summary="Ollama's chats.", **generating)
     async def chat(request: Request, given: Given[OllamaChat]) -> Response:
         read = await given.read(gateway.settings, SILENT)
-        return await ollama.answer(request, read.body, read.warnings)
+        return await ollama.answer(request, read)
 
     @made.post("/api/generate", summary="Ollama's texts.", **generating)
     async def generate(request: Request, given: Given[OllamaGenerate]) -> Response:
         read = await given.read(gateway.settings, SILENT)
-        return await ollama.answer(request, read.body, read.warnings)
+        return await ollama.answer(request, read)
 
     @made.post(
         "/api/show", dependencies=user, summary="What a model can do.", responses=described()

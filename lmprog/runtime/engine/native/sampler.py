@@ -9,6 +9,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from ctypes import byref, c_int32, c_int64, c_void_p
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.scheduling import sampling_requests
 from lmprog.runtime.scheduling.sampling_requests import (
+    MOST_PAIRS,
     Likely,
+    LikelyArrays,
     SampleRequest,
     SampleResult,
     ScoreRequest,
@@ -223,13 +226,13 @@ class _Call:
         logit for its log-probability is the same for all tokens, and known of the target.
         """
         tokens = sampling_requests.allowed(score, self._logits.shape[1])
-        found = []
+        found = list[Likely]()
         for at, (target, logprob) in enumerate(zip(score.targets, logprobs, strict=True)):
             row = self._logits[score.logit + at]
             likely = row[tokens].astype(np.float64) - (float(row[target]) - logprob)
             best = np.argpartition(-likely, min(score.top, len(tokens)) - 1)[: score.top]
             best = best[np.lexsort((tokens[best], -likely[best]))]
-            found.append(tuple(zip(tokens[best].tolist(), likely[best].tolist(), strict=True)))
+            found.append(_likely(tokens[best], likely[best]))
         return tuple(found)
 
     def _read(self, at: int) -> tuple[float, Likely]:
@@ -238,5 +241,10 @@ class _Call:
         logprob = float(self._logprobs[at])
         if not top or math.isnan(logprob):
             return logprob, ()
-        tokens, likely = self._top_tokens[at, :top].tolist(), self._top_logprobs[at, :top].tolist()
-        return logprob, tuple(zip(tokens, likely, strict=True))
+        return logprob, _likely(self._top_tokens[at, :top], self._top_logprobs[at, :top])
+
+
+def _likely(tokens: NDArray[Any], logprobs: NDArray[Any]) -> Likely:
+    if len(tokens) > MOST_PAIRS:
+        return LikelyArrays(tokens, logprobs)
+    return tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True))
