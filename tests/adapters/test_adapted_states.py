@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from lmprog.config import RuntimeConfig, SchedulerConfig
 from lmprog.errors import ModelError
+from lmprog.runtime.engine.draft_model import PredictedDrafts
 from lmprog.runtime.engine.engine import load_engine
 from lmprog.runtime.engine.native.engine import NativeEngine
 from lmprog.runtime.engine.native.sampler import NativeSampler
@@ -28,6 +29,7 @@ from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.wire import SamplingParams
 from tests.adapters.peft_files import PREFIX, Made, write_adapter, write_merged
 from tests.model.checkpoints import RECURRENT, VOCABULARY, Recipe
+from tests.model.predicting import saved
 from tests.runtime.rig import Rig
 
 ATTENTION = ("q_proj", "k_proj", "v_proj")
@@ -111,6 +113,9 @@ def answers(
 
     if rig.scheduler.drafting is not None:
         rig.scheduler.drafting.source = guess
+        if "join" in engine.packed.layers[-1]:
+            copied = rig.scheduler.tables.copies.origins
+            rig.scheduler.drafting.model = PredictedDrafts(engine, rig.sampler, 16, copied)
     spaces, todo, done = Namespaces(VOCABULARY, ()), asked(), list[Sequence]()
     for start in range(0, len(todo), at_once):
         for number, prompt in todo[start : start + at_once]:
@@ -122,7 +127,8 @@ def answers(
         most = sum(len(one.tokens) for one in done)
         assert stats.computed_tokens < most, "prefixes are found"
     if config["speculation"] == "always":
-        assert 0 < stats.accepted_tokens < stats.drafted_tokens
+        assert stats.accepted_tokens < stats.drafted_tokens
+        assert stats.accepted_tokens > 0 or not texts
     return done
 
 
@@ -157,6 +163,18 @@ def test_every_family_is_equal_to_merged_weights_and_the_cache_changes_no_bit(
     assert said_by[1] != said_by[0] != said_by[2]
     for case in ({"max_chunk": 5}, {"share": False}, {"speculation": "always"}):
         assert logprobs(answers(engine, 24, done, **case)) == logprobs(done), case
+
+
+def test_drafts_of_a_layer_of_the_model_change_no_bit_of_an_adapter(tmp_path: Path) -> None:
+    """The layer is the base's for all."""
+    recipe, targets = FAMILIES["qwen3_5_text"]
+    base, folder = made_folder(recipe, tmp_path / "base"), tmp_path / "own"
+    adapters = [write_adapter(base, tmp_path / f"a{at}", Made(targets=targets)) for at in range(2)]
+    folder.mkdir()
+    saved(folder, "qwen3_5_text")
+    own = engine_of(folder, adapters, dtype="float32", draft_model="mtp")
+    alone = logprobs(answers(engine_of(base, adapters, dtype="float32"), at_once=24))
+    assert logprobs(answers(own, 24, speculation="always")) == alone
 
 
 def test_an_adapter_of_a_checkpoint_with_a_part_for_pictures_is_read(tmp_path: Path) -> None:

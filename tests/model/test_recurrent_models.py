@@ -64,7 +64,7 @@ def prompts() -> list[list[int]]:
 def engine_of(
     folder: Path, page_size: int, kind: Any, quantize: Any = None
 ) -> NativeEngine | TorchEngine:
-    scheduler = SchedulerConfig(page_size=page_size, num_pages=4096 // page_size)
+    scheduler = SchedulerConfig(page_size=page_size, num_pages=16_384 // page_size)
     dtype = "float32" if quantize is None else None
     made = load_engine(
         RuntimeConfig(
@@ -226,6 +226,29 @@ def test_long_prompts_in_chunks_and_in_company_generate_what_transformers_does(
     rig.run()
     assert_as_transformers(made, several)
     assert rig.scheduler.stats.computed_tokens < 3100, "what is common is computed once"
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", "granitemoehybrid", "minimax"])
+def test_fifteen_thousand_tokens_are_followed_by_what_transformers_says(
+    name: str, tmp_path: Path
+) -> None:
+    """One of each kind of states."""
+    recipe, dice = RECURRENT[name], random.Random(1)
+    model = Recipe(recipe.family, recipe.fields | {"max_position_embeddings": 16_384}).make(
+        tmp_path
+    )
+    prompt = [dice.randrange(VOCABULARY) for _ in range(15_000)]
+    fields: dict[str, Any] = {"num_pages": 1024, "max_chunk": 700, "context_len": 16_000}
+    rig = rig_of(Judged(tmp_path, model, [], []), every=2000, **fields)
+    found = rig.gen(prompt, 4, GREEDY)
+    rig.run()
+    with torch.no_grad():
+        said = model(torch.tensor([list(found.tokens)]), logits_to_keep=5).logits[0].float()
+    wanted = said.log_softmax(-1)[:-1]
+    assert wanted.argmax(-1).tolist() == list(found.tokens)[15_000:]
+    assert isinstance(found.task, Generation)
+    for scored, row in zip(found.task.logprobs, wanted, strict=True):
+        assert all(abs(logprob - float(row[token])) < 1e-4 for token, logprob in scored.top)
 
 
 DRAFTED = [

@@ -224,8 +224,8 @@ LEDGER_MUTANTS = [
         "the client that was served least gives its row",
         "ledger",
         _SCHEDULING + "rows.py",
-        "            last = max(self.sequences, key=lambda one: (served(",
-        "            last = min(self.sequences, key=lambda one: (served(",
+        "            last = max(known, key=lambda one: (served(",
+        "            last = min(known, key=lambda one: (served(",
     ),
     Mutant(
         "rows change with every step",
