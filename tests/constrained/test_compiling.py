@@ -598,12 +598,3 @@ def test_the_children_of_a_fork_have_its_salt_before_the_fork_is_carried_out() -
     slow.replies(1)
     branches = slow.writer.loop.interpreter.clients[ME].branches
     assert {(one.salt, one.payer) for one in branches.values()} == {("salt", (b"", "key"))}
-
-
-@pytest.mark.parametrize(
-    ("vocab_size", "megabytes"), [(2_000, 32), (64 * 1024, 64), (128 * 1024, 128), (256_000, 128)]
-)
-def test_compiled_constraints_that_are_kept_grow_with_the_vocabulary(
-    vocab_size: int, megabytes: int
-) -> None:
-    assert call_constraints.kept_bytes(vocab_size) == megabytes << 20

@@ -12,6 +12,7 @@ from lmprog.constraints.compiling import compiler as cache_module
 from lmprog.constraints.compiling.compiler import ConstraintCache
 from lmprog.constraints.constraint import Constraint
 from lmprog.constraints.vocabulary import Vocabulary
+from lmprog.runtime.programs.call_constraints import kept_bytes
 from tests.constraints.conftest import EOS
 
 GROWING = wire.Regex("(a|b)*a(a|b){9}")
@@ -78,3 +79,10 @@ def test_a_cleared_cache_holds_and_counts_nothing(small: Vocabulary) -> None:
         assert 1 < len(cache) < 29
         cache.clear()
         assert (len(cache), cache.num_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "megabytes"), [(2_000, 32), (64 * 1024, 64), (128 * 1024, 128), (256_000, 128)]
+)
+def test_what_is_kept_grows_with_the_vocabulary(vocab_size: int, megabytes: int) -> None:
+    assert kept_bytes(vocab_size) == megabytes << 20
