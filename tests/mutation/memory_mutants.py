@@ -439,8 +439,8 @@ MEMORY_MUTANTS = [
         "a program's place is kept after its end",
         "scheduling",
         _SCHEDULING + "active_programs.py",
-        "                self._active.pop(number, None)\n                if place.size:",
-        "                if place.size:",
+        "                self._active.pop(number, None)\n                place.is_active = False\n",
+        "                place.is_active = False\n",
     ),
     # --- sessions of harnesses
     Mutant(

@@ -12,9 +12,8 @@ from lmprog.radix import PageAllocator, RadixTree
 from lmprog.runtime.scheduling.active_programs import ActivePrograms, Pins, ProgramPlace
 from lmprog.runtime.scheduling.batch import Batch
 from lmprog.runtime.scheduling.generation import Generation, GenerationSettings
-from lmprog.runtime.scheduling.program_sizes import Growth, ProgramSizes
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup
-from lmprog.runtime.scheduling.step_costs import FIRST_CHUNK, StepCosts
+from lmprog.runtime.scheduling.step_costs import FIRST_CHUNK, Growth, ProgramSizes, StepCosts
 from lmprog.simulation.fake_engine import FakeEngine, LetterTokenizer
 from tests.runtime.talk import GREEDY, Talk, done, text
 

@@ -28,10 +28,15 @@ from lmprog.config import SchedulerConfig
 from lmprog.radix import Node, PageAllocator, RadixTree
 from lmprog.runtime.scheduling.generation import Generation
 from lmprog.runtime.scheduling.page_tables import PageTables
-from lmprog.runtime.scheduling.program_sizes import Growth, PausedSizes, ProgramSizes
 from lmprog.runtime.scheduling.sequence import Client, Sequence
 from lmprog.runtime.scheduling.stats import Stats
-from lmprog.runtime.scheduling.step_costs import CallTurns, StepCosts
+from lmprog.runtime.scheduling.step_costs import (
+    CallTurns,
+    Growth,
+    PausedSizes,
+    ProgramSizes,
+    StepCosts,
+)
 
 if TYPE_CHECKING:
     from lmprog.runtime.scheduling.recurrent import RecurrentStates

@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Literal
 
 from lmprog.runtime.scheduling.active_programs import ActivePrograms, Memory
 from lmprog.runtime.scheduling.generation import Generation
-from lmprog.runtime.scheduling.program_sizes import Growth
 from lmprog.runtime.scheduling.sequence import Sequence
 from lmprog.runtime.scheduling.stats import WaitCause
-from lmprog.runtime.scheduling.step_costs import QUANTUM
+from lmprog.runtime.scheduling.step_costs import QUANTUM, Growth
 from lmprog.runtime.scheduling.waiting_queue import (
     ClientQueue,
     ClientShares,
