@@ -151,7 +151,7 @@ class ModelIdentity:
             tokenizer=_tokenizer_digest(location, eos_ids),
             template=_template_digest(location),
             context=engine.context_len,
-            engine=f"{engine.name} with sampler {SAMPLER}",
+            engine=f"{engine.name}/{SAMPLER}",
             weight_type=engine.dtype,
             kv_type=engine.kv_dtype,
         )
