@@ -369,7 +369,7 @@ def trial(programs: int = 5000, faults: int = 250, *, store: bool = False, first
         expected = list(threads.map(partial(outcome, alone), numbers))
     print(f"{programs} programs have run on one runtime", flush=True)
     with (
-        tempfile.TemporaryDirectory(prefix="lmprog-store-") as folder,
+        tempfile.TemporaryDirectory(prefix="lmprog-store-", ignore_cleanup_errors=True) as folder,
         fleet(Path(folder) if store else None) as (channel, members),
         RuntimeBackend(channel) as backend,
         ThreadPoolExecutor(AT_ONCE) as threads,

@@ -18,7 +18,8 @@ MOST_BYTES = 1 << 29
 _PORT = 6379
 _LINE_BYTES = 1 << 16
 
-Contents: TypeAlias = "bytes | bytearray"
+Argument: TypeAlias = "bytes | bytearray"
+"""Of a command."""
 
 
 class RedisRefused(OSError):
@@ -38,7 +39,7 @@ class RedisServer:
         self._pending = bytearray()
         """Read from the socket, and not yet looked at."""
 
-    def ask(self, commands: Sequence[tuple[Contents, ...]]) -> list[bytes]:
+    def ask(self, commands: Sequence[tuple[Argument, ...]]) -> list[bytes]:
         """The answers to commands that are answered by a line each."""
         try:
             self._send(commands)
@@ -93,10 +94,10 @@ class RedisServer:
             raise OSError(f"the server answers GET with {line[:40]!r}")
         return int(line[1:])
 
-    def _send(self, commands: Sequence[tuple[Contents, ...]]) -> None:
+    def _send(self, commands: Sequence[tuple[Argument, ...]]) -> None:
         """The value of SET is two parts."""
         out = self._socket or self._connected()
-        parts: list[Contents] = []
+        parts: list[Argument] = []
         for name, *arguments in commands:
             values = [name, *arguments[:1]]
             parts.append(b"*%d\r\n" % (len(values) + (len(arguments) > 1)))

@@ -34,8 +34,8 @@ class Fingerprint(Message, frozen=True):
     context: int = 0
     """Tokens, before memory bounds them."""
     engine: str = ""
-    """The engine that computes: native, torch or a device. Processors with other instruction sets
-    count as the same.
+    """The engine that computes (native, torch or a device) and the version of its sampler, as in
+    native/1. Processors with other instruction sets count as the same.
     """
     weight_type: str = ""
     """The number format in which weights are kept: int4, bfloat16 ..."""

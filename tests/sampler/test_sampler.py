@@ -4,6 +4,7 @@ the batch.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from lmprog.runtime.engine.model.checkpoint_digests import SAMPLER
 from lmprog.runtime.engine.torch_engine.sampler import TorchSampler
 from lmprog.runtime.scheduling.sampling_requests import (
     SampleRequest,
@@ -100,6 +102,23 @@ def test_a_large_vocabulary_gives_what_the_torch_sampler_gives() -> None:
         assert one.token == other.token
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
         assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+
+
+DRAWN = "f01e89ec14a2eb4b"
+
+
+def test_what_is_drawn_belongs_to_a_version_of_the_sampler() -> None:
+    """A fleet with samplers of two versions would splice texts: where this fails, raise SAMPLER."""
+    picks = [
+        SampleRequest(0, params, seed, step, (1, 2, 50), (3, 4, 4))
+        for params in CASES.values()
+        for seed in range(20)
+        for step in range(4)
+    ]
+    found = sampler().sample(logits(5), picks, []).samples
+    drawn = bytes(one.token for one in found if one is not None)
+    assert len(drawn) == 80 * len(CASES)
+    assert (SAMPLER, hashlib.sha256(drawn).hexdigest()[:16]) == (1, DRAWN)
 
 
 @pytest.mark.parametrize("name", CASES)

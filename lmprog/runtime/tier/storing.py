@@ -320,7 +320,8 @@ class TierStoring:
         num_left = self._save_path(node, node.end, returns, takes)
         if self.parts is not None and part is not None and not num_left:
             num_left = self._save_part(self.parts, *part, max(1.0, returns), takes)
-            node.saved_to = 0 if num_left else node.end
+            if num_left:
+                node.saved_to = 0
         return num_left
 
     def _parting(self, parts: StoredParts, node: Node) -> tuple[PageKey, int] | None:

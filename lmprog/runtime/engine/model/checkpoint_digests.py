@@ -111,6 +111,10 @@ def _without(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, An
     return found
 
 
+SAMPLER = 1
+"""Raised with each change by which other tokens come of the same numbers, options and seeds."""
+
+
 class LoadedEngine(Protocol):
     """What a fingerprint needs of an engine."""
 
@@ -147,7 +151,7 @@ class ModelIdentity:
             tokenizer=_tokenizer_digest(location, eos_ids),
             template=_template_digest(location),
             context=engine.context_len,
-            engine=engine.name,
+            engine=f"{engine.name}/{SAMPLER}",
             weight_type=engine.dtype,
             kv_type=engine.kv_dtype,
         )
