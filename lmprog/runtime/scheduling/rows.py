@@ -1,9 +1,10 @@
 """What runs, and the rows of a step.
 
 A step: one row for each sequence that decodes, then prefills under the budget that is left, clients
-in turn. Where several accounts have calls and the decodes are too many for a short step, sequences
-of those that were served most sit out in turn. No more sequences run than there are rows: where more were admitted, since some got no row
-in their turn, those whose clients were served most wait again.
+in turn. Where several clients have calls and the decodes are too many for a short step, sequences
+of those that were served most sit out in turn. No more sequences run than there are rows: where
+more were admitted, since some got no row in their turn, those whose clients were served most wait
+again.
 
 A running sequence leaves by its end, because others need its memory or its row (*preempted*: it
 waits again at the head of the queue, and what it computed stays in the tree until its pages are
