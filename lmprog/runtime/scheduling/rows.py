@@ -312,8 +312,8 @@ class StepPlanner:
         left = min(self._config.token_budget, self._config.max_rows)
         next_slot = self._tables.next_slot
         sequences = self._running.sequences[:]  # a preemption changes the list
-        if self._step_seconds is not None and len(sequences) > 1:
-            sequences = self._cut_decodes(sequences, self._step_seconds)
+        if len(sequences) > 1:
+            sequences = self._cut_decodes(sequences)
         for sequence in sequences:
             if sequence.state is not SequenceState.RUNNING:
                 continue
@@ -336,11 +336,12 @@ class StepPlanner:
             self._bill.charge(last, count, count)
         return prefills
 
-    def _cut_decodes(self, sequences: list[Sequence], seconds: float) -> list[Sequence]:
+    def _cut_decodes(self, sequences: list[Sequence]) -> list[Sequence]:
         """Without the decodes for which such a step is too short: those of the clients that were
         served most, each of whose sequences sits out in turn.
         """
-        if not self._shares.are_several:
+        seconds = self._step_seconds
+        if not self._shares.are_several or seconds is None or seconds == inf:
             return sequences
         most = self._costs.decodes_beside(seconds)
         if len(sequences) <= most:
