@@ -108,9 +108,9 @@ class SchedulerConfig:
     step_ms: int = field(
         default=50,
         metadata=_rules(
-            "milliseconds that a step with decoding rows may last, half of it for small models while "
-            "several accounts have calls, more where prompts would have less than half of it, or two "
-            "thirds in twice as long; 0: as without such rows",
+            "milliseconds that a step with decoding rows may last, half of it for small models "
+            "while several accounts have calls, more where prompts would have less than half of "
+            "it, or two thirds in twice as long; 0: as without such rows",
             least=0,
         ),
     )

@@ -111,6 +111,16 @@ def test_without_a_bound_for_decodes_their_steps_are_bounded_as_those_without_an
     assert 0.9 * ALONE_SECONDS < max(rig.seconds) <= 1.001 * ALONE_SECONDS
 
 
+def test_without_a_bound_for_decodes_those_of_all_clients_are_in_each_step() -> None:
+    rig = TimedRig(*MIDDLE, step_ms=0)
+    for client in ("one", "two"):
+        for number in range(8):
+            rig.gen([number + 1, 7], 30, client=client, namespace=Namespace(client))
+    for _ in range(20):
+        rig.step()
+    assert len(rig.plans[-1].rows) == 16
+
+
 def test_a_fixed_cost_is_told_from_that_of_tokens_by_the_first_steps() -> None:
     """Else all steps would be as small as the first."""
     rig = TimedRig(*LARGE)

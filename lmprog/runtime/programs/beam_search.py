@@ -17,8 +17,6 @@ from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from lmprog import wire
 from lmprog.errors import (
     InvalidParameter,
@@ -33,7 +31,7 @@ from lmprog.runtime.programs.delivery import CallCompletion, Delivery
 from lmprog.runtime.programs.result_selection import FinishedResult, ResultSelector
 from lmprog.runtime.scheduling.active_programs import Pin
 from lmprog.runtime.scheduling.generation import Generation, ScoredToken, Scoring
-from lmprog.runtime.scheduling.sampling_requests import Likely, columns, without
+from lmprog.runtime.scheduling.sampling_requests import Likely, likeliest_of_all, without
 from lmprog.runtime.scheduling.scheduler import Scheduler
 from lmprog.runtime.scheduling.sequence import Sequence, SequenceGroup, SequenceState
 from lmprog.runtime.text.stream import TextStream
@@ -123,21 +121,9 @@ class BeamSearch:
     def _ranked(self, likely: Items[Likely]) -> Iterator[tuple[int, ScoredToken]]:
         """The likeliest continuations of all texts: whose they are, and by which token."""
 
-        each = [columns(one) for one in likely]
-        counts = [len(tokens) for tokens, _ in each]
-        tokens = np.concatenate([tokens for tokens, _ in each])
-        logprobs = np.concatenate([logprobs for _, logprobs in each]).astype(np.float64)
-        sums = np.repeat([beam.total for beam in self.running], counts) + logprobs
-        best = np.arange(len(sums))
-        if len(sums) > self.num_likely:
-            least = np.partition(sums, -self.num_likely)[-self.num_likely]
-            best = np.flatnonzero(sums >= least)
-        # of equals those of the likelier text go first, and of one text the likelier token
-        best = best[np.argsort(-sums[best], kind="stable")][: self.num_likely]
-        whose = np.repeat(np.arange(len(each)), counts)[best].tolist()
         num_top = self.running[0].task.settings.sampling.logprobs or 0
-        found = zip(whose, tokens[best].tolist(), logprobs[best].tolist(), strict=True)
-        for index, token, logprob in found:
+        totals = [beam.total for beam in self.running]
+        for index, token, logprob in likeliest_of_all(likely, totals, self.num_likely):
             yield index, ScoredToken(token, logprob, likely[index][:num_top])
 
     def _may_improve(self, best: Beam) -> bool:

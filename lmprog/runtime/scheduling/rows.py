@@ -1,9 +1,10 @@
 """What runs, and the rows of a step.
 
 A step: one row for each sequence that decodes, then prefills under the budget that is left, clients
-in turn. Where several accounts have calls and the decodes are too many for a short step, sequences
-of those that were served most sit out in turn. No more sequences run than there are rows: where more were admitted, since some got no row
-in their turn, those whose clients were served most wait again.
+in turn. Where several clients have calls and the decodes are too many for a short step, sequences
+of those that were served most sit out in turn. No more sequences run than there are rows: where
+more were admitted, since some got no row in their turn, those whose clients were served most wait
+again.
 
 A running sequence leaves by its end, because others need its memory or its row (*preempted*: it
 waits again at the head of the queue, and what it computed stays in the tree until its pages are
@@ -315,8 +316,8 @@ class StepPlanner:
         left = min(self._config.token_budget, self._config.max_rows)
         next_slot = self._tables.next_slot
         sequences = self._running.sequences[:]  # a preemption changes the list
-        if self._step_seconds is not None and len(sequences) > 1:
-            sequences = self._cut_decodes(sequences, self._step_seconds)
+        if len(sequences) > 1:
+            sequences = self._cut_decodes(sequences)
         for sequence in sequences:
             if sequence.state is not SequenceState.RUNNING:
                 continue
@@ -339,11 +340,12 @@ class StepPlanner:
             self._bill.charge(last, count, count)
         return prefills
 
-    def _cut_decodes(self, sequences: list[Sequence], seconds: float) -> list[Sequence]:
+    def _cut_decodes(self, sequences: list[Sequence]) -> list[Sequence]:
         """Without the decodes for which such a step is too short: those of the clients that were
         served most, each of whose sequences sits out in turn.
         """
-        if not self._shares.are_several:
+        seconds = self._step_seconds
+        if not self._shares.are_several or seconds is None or seconds == inf:
             return sequences
         most = self._costs.decodes_beside(seconds)
         if len(sequences) <= most:

@@ -55,6 +55,25 @@ def columns(likely: Likely) -> tuple[NDArray[Any], NDArray[Any]]:
     return pairs[:, 0].astype(np.int64), pairs[:, 1]
 
 
+def likeliest_of_all(
+    likely: Sequence[Likely], totals: Sequence[float], most: int
+) -> Iterator[tuple[int, int, float]]:
+    """The `most` best by the sums of `totals` and log-probabilities: the position that each is of,
+    its token and log-probability. Of equals the first position's go first, as likely as they are.
+    """
+    each = [columns(one) for one in likely]
+    counts = [len(tokens) for tokens, _ in each]
+    tokens = np.concatenate([tokens for tokens, _ in each])
+    logprobs = np.concatenate([logprobs for _, logprobs in each]).astype(np.float64)
+    sums = np.repeat(totals, counts) + logprobs
+    best = np.arange(len(sums))
+    if len(sums) > most:
+        best = np.flatnonzero(sums >= np.partition(sums, -most)[-most])
+    best = best[np.argsort(-sums[best], kind="stable")][:most]
+    whose = np.repeat(np.arange(len(each)), counts)[best]
+    return zip(whose.tolist(), tokens[best].tolist(), logprobs[best].tolist(), strict=True)
+
+
 def without(likely: Likely, banned: Container[int]) -> Likely:
     """Those that are left."""
     if not isinstance(likely, LikelyArrays):

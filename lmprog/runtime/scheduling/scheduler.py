@@ -11,8 +11,8 @@ refused (`check_fits`).
 
 All work (prefill chunks, decodes, forced tokens, scorings) is rows of one plan under one token
 budget. Prefills are cut so that the step lasts no longer than it may (`StepCosts`): beside decodes
-and calls of other clients a short time, else at most `ALONE_SECONDS`. Clients take turns with them, the one that was served least first;
-within a client those that run go before those that wait.
+and calls of other clients a short time, else at most `ALONE_SECONDS`. Clients take turns with them,
+the one that was served least first; within a client those that run go before those that wait.
 
 When there was no work for a while, memory goes back to the system (`IdleMemory`): cached prefixes
 that no branch stands on are given up (where there is a second tier, it has them), and the memory of
