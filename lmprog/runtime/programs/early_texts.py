@@ -72,18 +72,18 @@ class EarlyTexts:
         self._move_pin_to = move_pin_to
         self.grown: deque[RuntimeBranch] = deque(maxlen=MOST_GROWN)
         """Branches to which text has come, the first one first."""
-        self._has_next = False
+        self.has_next = False
         self.under_way: list[tuple[RuntimeBranch, Sequence, Computed]] = []
 
     @property
     def is_waiting(self) -> bool:
         """Whether something is to be computed."""
-        return bool(self.grown or (self._has_next and self.next_turns.are_missing))
+        return bool(self.grown or (self.has_next and self.next_turns.are_missing))
 
     @cached_property
     def next_turns(self) -> NextTurns:
         """Made when the first one is expected."""
-        self._has_next = True
+        self.has_next = True
         write, guard = self._model.template().begun, self._texts.service.guard
         return NextTurns(self._scheduler, self, partial(write, guard), self._texts.clock)
 

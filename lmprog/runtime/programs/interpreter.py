@@ -392,7 +392,8 @@ class Interpreter:
     @property
     def is_working(self) -> bool:
         """A long text is tokenised further in the next step, or the host has other work."""
-        texts, is_early = self._texts, self._early.is_waiting and self.scheduler.idle
+        texts, early = self._texts, self._early
+        is_early = (early.grown or early.has_next) and early.is_waiting and self.scheduler.idle
         is_tokenising = bool(texts.under_way) and texts.is_busy
         return bool(is_tokenising or is_early or self._work.under_way or self._ready.waiting)
 

@@ -226,7 +226,7 @@ class ActivePrograms:
         """Tokens that generations made over those they might have made, in the mean."""
         self._part_of_kind: dict[tuple[Client, int], float] = {}
         """The same by kind, the one that was seen last at the end."""
-        self._idle: list[int] = []
+        self.idle: list[int] = []
         """Programs that had no open sequence left some time since `finish` was called last."""
         self.paused: dict[Client, dict[int, ProgramPlace]] = {}
         """Programs without an open sequence; of each client the one that paused first is first."""
@@ -278,7 +278,8 @@ class ActivePrograms:
         was_active, place.is_active = place.is_active, True
         self._active[place.number] = place
         self._keep(place, is_kept=False)
-        self._count(place)
+        if place.counted is not None:
+            self._count(place)
         return not was_active
 
     def preempt(self, number: int) -> None:
@@ -311,7 +312,7 @@ class ActivePrograms:
         if not place.num_open:
             self.turns.end(place.number)
             place.paused_at = now
-            self._idle.append(place.number)
+            self.idle.append(place.number)
             self.paused.setdefault(place.client, {})[place.number] = place
 
     def _goes_on(self, place: ProgramPlace) -> None:
@@ -326,7 +327,7 @@ class ActivePrograms:
 
     def finish(self, pins: Pins) -> None:
         """Forgets programs that have neither sequences nor pins: their branches are closed."""
-        for number in dict.fromkeys([*self._idle, *pins.released]):
+        for number in dict.fromkeys([*self.idle, *pins.released]):
             place = self._places.get(number)
             if place is not None and not place.num_open and number not in pins:
                 self._keep(place, is_kept=False)
@@ -337,7 +338,7 @@ class ActivePrograms:
                 self._count(place)
                 if place.size:
                     self.sizes.ended(place.size)
-        self._idle.clear()
+        self.idle.clear()
         pins.released.clear()
 
     def deactivate(self, number: int, *, is_kept: bool) -> None:
@@ -377,7 +378,8 @@ class ActivePrograms:
                 own = self._places[number].size + more
                 size += own
                 growth += self.sizes.expected_growth(own)
-        return Growth(known, size, growth).plus(self._paused_sizes.growth)
+        found, paused = Growth(known, size, growth), self._paused_sizes
+        return found.plus(paused.growth) if paused.numbers else found
 
     def growth_of(self, sequence: Sequence) -> Growth:
         """The same of a waiting sequence's program, beyond that sequence."""

@@ -328,7 +328,8 @@ class Scheduler:
         self.tree.tick(self._step_began)
         if self.sessions.limits:
             self.sessions.tick(self._step_began)
-        self.programs.finish(self.pins)
+        if self.programs.idle or self.pins.released:
+            self.programs.finish(self.pins)
         self.tables.begin()
         if not (self._running.sequences or self.waiting.places):  # `idle`, once for each turn
             for spare in self.hooks.spare:

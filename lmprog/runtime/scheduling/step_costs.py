@@ -460,7 +460,7 @@ class PausedSizes:
 
     def __init__(self, sizes: ProgramSizes) -> None:
         self._sizes = sizes
-        self._numbers: Counter[int] = Counter()
+        self.numbers: Counter[int] = Counter()
         """How many programs have about that size."""
         self._total = 0
         self._later: tuple[int, float] | None = None
@@ -473,15 +473,15 @@ class PausedSizes:
             if size is not None:
                 self._total += sign * size
                 about = _about(size)
-                self._numbers[about] += sign
-                if not self._numbers[about]:
-                    del self._numbers[about]
+                self.numbers[about] += sign
+                if not self.numbers[about]:
+                    del self.numbers[about]
 
     @property
     def growth(self) -> Growth:
         if self._later is None or self._later[0] != self._sizes.num_ended:
             grown = self._sizes.expected_growth
-            later = sum(count * grown(about) for about, count in self._numbers.items())
+            later = sum(count * grown(about) for about, count in self.numbers.items())
             self._later = self._sizes.num_ended, later
         return Growth(0.0, self._total, self._later[1])
 
@@ -489,7 +489,7 @@ class PausedSizes:
         """These are the sizes; AssertionError otherwise."""
         known = [size for size in sizes if size is not None]
         assert self._total == sum(known), "the sum of sizes"
-        assert self._numbers == Counter(map(_about, known)), "how many have each size"
+        assert self.numbers == Counter(map(_about, known)), "how many have each size"
 
 
 def _about(size: int) -> int:

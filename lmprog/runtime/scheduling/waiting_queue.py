@@ -460,7 +460,9 @@ class ClientShares:
     def __init__(self) -> None:
         self._accounts: dict[Client, _Account] = {}
         self._open: dict[Client, _Account] = {}
-        """Of these, those of clients that have sequences."""
+        """Of these, those of clients that have sequences ..."""
+        self.are_several = False
+        """... and whether there are more than one."""
         self._virtual_time = 0.0
         self._most_idle = MOST_IDLE
         self.totals: dict[str, AccountTotals] = {}
@@ -468,11 +470,6 @@ class ClientShares:
 
     def __len__(self) -> int:
         return len(self._accounts)
-
-    @property
-    def are_several(self) -> bool:
-        """Whether more than one client has sequences."""
-        return len(self._open) > 1
 
     def submit(
         self,
@@ -493,6 +490,7 @@ class ClientShares:
         debt = max(-MOST_CREDIT, account.served - self._virtual_time)
         if not account.num_open:
             self._open[client] = account
+            self.are_several = len(self._open) > 1
             debt *= 0.5 ** (max(0.0, now - account.idle_since) / HALF_LIFE) if debt > 0.0 else 1.0
         account.served = self._virtual_time + debt
         account.weight = weight
@@ -505,6 +503,7 @@ class ClientShares:
         if not account.num_open:
             account.idle_since = now
             del self._open[client]
+            self.are_several = len(self._open) > 1
             self._forget()
 
     def serve(self, client: Client, seconds: float) -> None:

@@ -344,7 +344,8 @@ class NativeEngine:
             )
             step.num_snapshots = len(of.snapshots)
         wanted = len(batch.logit_tokens)
-        self._take_logits(wanted)
+        if wanted > len(self._logits):
+            self._take_logits(wanted)
         num_rows = len(batch.kv_lens)
         order = np.empty((2, num_rows), np.int32)
         if num_rows > 1:
@@ -378,7 +379,8 @@ class NativeEngine:
         step = interface.CStep(rows, count, count, 0, tokens, positions, wanted)
         if slots is not None:
             step.state_sources, step.state_targets = _pointers(slots, slots)
-        self._take_logits(count)
+        if count > len(self._logits):
+            self._take_logits(count)
         to, stride = c_void_p(self._logits.ctypes.data), self._logits.shape[1]
         into = c_void_p(given.ctypes.data)
         if self._library.lmprog_engine_predict(self._handle, byref(step), into, to, stride):
@@ -386,8 +388,7 @@ class NativeEngine:
         return self._logits[:count, : self.vocab_size]
 
     def _take_logits(self, wanted: int) -> None:
-        if len(self._logits) < wanted:
-            self._logits = np.empty((wanted, self._logits.shape[1]), np.float32)
+        self._logits = np.empty((wanted, self._logits.shape[1]), np.float32)
 
     @property
     def computed_by(self) -> str:
