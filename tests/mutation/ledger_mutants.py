@@ -379,8 +379,8 @@ LEDGER_MUTANTS = [
         "an account ends with the last open call",
         "ledger",
         _SCHEDULING + "waiting_queue.py",
-        "            del self._open[client]\n            self._forget()\n",
-        "            del self._open[client], self._accounts[client]\n",
+        "            del self._open[client]\n",
+        "            del self._open[client], self._accounts[client]\n            return\n",
     ),
     Mutant(
         "every salt has an account",
