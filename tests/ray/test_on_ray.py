@@ -163,8 +163,8 @@ def test_the_last_replica_ends_while_nobody_asks_and_who_asks_then_is_waited_for
 ) -> None:
     """A fleet that comes to an application that sleeps wakes it, since it must know the model."""
     quick = {
-        "downscale_delay_s": 1,
-        "downscale_to_zero_delay_s": 1,
+        "downscale_delay_s": 3,  # who is woken must be asked before it ends again
+        "downscale_to_zero_delay_s": 3,
         "look_back_period_s": 1,
         "metrics_interval_s": 0.5,
     }
