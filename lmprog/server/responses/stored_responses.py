@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -265,7 +266,7 @@ class ResponseServer:
         self._most_bytes = most_bytes
         try:
             self._server = RedisServer(url)
-            self._server.ask([(b"PING",)])
+            self._ask(b"PING")
         except (RedisRefused, ValueError) as error:
             raise InvalidParameter(
                 f"Responses cannot be kept there: responses_file {error}.", name="responses_file"
@@ -276,10 +277,11 @@ class ResponseServer:
     def write(self, row: SavedResponse) -> None:
         if row.size <= self._most_bytes:
             packed = msgspec.msgpack.encode(row)
-            self._server.ask([(b"SET", self._name(row.caller, row.name), packed)])
+            self._ask(b"SET", self._name(row.caller, row.name), packed)
 
     def read(self, caller: str, name: str) -> SavedResponse | None:
-        found = self._server.value(self._name(caller, name))
+        with closing(self._server):
+            found = self._server.value(self._name(caller, name))
         try:
             row = None if found is None else _row.decode(found)
         except msgspec.DecodeError as error:
@@ -287,7 +289,12 @@ class ResponseServer:
         return row if row is not None and (row.caller, row.name) == (caller, name) else None
 
     def drop(self, caller: str, name: str) -> bool:
-        return self._server.ask([(b"DEL", self._name(caller, name))]) == [b":1"]
+        return self._ask(b"DEL", self._name(caller, name)) == b":1"
+
+    def _ask(self, *command: bytes) -> bytes:
+        """On a connection of its own: what lies between closes one that is seldom used."""
+        with closing(self._server):
+            return self._server.ask([command])[0]
 
     def _name(self, caller: str, name: str) -> bytes:
         """Of a caller, too: nobody finds another one's by guessing."""

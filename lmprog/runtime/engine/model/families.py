@@ -62,9 +62,7 @@ def device_families() -> tuple[str, ...]:
 
 
 def is_native(model_type: str) -> bool:
-    return (
-        model_type in FAMILIES or model_type in DECODERS | _MIXTURES | _HYBRIDS | _LAYERED | _ALONE
-    )
+    return model_type in FAMILIES or model_type in DECODERS | _MIXTURES | _HYBRIDS | _LAYERED
 
 
 def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
@@ -77,7 +75,7 @@ def read_native_shape(config: Mapping[str, Any]) -> ModelShape:
 
 
 def _readers() -> dict[str, Callable[[Config], ModelShape]]:
-    return DECODERS | _MIXTURES | _HYBRIDS | _LAYERED | _ALONE
+    return DECODERS | _MIXTURES | _HYBRIDS | _LAYERED
 
 
 _EXPERTS = ("num_local_experts", "num_experts", "num_experts_per_tok")
@@ -571,6 +569,8 @@ _MIXTURES: dict[str, Callable[[Config], ModelShape]] = {
     "granitemoeshared": _granite_moe,
     "minimax_m2": _minimax_m2,
     "glm4_moe": _glm4_moe,
+    "hunyuan_v1_moe": _hunyuan_moe,
+    "exaone_moe": _exaone_moe,
 }
 _HYBRIDS: dict[str, Callable[[Config], ModelShape]] = {
     "lfm2": _lfm2,
@@ -592,7 +592,5 @@ _LAYERED: dict[str, Callable[[Config], ModelShape]] = {
     ),
 }
 """Whose layers have heads of several sizes."""
-_ALONE = {"hunyuan_v1_moe": _hunyuan_moe, "exaone_moe": _exaone_moe}
-"""Mixtures that only the native engine computes."""
-_UNSHARED = frozenset({"gpt_oss", "glm4_moe", "minimax_m2"}) | LATER
+_UNSHARED = frozenset({"gpt_oss", "glm4_moe", "minimax_m2", "hunyuan_v1_moe", "exaone_moe"}) | LATER
 """Whose sinks and biases of experts ranks do not share, or that no test has compared there."""
