@@ -28,6 +28,8 @@ GROWN = 16 << 20
 """Bytes by which a process is larger than ever since memory was given back, or again."""
 LOOKS_EVERY = 1.0
 """Seconds."""
+MOST_LOOKS = 64
+"""After so many at most it is given back again: some milliseconds of a minute."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _VARIABLES = {
     _M_ARENA_MAX: "MALLOC_ARENA_MAX",
@@ -58,8 +60,9 @@ def collect() -> None:
 
 
 class GrowthWatch:
-    """Gives memory back whenever the process has grown by `GROWN`. What it holds makes it grow,
-    too: then nothing comes of it, until it has grown by as much again.
+    """Gives memory back when the process has grown by `GROWN`. It may hold all of that still, and
+    free it without growing again: so once more after a look, after two, four, and at last after
+    each `MOST_LOOKS`.
     """
 
     def __init__(
@@ -69,14 +72,22 @@ class GrowthWatch:
         self._give_back = give_back
         self._least = resident()
         """Since it was given back last."""
+        self._pause = self._left = MOST_LOOKS
+        """Looks between two times, and until the next."""
 
     def look(self) -> None:
         now = self._resident()
-        if now - self._least >= GROWN:
-            self._give_back()
-            self._least = self._resident()
-        else:
+        self._left -= 1
+        if has_grown := now - self._least >= GROWN:
+            self._pause = 1
+        elif self._left:
             self._least = min(now, self._least)
+            return
+        else:
+            self._pause = min(2 * self._pause, MOST_LOOKS)
+        self._give_back()
+        self._left, now = self._pause, self._resident()
+        self._least = now if has_grown else min(now, self._least)
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
-from lmprog.heap import GROWN, GrowthWatch, _glibc
+from lmprog.heap import GROWN, MOST_LOOKS, GrowthWatch, _glibc
 from lmprog.linux import is_linux
 
 MIB = 1 << 20
@@ -42,20 +43,27 @@ def watched(process: Process, sizes: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def test_memory_is_given_back_when_the_process_has_grown() -> None:
-    assert watched(Process(), [(10, GROWN - 11), (10, GROWN), (20, 0), (20, GROWN)]) == [0, 1, 1, 2]
-
-
-def test_what_is_held_is_not_asked_for_again_and_again() -> None:
-    assert watched(Process(), [(GROWN, 0), (GROWN, 0), (2 * GROWN - 1, 0), (2 * GROWN, 0)]) == [
-        1,
-        1,
-        1,
-        2,
-    ]
+    assert watched(Process(), [(10, GROWN - 11), (10, GROWN - 10)]) == [0, 1]
+    assert watched(Process(), [(10, GROWN), (20, GROWN)]) == [1, 2]
 
 
 def test_growth_counts_from_the_smallest_size_since() -> None:
-    assert watched(Process(), [(GROWN, 0), (0, 0), (GROWN // 2, 0), (GROWN, 0)]) == [1, 1, 1, 2]
+    process = Process()
+    process.held = 50
+    sizes = (GROWN + 49, 0), (9, 0), (GROWN + 8, 0), (GROWN + 9, 0)
+    assert watched(process, sizes) == [0, 0, 0, 1]
+
+
+def test_what_was_held_when_it_had_grown_is_given_back_later_and_asked_for_ever_more_seldom() -> (
+    None
+):
+    looks = watched(Process(), [(GROWN, 0)] * 400)
+    times = [number for number, (a, b) in enumerate(pairwise([0, *looks])) if b > a]
+    assert times[:8] == [0, 1, 3, 7, 15, 31, 63, 127]
+    assert {b - a for a, b in pairwise(times[7:])} == {MOST_LOOKS}
+    process = Process()
+    watched(process, [(GROWN, 0), (0, GROWN)])
+    assert process.free == 0
 
 
 PROGRAM = """
