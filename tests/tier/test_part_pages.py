@@ -8,7 +8,10 @@ import random
 from array import array
 from collections.abc import Sequence
 
+import pytest
+
 from lmprog.radix import RadixTree
+from lmprog.runtime.tier import tier_questions
 from lmprog.runtime.tier.page_store import LoadEnd, PageKey, page_keys, parts_of, root_of
 from lmprog.runtime.tier.tier_questions import StoredParts
 from lmprog.simulation.fake_engine import FakeStore, KeptPage
@@ -205,6 +208,21 @@ def test_the_longest_part_is_what_a_plain_search_finds() -> None:
             parts.forget([key])
             known.discard((salt, tuple(tokens)))
     assert len(known) > 10
+
+
+def test_no_more_parts_are_known_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where all begin alike, behind other pages."""
+    monkeypatch.setattr(tier_questions, "MOST_PARTS", 8)
+    parts, keys = StoredParts(PAGE), list[PageKey]()
+    for number in range(100):
+        for first in (7, number % 5):
+            tokens = array("i", [number] * PAGE + [first, 7]).tobytes()
+            keys.append(page_keys(root_of(""), tokens, PAGE)[-1])
+            parts.learn(keys[-1])
+            parts.learn(keys[-1])
+            assert sum(parts.has(key) for key in {*keys}) <= 8
+        assert any(parts.has(key) for key in keys[-12:]), "some are"
+        parts.forget(keys[: number // 2])
 
 
 def test_a_tier_of_one_runtime_finds_parts_in_its_index_and_stores_none() -> None:

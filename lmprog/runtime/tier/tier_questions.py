@@ -36,7 +36,7 @@ ASK_AGAIN_SECONDS = 1.0
 MOST_MISSING = 4096
 """Pages that are remembered as such."""
 MOST_PARTS = 4096
-"""Places in texts of which it is known that parts of pages are stored there."""
+"""Parts of pages that are known to be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +61,27 @@ class StoredParts:
         self._known: OrderedDict[tuple[int, bytes], set[PageKey]] = OrderedDict()
         """By the page's place on its path and its first token, those used last at the end: who
         goes past a place without any computes no digest."""
+        self._count = 0
 
     def has(self, key: PageKey) -> bool:
         return key in self._known.get(_place(key), ())
 
     def learn(self, key: PageKey) -> None:
         """It is stored."""
-        self._known.setdefault(_place(key), set()).add(key)
-        if len(self._known) > MOST_PARTS:
-            self._known.popitem(last=False)
+        there = self._known.setdefault(_place(key), set())
+        self._count += key not in there
+        there.add(key)
+        while self._count > MOST_PARTS:
+            self._count -= len(self._known.popitem(last=False)[1])
 
     def forget(self, keys: Sequence[PageKey]) -> None:
         for key in keys:
-            if (there := self._known.get(_place(key))) is not None:
-                there.discard(key)
+            there = self._known.get(_place(key), set())
+            if key in there:
+                there.remove(key)
+                self._count -= 1
+            if not there:
+                self._known.pop(_place(key), None)
 
     def longest(self, tokens: Tokens, salt: str, end: int, limit: int) -> int:
         """How many of `tokens[end:limit]`, behind the whole pages up to `end`, are stored as a part
