@@ -128,7 +128,18 @@ class Window:
         self.click(f"#tab-{name}")
 
     def submit(self, panel: str) -> None:
-        self.click(f"#panel-{panel} button[type=submit]")
+        """Clicks until the form hears of it: where a page moves, a click meets what is there then."""
+        button = f"#panel-{panel} button[type=submit]"
+        form = "const form = document.querySelector(arguments[0]).closest('form');"
+        self.script(
+            form + "delete form.dataset.heard;"
+            "form.addEventListener('submit', () => { form.dataset.heard = 'yes'; }, {once: true})",
+            button,
+        )
+        heard = form + "return form.dataset.heard"
+        self.until(
+            lambda: self._clicked(button) and self.script(heard, button), f"{button} is heard"
+        )
 
     def press(self, selector: str, key: str) -> None:
         """A key as the element gets it."""
